@@ -1,0 +1,116 @@
+"""The JSON document that every command and benchmark can leave: machine, versions, settings and rows.
+
+Rows are flat mappings with snake_case keys, the unit as suffix (``_s``, ``_ms``, ``_us``, ``_bytes``). Figures
+mean nothing without the machine and the versions that they were taken with, so those are always there; the
+name of the host and paths of the machine are not, because the document is meant to be passed on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_PACKAGES = (
+    "minato-gpu",
+    "torch",
+    "numpy",
+    "opencv-python-headless",
+    "nvidia-dali-cuda130",
+    "nvidia-dali-cuda120",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+)
+
+
+def machine() -> dict[str, Any]:
+    """The processor, the cores that this process may use, the memory in bytes, the GPUs, the system."""
+    import psutil
+
+    return {
+        "processor": _processor_name(),
+        "cores": usable_cores(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "gpus": _gpu_names(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions(extra: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a figure means, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in (*_PACKAGES, *extra):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def document(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    """The whole document; ``more`` adds keys beside the four."""
+    return {
+        **more,
+        "machine": machine(),
+        "versions": versions(),
+        "settings": dict(settings),
+        "rows": [dict(row) for row in rows],
+    }
+
+
+def write(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write the document as JSON to ``path``, or to standard output where ``path`` is ``-``.
+
+    A file appears whole or not at all. Numbers that JSON cannot say (NaN, infinity) are written as null.
+    """
+    text = json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+    if os.fspath(path) == "-":
+        sys.stdout.write(text)
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on, which is what a container or ``taskset`` leaves of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in JSON's own types."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _gpu_names() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
