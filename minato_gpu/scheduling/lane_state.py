@@ -1,0 +1,87 @@
+"""What the scheduler knows about one lane: its slots, its load, and what samples cost there."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from minato_gpu.scheduling.messages import CPU, Chunk, Policy
+from minato_gpu.scheduling.waiting import Entry
+
+
+class LaneState:
+    """Load and mean cost of one lane. ``expected`` and ``mean`` are seconds per sample on one slot."""
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        self.name = name
+        self.slots = 0
+        self.is_device = name != CPU
+        self.seconds = 0.0
+        self.expected = 0.0
+        self.mean = 0.0
+        self._policy = policy
+        self._chunks: dict[int, Chunk] = {}
+        self._slow: set[int] = set()
+        self._expectations = 0
+        self._measurements = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """The chunk is on its way to the lane."""
+        self._chunks[chunk.number] = chunk
+        self.seconds += chunk.seconds
+        if chunk.size == 1 and self.expected and chunk.seconds > self._policy.slow_factor * self.expected:
+            self._slow.add(chunk.number)
+
+    def remove(self, chunk: Chunk) -> None:
+        """The lane is through with the chunk."""
+        del self._chunks[chunk.number]
+        self._slow.discard(chunk.number)
+        self.seconds = self.seconds - chunk.seconds if self._chunks else 0.0
+
+    def expect(self, cost: float) -> None:
+        """A sample with this predicted cost was admitted."""
+        self._expectations += 1
+        self.expected += (cost - self.expected) / min(self._expectations, 200)
+
+    def measured(self, seconds: float, samples: int) -> None:
+        """``samples`` samples took ``seconds`` together."""
+        self._measurements += samples
+        weight = max(samples / (samples + 100), samples / self._measurements)
+        self.mean += (seconds / samples - self.mean) * weight
+
+    def predict(self, entry: Entry) -> float:
+        """Seconds that each sample of the entry takes here; 0.0 when nothing is known yet."""
+        cost = entry.device if self.is_device else entry.cpu
+        return self.mean if cost is None else cost
+
+    def head_start(self, cost: float) -> float:
+        """How many positions earlier than its place a sample of this cost should start.
+
+        While it runs on one slot, the others advance by its cost divided by the mean cost, each.
+        """
+        if self.expected <= 0 or self.slots < 2:
+            return 0.0
+        return (cost / self.expected - 1) * (self.slots - 1)
+
+    def slow_slots_taken(self) -> bool:
+        """Whether slow work holds all slots but one (a lane with one slot has none to reserve)."""
+        return self.slots > 1 and len(self._slow) >= self.slots - 1
+
+    def chunk_limits(self) -> tuple[int, float]:
+        """The most samples of one dispatch and its target in predicted seconds."""
+        policy = self._policy
+        return (policy.micro_batch, policy.device_s) if self.is_device else (policy.chunk_samples, policy.chunk_s)
+
+    def wants_more(self) -> bool:
+        """Whether a slot is free, or the work held ahead would not last a round trip."""
+        count = len(self._chunks)
+        if count < self.slots:
+            return True
+        if self.slots == 0 or self._policy.ahead_s <= 0:
+            return False
+        each = self.seconds / count
+        ahead = ceil(self.slots * self._policy.ahead_s / each) if each > 0 else self.slots
+        return count - self.slots < min(max(1, ahead), 4 * self.slots)
+
+    def backlog_s(self) -> float:
+        """Predicted seconds until a chunk that is sent now starts."""
+        return self.seconds / self.slots if self.slots else 0.0

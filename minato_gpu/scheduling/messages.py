@@ -1,0 +1,237 @@
+"""Events in, instructions out: everything that the scheduler hears and says.
+
+All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine
+and a recorded log of events replays to the same instructions.
+
+Numbers used throughout: a *serial* counts tickets over all epochs of one loader run (an epoch's positions
+are contiguous serials); a *place* counts batches the same way: place k holds the serials that the sampler's
+order puts into the k-th batch. Times are seconds of any monotonic clock; the scheduler never reads one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Span = tuple[int, int]
+"""A half-open range of serials."""
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tickets that travel to a lane together, in the order given.
+
+    ``kind`` is ``"run"`` (prepare the samples), ``"inspect"`` (host read only: reports cost features) or
+    ``"collate"`` (join the prepared samples of the composed batch ``order``). ``seconds`` is the predicted time.
+    """
+
+    number: int
+    lane: str
+    kind: str
+    spans: tuple[Span, ...]
+    seconds: float
+    order: int = -1
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return sum(hi - lo for lo, hi in self.spans)
+
+
+# --- events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOpened:
+    """``slots`` more workers of ``lane`` are ready (negative: that many were lost)."""
+
+    time: float
+    lane: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The sampler's next batch: serials ``first`` to ``first + size``.
+
+    ``cpu`` and ``device`` are predicted seconds for each sample on one slot of that lane; None where nothing
+    is known. ``last`` marks the epoch's last batch.
+    """
+
+    time: float
+    place: int
+    epoch: int
+    first: int
+    size: int
+    cpu: Sequence[float] | None = None
+    device: Sequence[float] | None = None
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The sampler of ``epoch`` has no further batch (sent where the last ``Admitted`` could not know it)."""
+
+    time: float
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """Chunk ``chunk`` of kind inspect is done; predicted seconds for each of its serials, in its order."""
+
+    time: float
+    chunk: int
+    cpu: Sequence[float]
+    device: Sequence[float]
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The first ``done`` samples of the chunk are ready (cumulative). ``final``: the lane is through with it.
+
+    ``seconds`` and ``nbytes`` are those of the samples newly reported. A final report with ``done`` smaller
+    than the chunk gives the rest back: it was revoked before it started. ``failed`` lists offsets in the
+    chunk, among those newly reported, that raised an error instead of a sample.
+    """
+
+    time: float
+    chunk: int
+    done: int
+    seconds: float
+    nbytes: int = 0
+    final: bool = True
+    failed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the lane shows of an unfinished chunk: ``done`` samples ready, the next one under way for ``since_s``."""
+
+    time: float
+    chunk: int
+    done: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """The lane will start no sample of the chunk from offset ``keep`` on; those go back to waiting."""
+
+    time: float
+    chunk: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollateNeeded:
+    """The composed batch ``order`` must be joined on the CPU lane; ``seconds`` predicts how long that takes."""
+
+    time: float
+    order: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The consumer waits for a batch."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Composed batch ``order`` now belongs to the consumer."""
+
+    time: float
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time that ``Scheduler.wake_at`` named has come, and every unfinished chunk has been reported."""
+
+    time: float
+
+
+Event = (
+    LaneOpened
+    | Admitted
+    | Ended
+    | Inspected
+    | Finished
+    | Running
+    | Revoked
+    | CollateNeeded
+    | Asked
+    | Delivered
+    | Tick
+)
+
+# --- instructions -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Hand the chunk to its lane."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Take the samples of the chunk from offset ``keep`` on back from the lane, if they have not started."""
+
+    lane: str
+    chunk: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compose:
+    """The batch to deliver as number ``order`` (rising, without gaps) consists of ``spans``, in this order.
+
+    ``failed`` are the serials among them that raised. With free composition the spans can come from several
+    places of the sampler's order.
+    """
+
+    order: int
+    spans: tuple[Span, ...]
+    failed: tuple[int, ...] = ()
+
+
+Instruction = Dispatch | Revoke | Compose
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the scheduler may and should do; fixed for one run.
+
+    ``window``: tickets admitted and not delivered. ``fixed``: batches keep the sampler's composition;
+    otherwise they are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order).
+    ``budget_bytes``: host bytes in flight, None for no limit. ``inspect``: read headers first where costs are
+    unknown and a device lane is open. ``chunk_s``: predicted seconds of one dispatch for cheap samples;
+    ``chunk_samples`` its limit in samples. ``ahead_s``: seconds of work each slot holds ahead of need.
+    ``slow_factor``: a sample is slow when it costs this many times the mean. ``early``: start predicted-slow
+    samples early. ``reserve``: slow work never takes every slot. ``threshold``: route by the window's
+    threshold; otherwise first come, first served. ``micro_batch``: most samples of one device chunk, and
+    ``device_s`` its predicted seconds.
+    """
+
+    window: int
+    fixed: bool = True
+    max_lateness: int = 0
+    budget_bytes: int | None = None
+    inspect: bool = False
+    chunk_s: float = 2e-3
+    chunk_samples: int = 1024
+    ahead_s: float = 2e-3
+    slow_factor: float = 4.0
+    early: bool = True
+    reserve: bool = True
+    threshold: bool = True
+    micro_batch: int = 16
+    device_s: float = 10e-3

@@ -1,0 +1,43 @@
+"""Which lane: the threshold on cpu_cost / device_cost at which both kinds of lane drain the window together.
+
+Preparing a window of samples on unlike lanes is a linear program whose optimum is a threshold on the cost ratio
+(the fractional relaxation of scheduling on unrelated machines, Lawler and Labetoulle 1978; with two kinds of
+machine it is a fractional knapsack). FusionFlow (VLDB 2023) adapts a size threshold; this one is recomputed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def threshold(
+    cpu: ArrayLike,
+    device: ArrayLike,
+    cpu_slots: int,
+    device_slots: int,
+    cpu_backlog: float = 0.0,
+    device_backlog: float = 0.0,
+) -> float:
+    """The ratio cpu / device from which on samples should go to the device.
+
+    ``cpu`` and ``device``: predicted seconds of each waiting sample, shape (n,). Backlogs: predicted seconds of
+    the work that the lanes already hold. Returns infinity when the device should take nothing, 0.0 when it should
+    take everything.
+    """
+    cpu_costs, device_costs = np.asarray(cpu, dtype=np.float64), np.asarray(device, dtype=np.float64)
+    if device_slots <= 0 or cpu_costs.size == 0:
+        return float("inf")
+    if cpu_slots <= 0:
+        return 0.0
+    ratios = cpu_costs / np.maximum(device_costs, 1e-12)
+    order = np.argsort(-ratios, kind="stable")
+    device_done = (device_backlog + np.cumsum(device_costs[order])) / device_slots
+    cpu_left = cpu_backlog + cpu_costs.sum() - np.concatenate(([0.0], np.cumsum(cpu_costs[order])[:-1]))
+    # sample i goes to the device if the device, with it, is through no later than the CPU would be with it
+    taken = int(np.searchsorted(device_done - cpu_left / cpu_slots, 0.0, side="right"))
+    if taken == 0:
+        return float("inf")
+    if taken == cpu_costs.size:
+        return 0.0
+    return float(ratios[order[taken - 1]] + ratios[order[taken]]) / 2
