@@ -1,0 +1,104 @@
+"""Log-linear regression that learns online: the logarithm of a cost from the logarithms of cheap features.
+
+Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, section 3.3) on the basis 1, z, z**2
+with z the centred logarithms of the features. The squares bend the curve where a constant part joins one that
+grows (decoding plus a fixed resize); their prior keeps them small until the data insists. Older observations fade,
+so that a machine that becomes slower is followed, and outliers weigh less (Huber's weights), so that one
+preempted sample does not.
+
+Rejected: recursive updates per sample. The sums below take a whole batch of observations in a few NumPy calls,
+which costs a microsecond per sample where the recursion took fifteen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_MEMORY = 4000.0  # observations after which an old one counts 1/e
+_HUBER = 2.0  # residuals beyond this many sigmas count less
+_FIRST_SIGMA = 0.5
+_FLOOR = 1e-12
+
+
+class LogLinear:
+    """Predicts log cost from ``features`` positive numbers; with 0 features it is a robust running mean."""
+
+    def __init__(self, features: int) -> None:
+        self.features = features
+        size = 1 + 2 * features
+        self.count = 0
+        self.sigma = _FIRST_SIGMA
+        self._prior_precision = np.diag([1e-4] + [0.5] * features + [25.0] * features)
+        self._prior_mean = np.array([-7.0] + [1.0 / max(features, 1)] * features + [0.0] * features)
+        self._gram = np.zeros((size, size))
+        self._moment = np.zeros(size)
+        self._weights = self._prior_mean
+        self._center = np.zeros(features)
+        self._low = np.zeros(features)
+        self._high = np.zeros(features)
+
+    def predict(self, features: Array) -> Array:
+        """Log costs, shape (n,), of features of shape (n, features)."""
+        predicted: Array = self._basis(features) @ self._weights
+        return predicted
+
+    def spread(self, features: Array) -> Array:
+        """Standard deviation of a log cost around ``predict``, shape (n,): noise and what is not yet learned."""
+        basis = self._basis(features)
+        precision = self._gram / self.sigma**2 + self._prior_precision
+        variance: Array = self.sigma**2 + (basis * np.linalg.solve(precision, basis.T).T).sum(axis=1)
+        return np.sqrt(variance)
+
+    def learn(self, features: Array, logs: Array) -> None:
+        """Take in log costs, shape (n,), of features of shape (n, features)."""
+        if self.count == 0 and self.features:
+            self._center = np.log(np.maximum(features, _FLOOR)).mean(axis=0)
+        if self.features:
+            self._stretch(np.log(np.maximum(features, _FLOOR)) - self._center)
+        basis = self._basis(features)
+        self._follow_noise(logs - basis @ self._weights)
+        for _ in range(2):  # the second time with weights for residuals of the coefficients just found
+            self._fit(basis, logs, commit=False)
+        self._fit(basis, logs, commit=True)
+        self.count += len(logs)
+
+    def _fit(self, basis: Array, logs: Array, commit: bool) -> None:
+        residuals = np.abs(logs - basis @ self._weights)
+        limit = _HUBER * self.sigma
+        weights = np.where(residuals > limit, limit / np.maximum(residuals, _FLOOR), 1.0)
+        if self.count < 4:
+            weights[:] = 1.0
+        fade = np.exp(-len(logs) / _MEMORY)
+        weighted = basis * weights[:, None]
+        gram, moment = fade * self._gram + weighted.T @ basis, fade * self._moment + weighted.T @ logs
+        noise = 1.0 / self.sigma**2
+        self._weights = np.linalg.solve(
+            gram * noise + self._prior_precision, moment * noise + self._prior_precision @ self._prior_mean
+        )
+        if commit:
+            self._gram, self._moment = gram, moment
+
+    def _follow_noise(self, residuals: Array) -> None:
+        """Residuals of samples not yet learned from; clipped, so that one outlier does not open the gate to all."""
+        if self.count == 0:
+            return
+        square = float(np.square(np.minimum(np.abs(residuals), 3 * self.sigma)).mean())
+        seen = len(residuals)
+        share = seen / min(self.count + seen, 500 + seen)
+        self.sigma = float(np.sqrt(max(self.sigma**2 * (1 - share) + square * share, 1e-4)))
+
+    def _stretch(self, z: Array) -> None:
+        low, high = z.min(axis=0), z.max(axis=0)
+        self._low = low if self.count == 0 else np.minimum(self._low, low)
+        self._high = high if self.count == 0 else np.maximum(self._high, high)
+
+    def _basis(self, features: Array) -> Array:
+        ones = np.ones((len(features), 1))
+        if not self.features:
+            return ones
+        z = np.log(np.maximum(features, _FLOOR)) - self._center
+        bend = np.clip(z, self._low, self._high)  # a parabola must not run away outside of what was seen
+        return np.concatenate((ones, z, bend * bend), axis=1)
