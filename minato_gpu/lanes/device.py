@@ -1,0 +1,156 @@
+"""The device lane's executor: runs the device implementations of a pipeline's last stages on micro-batches.
+
+Consecutive DALI stages become one DALI graph, fed by ``external_source`` with a batch size that varies from run
+to run; CuPy and torch stages run between graphs, sample by sample. On device "cpu" the same code runs DALI's CPU
+operators, NumPy and CPU tensors. DALI, CuPy and torch are imported when an executor needs them, not before.
+
+Decisions:
+- ``exec_dynamic=True``: without it, views of outputs were overwritten by later runs. With it, a view keeps the
+  buffer of its micro-batch alive, even beyond the executor.
+- Inputs are copied into the graph (no ``no_copy``): an operator may pass its input through, and then an output
+  would point into memory that its sample no longer owns.
+- DALI reports a failure for the whole micro-batch, names no sample, and declares the graph invalid. So the graph
+  is thrown away, and each sample of that micro-batch runs again by itself, stage by stage, which tells the
+  sample and the stage. Every sample runs at most twice. Rejected: halving the micro-batch until the bad sample
+  is found, which decodes large photographs three times over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minato_gpu.lanes.segments import Batch, Drawn, Segment, device_number, segments
+from minato_gpu.pipeline import Pipeline, check_written, stage_error
+from minato_gpu.samples import StageError
+
+Fields = Mapping[str, Any]
+Result = dict[str, Any] | StageError
+
+
+class DeviceExecutor:
+    """Runs stages ``start`` to ``stop`` of a pipeline by their device implementations. For one thread at a time.
+
+    ``repeated`` counts the samples that ran again because another of their micro-batch, or they, failed.
+    """
+
+    def __init__(self, pipeline: Pipeline, start: int, stop: int, *, device: str, max_batch: int, threads: int) -> None:
+        if max_batch < 1 or threads < 1:
+            raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
+        device_number(device)
+        self.pipeline, self.device, self.max_batch = pipeline, device, max_batch
+        self.repeated = 0
+        self._stages = range(start, stop)
+        self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
+        # For samples of a failed micro-batch: every stage apart, so that an error has a stage.
+        self._apart = segments(pipeline, self._stages, device=device, max_batch=1, threads=threads, fuse=False)
+        self._declared = {
+            one.stages: {name: pipeline.fields_at(one.stages.stop)[name] for name in _made(pipeline, one.stages)}
+            for one in (*self._segments, *self._apart)
+        }
+        self._given = pipeline.fields_at(start)
+        self._takes = _taken(pipeline, self._stages)
+        made = _made(pipeline, self._stages)
+        self._makes = pipeline.outputs if stop == len(pipeline.stages) else made
+        self._handed_through = [name for name in self._makes if name not in made]
+
+    def run(self, items: Sequence[tuple[Fields, int]]) -> list[Result]:
+        """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
+
+        ``fields`` are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
+        A result holds the pipeline's outputs, or what the stages wrote when ``stop`` is not the end: NumPy arrays
+        where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
+        wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch.
+        """
+        results: list[Result] = []
+        for first in range(0, len(items), self.max_batch):
+            results += self._run_batch(items[first : first + self.max_batch])
+        return results
+
+    def close(self) -> None:
+        """Let go of graphs, threads and device memory. Idempotent."""
+        for segment in (*self._segments, *self._apart):
+            segment.close()
+
+    def _run_batch(self, items: Sequence[tuple[Fields, int]]) -> list[Result]:
+        drawn = [self._prepare(fields, seed) for fields, seed in items]
+        ready = [(fields, p) for (fields, _), p in zip(items, drawn, strict=True) if not isinstance(p, StageError)]
+        batch, params = [fields for fields, _ in ready], [p for _, p in ready]
+        try:
+            found = iter(self._through(batch, params)) if ready else iter(())
+        except Exception:
+            # Nothing is lost: what caused it fails again below, with its own error and by itself.
+            found = map(self._alone, batch, params)
+        return [p if isinstance(p, StageError) else next(found) for p in drawn]
+
+    def _prepare(self, fields: Fields, seed: int) -> dict[int, Any] | StageError:
+        """The sample's drawn values by stage number, or what is wrong with what it brings."""
+        params: dict[int, Any] = {}
+        for number in self._stages:
+            stage = self.pipeline.stages[number]
+            try:
+                params[number] = self.pipeline.draw(number, fields, seed)
+                for name in self._takes[number]:
+                    problem = self._given[name].problem(fields[name]) if name in fields else "is missing"
+                    if problem is not None:
+                        raise ValueError(f"field {name!r} {problem}")
+            except Exception as error:
+                return _failed(stage.name, fields, error)
+        absent = [name for name in self._handed_through if name not in fields]
+        return _failed(None, fields, KeyError(f"the sample has no field {absent[0]!r}")) if absent else params
+
+    def _through(self, batch: Batch, params: Drawn) -> list[Result]:
+        known = [dict(fields) for fields in batch]
+        for segment in self._segments:
+            for fields, written in zip(known, segment.run(known, params), strict=True):
+                self._check(segment, written)
+                fields.update(written)
+        return [{name: fields[name] for name in self._makes} for fields in known]
+
+    def _alone(self, fields: Fields, params: Mapping[int, Any]) -> Result:
+        self.repeated += 1
+        known = dict(fields)
+        for segment in self._apart:
+            try:
+                written = segment.run([known], [params])[0]
+                self._check(segment, written)
+            except Exception as error:
+                return _failed(self.pipeline.stages[segment.stages.start].name, fields, error)
+            known.update(written)
+        return {name: known[name] for name in self._makes}
+
+    def _check(self, segment: Segment, written: Fields) -> None:
+        if self.device == "cpu":
+            check_written(self._declared[segment.stages], written)
+
+
+def build_executor(
+    pipeline: Pipeline, split: int, *, device: str = "cpu", max_batch: int = 64, threads: int = 1
+) -> DeviceExecutor:
+    """The executor of the stages from ``split`` on, on ``device`` ("cpu", "cuda" or "cuda:N").
+
+    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads.
+    Graphs are built by the first run. Raises ValueError for a split that is not one of ``pipeline.splits``.
+    """
+    if split not in pipeline.splits:
+        raise ValueError(f"{split} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
+    end = len(pipeline.stages)
+    return DeviceExecutor(pipeline, split, end, device=device, max_batch=max_batch, threads=threads)
+
+
+def _made(pipeline: Pipeline, stages: range) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for number in stages for name in pipeline.stages[number].writes))
+
+
+def _taken(pipeline: Pipeline, stages: range) -> dict[int, list[str]]:
+    """By stage number, the fields that it reads and no earlier stage of the range has made."""
+    return {
+        number: [n for n in pipeline.stages[number].reads if n not in _made(pipeline, range(stages.start, number))]
+        for number in stages
+    }
+
+
+def _failed(stage: str | None, fields: Fields, error: Exception) -> StageError:
+    failure = stage_error(stage, "device", fields, error)
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,245 @@
+"""Pipeline: an ordered tuple of stages, validated when constructed, and its run on the CPU.
+
+A sample may be cut between any two stages: with split point k, the stages before k run on the CPU and the rest
+on the device. ``Pipeline.splits`` lists the legal ones. Pipelines pickle (spawned workers get them), and
+importing this module imports neither DALI nor CuPy nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any
+
+from minato_gpu.samples import Origin, StageError, stream
+from minato_gpu.stages import (
+    CupyFunction,
+    DaliFragment,
+    Field,
+    Fields,
+    Params,
+    Stage,
+    Tolerance,
+    TorchFunction,
+    canonical,
+)
+
+__all__ = ["CupyFunction", "DaliFragment", "Field", "Pipeline", "Stage", "Tolerance", "TorchFunction"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """The description of how a sample is prepared.
+
+    ``stages``: in order. ``outputs``: names of the final fields of a sample, in order. ``inputs``: the fields
+    that the data set returns; when None, every field that is used before a stage writes it counts as an input
+    of unknown type. ``tolerance``: limits of parity for the outputs as a whole, by type of device ("cpu",
+    "cuda"); where not given, the sum of the limits of the stages that run on the device.
+
+    Raises TypeError or ValueError, naming the stage, for a definition that cannot work.
+    """
+
+    stages: tuple[Stage, ...]
+    _: KW_ONLY
+    outputs: tuple[str, ...]
+    name: str = "pipeline"
+    inputs: Mapping[str, Field] | None = None
+    tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(self.stages))
+        object.__setattr__(self, "outputs", _unique(self.outputs, "outputs"))
+        _check_stages(self.stages)
+        _check_flow(self.stages, self.input_fields, self.outputs)
+        _check_meta(self.stages, self.input_fields, self.host_prefix)
+
+    @cached_property
+    def input_fields(self) -> Mapping[str, Field]:
+        """The fields that the data set returns, as declared or inferred."""
+        return dict(self.inputs) if self.inputs is not None else _inferred(self.stages, self.outputs)
+
+    @cached_property
+    def output_fields(self) -> Mapping[str, Field]:
+        """The final fields in order. When all are ``fixed``, a batch can be rows of slabs."""
+        known = self.fields_at(len(self.stages))
+        return {name: known[name] for name in self.outputs}
+
+    @cached_property
+    def host_prefix(self) -> int:
+        """How many leading stages run on the host only: the host read."""
+        return next((n for n, stage in enumerate(self.stages) if stage.device is not None), len(self.stages))
+
+    @cached_property
+    def splits(self) -> tuple[int, ...]:
+        """Legal split points: the stages before one run on the CPU, the rest on the device."""
+        last_host = max((n for n, stage in enumerate(self.stages) if stage.device is None), default=-1)
+        return tuple(range(last_host + 1, len(self.stages) + 1))
+
+    @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the cost features, as "stage.feature"."""
+        return tuple(f"{stage.name}.{name}" for stage in self.stages for name in stage.feature_names)
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name}: {' > '.join(s.name for s in self.stages)}; outputs {', '.join(self.outputs)}>"
+
+    def fields_at(self, number: int) -> Mapping[str, Field]:
+        """The declared fields that exist before stage ``number`` runs (``len(stages)``: at the end)."""
+        known = dict(self.input_fields)
+        for stage in self.stages[:number]:
+            known.update(stage.writes)
+        return MappingProxyType(known)
+
+    def live(self, split: int) -> frozenset[str]:
+        """Names of the fields that the stages from ``split`` on, or the outputs, still need.
+
+        What crosses to another lane or process may leave the rest behind ("path" is worth taking for errors).
+        """
+        needed = set(self.outputs)
+        for stage in reversed(self.stages[split:]):
+            needed -= stage.writes.keys()
+            needed.update(stage.reads, stage.meta)
+        return frozenset(needed)
+
+    def draw(self, number: int, fields: Fields, seed: int) -> Params:
+        """The parameters of stage ``number`` for the sample with this seed: NumPy values by name, or empty.
+
+        A function of the seed, the stage's number and its ``meta`` fields alone.
+        """
+        stage = self.stages[number]
+        if stage.draw is None:
+            return {}
+        meta = {name: fields[name] for name in stage.meta}
+        return {key: canonical(value) for key, value in stage.draw(stream(seed, number), meta).items()}
+
+    def features(self, fields: Fields) -> tuple[float, ...]:
+        """Numbers that predict the sample's cost, one for each of ``feature_names``.
+
+        ``fields`` are those known after the host read, ``run(..., stop=host_prefix)``.
+        """
+        values: list[float] = []
+        for stage in self.stages:
+            if stage.features is not None:
+                found = [float(v) for v in stage.features(fields)]
+                if len(found) != len(stage.feature_names):
+                    raise ValueError(f"stage {stage.name!r} returned {len(found)} features for {stage.feature_names}")
+                values += found
+        return tuple(values)
+
+    def run(
+        self,
+        fields: Fields,
+        seed: int,
+        start: int = 0,
+        stop: int | None = None,
+        on_stage: Callable[[str, float], None] | None = None,
+    ) -> dict[str, Any]:
+        """Run stages ``start`` to ``stop`` (not included; None: the last) on the CPU and return the fields.
+
+        To the end of the pipeline only the outputs are returned, in their order; before it, every field known
+        so far. ``on_stage(name, seconds)`` is called after each stage. Raises StageError, whose ``__cause__`` is
+        the stage's own exception; interrupts pass through.
+        """
+        end = len(self.stages) if stop is None else stop
+        known = dict(fields)
+        for number in range(start, end):
+            stage = self.stages[number]
+            began = perf_counter() if on_stage is not None else 0.0
+            try:
+                written = stage.cpu(known, self.draw(number, known, seed))
+                check_written(stage.writes, written)
+            except Exception as error:
+                raise stage_error(stage.name, "cpu", known, error) from error
+            known.update(written)
+            if on_stage is not None:
+                on_stage(stage.name, perf_counter() - began)
+        if end < len(self.stages):
+            return known
+        try:
+            return {name: known[name] for name in self.outputs}
+        except KeyError as error:
+            raise stage_error(None, "cpu", known, KeyError(f"the sample has no field {error}")) from error
+
+
+def stage_error(stage: str | None, lane: str, fields: Fields, error: BaseException) -> StageError:
+    """The StageError for ``error``; the caller raises it ``from error`` (or sets ``__cause__``)."""
+    path = fields.get("path")
+    where = f"stage {stage!r}" if stage is not None else "the pipeline"
+    return StageError(
+        f"{where} failed: {type(error).__name__}: {error}",
+        Origin(stage=stage, lane=lane, path=None if path is None else str(path)),
+    )
+
+
+def check_written(declared: Mapping[str, Field], written: Fields) -> None:
+    """Raise ValueError unless ``written`` holds exactly the declared fields, as declared."""
+    found: object = written
+    if not isinstance(found, Mapping):
+        raise ValueError(f"returned a {type(found).__name__}, not a mapping of its written fields")
+    if written.keys() != declared.keys():
+        raise ValueError(f"returned the fields {sorted(written)}, declared {sorted(declared)}")
+    for name, one in declared.items():
+        problem = one.problem(written[name])
+        if problem is not None:
+            raise ValueError(f"field {name!r} {problem}")
+
+
+def _unique(names: Sequence[str] | str, what: str) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise TypeError(f"{what} must be a sequence of names, got the string {names!r}")
+    if not names:
+        raise ValueError(f"{what} must name at least one field")
+    if len(set(names)) != len(names):
+        raise ValueError(f"{what} names a field twice: {tuple(names)}")
+    return tuple(names)
+
+
+def _inferred(stages: Sequence[Stage], outputs: Sequence[str]) -> dict[str, Field]:
+    found: dict[str, Field] = {}
+    written: set[str] = set()
+    for stage in stages:
+        found |= {name: Field(object) for name in (*stage.reads, *stage.meta) if name not in written}
+        written |= stage.writes.keys()
+    return found | {name: Field(object) for name in outputs if name not in written}
+
+
+def _check_stages(stages: Sequence[Stage]) -> None:
+    if not stages:
+        raise ValueError("a pipeline needs at least one stage")
+    names: set[str] = set()
+    for stage in stages:
+        given: object = stage
+        if not isinstance(given, Stage):
+            raise TypeError(f"stages must be Stage objects, got {given!r}")
+        if stage.name in names:
+            raise ValueError(f"two stages are called {stage.name!r}")
+        names.add(stage.name)
+
+
+def _check_flow(stages: Sequence[Stage], inputs: Mapping[str, Field], outputs: Sequence[str]) -> None:
+    known = set(inputs)
+    for stage in stages:
+        for name in (*stage.reads, *stage.meta):
+            if name not in known:
+                raise ValueError(
+                    f"stage {stage.name!r} reads field {name!r}, which is no input and no earlier stage writes; "
+                    f"known are {sorted(known)}"
+                )
+        known |= stage.writes.keys()
+    for name in outputs:
+        if name not in known:
+            raise ValueError(f"output {name!r} is neither an input nor written by a stage; known are {sorted(known)}")
+
+
+def _check_meta(stages: Sequence[Stage], inputs: Mapping[str, Field], host_prefix: int) -> None:
+    # A draw that looked at a field made later would depend on the lane that made it.
+    early = set(inputs).union(*(s.writes for s in stages[:host_prefix])) if host_prefix else set(inputs)
+    for number, stage in enumerate(stages):
+        for name in stage.meta:
+            late = [s.name for s in stages[host_prefix:number] if name in s.writes]
+            if name not in early or late:
+                by = f"stage {late[0]!r} writes" if late else "is not known then"
+                raise ValueError(f"stage {stage.name!r} draws from {name!r}, not fixed by the host read: {by}")

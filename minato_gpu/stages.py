@@ -1,0 +1,246 @@
+"""What a stage of a pipeline is: its fields, its implementations, its tolerance. Definitions only, no work.
+
+Decision: drawn parameters and header fields are the only things a random stage may depend on. ``draw`` sees a
+random stream that belongs to (sample, stage) and the fields named by ``meta``, which the host knows before any
+lane is chosen; so the same values reach whichever implementation runs (promise P2). DALI's and CuPy's own
+generators are never used. Rejected: letting each implementation draw for itself from a shared seed, because no
+two generators agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Fields = Mapping[str, Any]
+Params = Mapping[str, Any]
+Draw = Callable[[np.random.Generator, Fields], Params]
+CpuFunction = Callable[[Fields, Params], Fields]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named value of a sample.
+
+    ``dtype``: anything that ``numpy.dtype`` takes; ``object`` for values that are not arrays (paths, text).
+    ``shape``: one entry per dimension, None where it varies from sample to sample; ``()`` for a scalar.
+    ``maximum``: the largest shape that can occur (elements per dimension), where one is known.
+    ``layout``: names of the dimensions for DALI, such as "HWC"; needed where a DALI fragment depends on it.
+    ``level``: the change of this field's values that means one grey level (1/255 of the range) of the picture;
+    parity reports deviations in levels, so that one limit fits bytes and normalised floats alike.
+
+    Raises TypeError or ValueError for a dtype, shape or maximum that makes no sense.
+    """
+
+    dtype: npt.DTypeLike
+    shape: tuple[int | None, ...] = ()
+    maximum: tuple[int, ...] | None = None
+    layout: str = ""
+    level: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if any(n is not None and n < 0 for n in self.shape):
+            raise ValueError(f"a field's shape must have sizes >= 0 or None, got {self.shape}")
+        if self.layout and len(self.layout) != len(self.shape):
+            raise ValueError(f"layout {self.layout!r} does not name each dimension of shape {self.shape}")
+        if not self.level > 0:
+            raise ValueError(f"a field's level must be > 0, got {self.level}")
+        if self.maximum is not None:
+            self._check_maximum(self.maximum)
+
+    def _check_maximum(self, maximum: Sequence[int]) -> None:
+        object.__setattr__(self, "maximum", tuple(maximum))
+        fits = len(maximum) == len(self.shape) and all(
+            n is None or n == m for n, m in zip(self.shape, maximum, strict=True)
+        )
+        if not fits:
+            raise ValueError(f"maximum {tuple(maximum)} does not bound shape {self.shape}")
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every sample has the same shape and a numeric dtype, so that batches can be rows of a slab."""
+        return np.dtype(self.dtype) != np.dtype(object) and None not in self.shape
+
+    @property
+    def max_bytes(self) -> int | None:
+        """The most bytes that one value takes; None where neither the shape nor ``maximum`` bounds it."""
+        if np.dtype(self.dtype) == np.dtype(object):
+            return None
+        sizes = self.shape if self.fixed else self.maximum
+        if sizes is None:
+            return None
+        return math.prod(n for n in sizes if n is not None) * np.dtype(self.dtype).itemsize
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with ``value`` as this field, or None. Python scalars are welcome where shape is ()."""
+        if self.dtype == np.dtype(object):
+            return None
+        if not isinstance(value, (np.ndarray, np.generic)):
+            if self.shape == () and isinstance(value, (bool, int, float)):
+                return None
+            return f"is a {type(value).__name__}, not a NumPy array of {self.dtype}"
+        if value.dtype != self.dtype:
+            return f"has dtype {value.dtype}, declared {self.dtype}"
+        if len(value.shape) != len(self.shape) or any(
+            n is not None and n != m for n, m in zip(self.shape, value.shape, strict=True)
+        ):
+            return f"has shape {value.shape}, declared {self.shape}"
+        if self.maximum is not None and any(m > n for m, n in zip(value.shape, self.maximum, strict=True)):
+            return f"has shape {value.shape}, over the declared maximum {self.maximum}"
+        return None
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a device implementation may be from the CPU's, in levels (see ``Field.level``).
+
+    ``maximum`` bounds any single value, ``mean`` the mean absolute deviation of a sample.
+    """
+
+    maximum: float = 0.0
+    mean: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.maximum >= 0 and self.mean >= 0):
+            raise ValueError(f"a tolerance must be >= 0, got {self}")
+
+    def __add__(self, other: Tolerance) -> Tolerance:
+        return Tolerance(self.maximum + other.maximum, self.mean + other.mean)
+
+
+@dataclass(frozen=True)
+class DaliFragment:
+    """A device implementation as a piece of a DALI graph.
+
+    ``build(dali, fields, params, device)`` gets the module ``nvidia.dali``, the graph's nodes of the fields that
+    the stage reads and of its drawn parameters, and "cpu" or "gpu"; it returns the nodes of the fields that the
+    stage writes. Parameters are always host nodes (they are argument inputs of operators). Fields are device
+    nodes when ``device`` is "gpu", save those named in ``host_reads`` (a decoder takes its bytes on the host).
+    """
+
+    build: Callable[[ModuleType, Fields, Params, str], Fields]
+    host_reads: tuple[str, ...] = ()
+    kind = "dali"
+
+
+@dataclass(frozen=True)
+class CupyFunction:
+    """A device implementation over an array module: ``function(xp, fields, params)``, xp CuPy or NumPy."""
+
+    function: Callable[[ModuleType, Fields, Params], Fields]
+    kind = "cupy"
+
+
+@dataclass(frozen=True)
+class TorchFunction:
+    """A device implementation on tensors of the lane's device: ``function(fields, params)``."""
+
+    function: Callable[[Fields, Params], Fields]
+    kind = "torch"
+
+
+DeviceImplementation = DaliFragment | CupyFunction | TorchFunction
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One step of a pipeline.
+
+    ``name``: unique in its pipeline. ``reads``: names of the fields it uses. ``writes``: the fields it makes.
+    ``cpu(fields, params)`` returns exactly the written fields; it must not change its inputs in place.
+    ``device``: the same step for the device lane, or None if it runs on the host only.
+    ``draw(rng, meta)``: draws the sample's parameters; ``meta`` names the fields that it may look at, all known
+    after the host read. Drawn Python numbers become 32-bit NumPy scalars, so that every implementation computes
+    with the same values. ``features(fields)``: numbers that predict the stage's cost, one for each of
+    ``feature_names``, from fields known after the host read.
+    ``tolerance``: by type of device ("cpu": the device implementation run by CPU operators, "cuda"), how far the
+    device implementation may be from ``cpu``; a missing key means that they must be equal.
+
+    All functions must be module-level (or ``functools.partial`` of such), so that spawned workers can have them.
+    Raises TypeError or ValueError for a definition that cannot work.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: Mapping[str, Field]
+    cpu: CpuFunction
+    device: DeviceImplementation | None = None
+    draw: Draw | None = None
+    meta: tuple[str, ...] = ()
+    features: Callable[[Fields], Sequence[float]] | None = None
+    feature_names: tuple[str, ...] = ()
+    tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        name: object = self.name
+        if not (isinstance(name, str) and name):
+            raise TypeError(f"a stage needs a name that is a non-empty string, got {name!r}")
+        for part in ("reads", "meta", "feature_names"):
+            object.__setattr__(self, part, self._names(part))
+        object.__setattr__(self, "writes", dict(self.writes))
+        object.__setattr__(self, "tolerance", dict(self.tolerance))
+        self._check_values()
+        self._check_agreement()
+
+    def _names(self, part: str) -> tuple[str, ...]:
+        names = getattr(self, part)
+        if isinstance(names, str) or not all(isinstance(n, str) for n in names):
+            raise TypeError(f"stage {self.name!r}: {part} must be a sequence of names, got {names!r}")
+        if len(set(names)) != len(tuple(names)):
+            raise ValueError(f"stage {self.name!r}: {part} names a field twice: {tuple(names)}")
+        return tuple(names)
+
+    def _check_values(self) -> None:
+        if not self.writes:
+            raise ValueError(f"stage {self.name!r} writes no field")
+        pairs: list[tuple[object, object]] = [*self.writes.items()]
+        for name, value in pairs:
+            if not (isinstance(name, str) and isinstance(value, Field)):
+                raise TypeError(f"stage {self.name!r}: writes must map names to Field, got {name!r}: {value!r}")
+        for part in ("cpu", "draw", "features"):
+            function = getattr(self, part)
+            if not callable(function) and (part == "cpu" or function is not None):
+                raise TypeError(f"stage {self.name!r}: {part} must be callable, got {function!r}")
+        device: object = self.device
+        if not isinstance(device, DeviceImplementation | None):
+            raise TypeError(
+                f"stage {self.name!r}: device must be a DaliFragment, CupyFunction or TorchFunction, got {device!r}"
+            )
+
+    def _check_agreement(self) -> None:
+        if self.meta and self.draw is None:
+            raise ValueError(f"stage {self.name!r} names meta fields but has no draw")
+        if (self.features is None) != (not self.feature_names):
+            raise ValueError(f"stage {self.name!r}: features and feature_names go together")
+        for key in self.tolerance:
+            if key not in ("cpu", "cuda"):
+                raise ValueError(f"stage {self.name!r}: tolerance is keyed by 'cpu' or 'cuda', got {key!r}")
+        unknown = set(getattr(self.device, "host_reads", ())) - set(self.reads)
+        if unknown:
+            raise ValueError(f"stage {self.name!r}: host_reads {sorted(unknown)} are not among its reads")
+
+
+def canonical(value: Any) -> Any:
+    """A drawn value in the form in which every implementation gets it: a NumPy scalar or array.
+
+    Python bool becomes bool_, int becomes int32 (OverflowError beyond it), float becomes float32; sequences
+    become arrays of the same; NumPy values stay as they are.
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value
+    array = np.asarray(value)
+    if array.dtype == np.int64:
+        if array.size and (int(array.max()) > 2**31 - 1 or int(array.min()) < -(2**31)):
+            raise OverflowError(f"drawn value {value!r} does not fit 32 bits; draw a NumPy array of int64 instead")
+        array = array.astype(np.int32)
+    elif array.dtype == np.float64:
+        array = array.astype(np.float32)
+    return array if array.ndim else array[()]

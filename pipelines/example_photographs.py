@@ -1,0 +1,83 @@
+"""Writes a small data set of real photographs, for checks and tests: awkward on purpose.
+
+The photographs lie inside the scikit-image package, so nothing is downloaded. Among the files are odd sizes, very
+small pictures, greyscale, every chroma subsampling, progressive coding, PNG, and all eight Exif orientations.
+"""
+
+from __future__ import annotations
+
+import struct
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+COLOUR = ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg", "retina.jpg")
+GREY = ("camera.png", "moon.png", "coins.png")
+SUBSAMPLING = (
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
+)
+
+
+def write(directory: Path) -> None:
+    """Write the files as ``directory``/class/name.jpg (or .png). Existing files of those names are replaced."""
+    for number, name in enumerate((*COLOUR, *GREY)):
+        folder = directory / Path(name).stem
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = photograph(name)
+        height, width = picture.shape[:2]
+        _save(folder / "whole.jpg", jpeg(picture, SUBSAMPLING[number % 3]))
+        odd = picture[: height - 1 - height % 2, : width - 3 - width % 2]
+        _save(folder / "odd.jpg", jpeg(odd, SUBSAMPLING[(number + 1) % 3], progressive=number % 2 == 0))
+        _save(folder / "turned.jpg", with_orientation(jpeg(odd, SUBSAMPLING[number % 3]), 1 + number % 8))
+    _write_oddities(directory)
+
+
+def _write_oddities(directory: Path) -> None:
+    cat = photograph("chelsea.png")
+    folder = directory / "chelsea"
+    small = {"dot": (1, 1), "sliver": (3, 97), "post": (181, 2), "tiny": (13, 17)}
+    for name, (height, width) in small.items():
+        _save(folder / f"{name}.jpg", jpeg(cat[100 : 100 + height, 100 : 100 + width], SUBSAMPLING[0]))
+    # Enlarged, so that the box is shrunk by more than two, where antialiasing would show.
+    large = cv2.resize(cat, None, fx=3.3, fy=3.3, interpolation=cv2.INTER_CUBIC)
+    _save(folder / "large.jpg", jpeg(large, SUBSAMPLING[0]))
+    _save(folder / "lossless.png", _encoded(".png", cat[:251, :333]))
+
+
+def photograph(name: str) -> Any:
+    """A photograph of the scikit-image package by file name, as OpenCV holds it (blue first; grey has no channels)."""
+    data = resources.files("skimage").joinpath("data", name).read_bytes()
+    mode = cv2.IMREAD_GRAYSCALE if name in GREY else cv2.IMREAD_COLOR
+    picture = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
+    if picture is None:
+        raise ValueError(f"cannot decode {name!r} of scikit-image")
+    return picture
+
+
+def jpeg(picture: Any, subsampling: int = SUBSAMPLING[0], *, progressive: bool = False) -> bytes:
+    """``picture`` as a JPEG file of quality 90."""
+    options = [cv2.IMWRITE_JPEG_QUALITY, 90, cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)]
+    return _encoded(".jpg", picture, [*options, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, subsampling])
+
+
+def with_orientation(encoded: bytes, orientation: int) -> bytes:
+    """The JPEG file with an Exif segment that says how to turn it (1 to 8)."""
+    tiff = b"MM\0\x2a" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    body = b"Exif\0\0" + tiff
+    return encoded[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + encoded[2:]
+
+
+def _encoded(suffix: str, picture: Any, options: list[int] | None = None) -> bytes:
+    done, data = cv2.imencode(suffix, picture, options or [])
+    if not done:
+        raise ValueError(f"OpenCV cannot encode a picture as {suffix}")
+    return data.tobytes()
+
+
+def _save(path: Path, data: bytes) -> None:
+    path.write_bytes(data)

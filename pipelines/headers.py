@@ -1,0 +1,108 @@
+"""Reads what a JPEG or PNG file says about its picture, without decoding it.
+
+The formats: JPEG, ITU-T T.81 annex B; PNG, W3C Recommendation (third edition) section 11; orientation, Exif 2.3
+section 4.6 (a TIFF structure, in JPEG's APP1 segment or PNG's eXIf chunk).
+
+Decision: other formats are refused here, because the two lanes' decoders do not both know them, and a sample must
+not depend on its lane. For the same reason a JPEG without its end marker is refused: a decoder of the whole
+picture fails on it, one that decodes a region may never get there.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``height`` and ``width``: pixels of the upright picture, its orientation applied. ``orientation``: Exif's 1 to 8.
+    ``progressive``: whether a JPEG is coded in several scans (slow to decode, and only as a whole)."""
+
+    height: int
+    width: int
+    orientation: int = 1
+    progressive: bool = False
+
+
+def read_header(data: bytes) -> Header:
+    """The header of the encoded picture ``data``. Raises ValueError for anything but a whole JPEG or a PNG."""
+    if not data:
+        raise ValueError("the file is empty")
+    if data[:2] == b"\xff\xd8":
+        found = _jpeg(data)
+    elif data[:8] == _PNG:
+        found = _png(data)
+    else:
+        raise ValueError(f"neither a JPEG nor a PNG file; it begins with {data[:8]!r}")
+    if found.height < 1 or found.width < 1:
+        raise ValueError(f"the header gives a picture of {found.width} x {found.height} pixels")
+    return found
+
+
+def _jpeg(data: bytes) -> Header:
+    at, size, orientation, progressive = 2, None, 1, False
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            raise ValueError(f"broken JPEG header: no marker at byte {at}")
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+            continue
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        body = at + 4
+        if marker == 0xDA:  # start of scan: the header ends here
+            return _finished(data, at, size, orientation, progressive)
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # frame header
+            size = struct.unpack(">HH", data[body + 1 : body + 5]) if len(data) >= body + 5 else None
+            progressive = marker & 3 == 2
+        elif marker == 0xE1 and data[body : body + 6] == b"Exif\0\0":
+            orientation = _orientation(data[body + 6 : at + 2 + length])
+        at += 2 + length
+    raise ValueError("broken JPEG header: the file ends before its first scan")
+
+
+def _finished(data: bytes, scan: int, size: tuple[int, ...] | None, orientation: int, progressive: bool) -> Header:
+    if size is None:
+        raise ValueError("broken JPEG header: no frame header before the first scan")
+    if data.rfind(b"\xff\xd9", scan) < 0:
+        raise ValueError("the JPEG file is cut off: it has no end marker")
+    return Header(*_upright(size[0], size[1], orientation), orientation, progressive)
+
+
+def _png(data: bytes) -> Header:
+    if len(data) < 33 or data[12:16] != b"IHDR":
+        raise ValueError("broken PNG header")
+    width, height = struct.unpack(">II", data[16:24])
+    at, orientation = 33, 1
+    while at + 8 <= len(data):
+        length, kind = struct.unpack(">I4s", data[at : at + 8])
+        if kind == b"eXIf":
+            orientation = _orientation(data[at + 8 : at + 8 + length])
+        elif kind == b"IEND":
+            break
+        at += 12 + length
+    return Header(*_upright(height, width, orientation), orientation)
+
+
+def _upright(height: int, width: int, orientation: int) -> tuple[int, int]:
+    return (width, height) if orientation >= 5 else (height, width)
+
+
+def _orientation(tiff: bytes) -> int:
+    """The orientation of a TIFF structure; 1 (upright) where it is absent or broken, as decoders do."""
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None or len(tiff) < 8:
+        return 1
+    (at,) = struct.unpack(order + "I", tiff[4:8])
+    if at + 2 > len(tiff):
+        return 1
+    (count,) = struct.unpack(order + "H", tiff[at : at + 2])
+    for entry in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
+        tag, kind, _, value = struct.unpack(order + "HHIH", tiff[entry : entry + 10])
+        if tag == _ORIENTATION and kind == 3:
+            return value if 1 <= value <= 8 else 1
+    return 1

@@ -1,0 +1,179 @@
+"""Photographs for training a classifier: read, decode, random resized crop, random flip, normalise.
+
+The random resized crop (Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6) is drawn as
+torchvision's ``RandomResizedCrop`` draws it, and is spread over three stages: ``crop_box`` draws the box on the
+host from the picture's size; ``decode`` decodes only that box where the decoder can; ``resize`` scales it.
+
+The two implementations mean the same: bilinear without antialiasing, Exif orientation applied, greyscale turned
+into RGB, chroma upsampled smoothly ("fancy"), the accurate inverse transform. On the CPU both are libjpeg-turbo.
+
+Decisions:
+- Box and decoding belong together. Decoding the box alone takes DALI a quarter of the time for a 12-megapixel
+  photograph, OpenCV cannot do it, and nobody wants to send a whole decoded photograph to another lane.
+- The functions are in ``pipelines.image_stages``, module-level, so that spawned workers can have them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, Tolerance
+from pipelines import image_stages
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training photographs, channels red, green, blue, range 0 to 1
+STD = (0.229, 0.224, 0.225)
+SUFFIXES = (".jpg", ".jpeg", ".png")
+
+# Both CPU decoders and both resizers round to whole grey levels. nvJPEG transforms with other arithmetic; its
+# limits are wide until they have been measured on a GPU.
+_DECODE = {"cpu": Tolerance(2, 0.25), "cuda": Tolerance(32, 2)}
+_RESIZE = {"cpu": Tolerance(2, 0.25), "cuda": Tolerance(2, 0.25)}
+_NORMALISE = {"cpu": Tolerance(0.001, 0.001), "cuda": Tolerance(0.001, 0.001)}
+
+
+class ImageFolder:
+    """A folder of class folders of photographs (JPEG or PNG) as a data set.
+
+    Items are ``{"path": str, "label": int}``; labels number the class folders, sorted by name, from 0. Files may
+    lie deeper. Raises FileNotFoundError where there is no folder or no photograph.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(root)!r}")
+        folders = sorted(entry for entry in self.root.iterdir() if entry.is_dir())
+        self.classes = [folder.name for folder in folders]
+        self.paths: list[str] = []
+        self.labels: list[int] = []
+        for label, folder in enumerate(folders):
+            files = sorted(str(file) for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+            self.paths += files
+            self.labels += [label] * len(files)
+        if not self.paths:
+            raise FileNotFoundError(f"{str(root)!r} has no class folders with {', '.join(SUFFIXES)} files in them")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"path": self.paths[index], "label": self.labels[index]}
+
+
+def pipeline() -> Pipeline:
+    """The pipeline with its default settings."""
+    return build()
+
+
+def dataset(directory: str | Path) -> ImageFolder:
+    """The data set over a folder of class folders."""
+    return ImageFolder(directory)
+
+
+def example_data(directory: str | Path) -> None:
+    """Write photographs that the scikit-image package ships: odd sizes, greyscale, every orientation."""
+    from pipelines.example_photographs import write
+
+    write(Path(directory))
+
+
+def build(
+    size: int = 224,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    mean: tuple[float, float, float] = MEAN,
+    std: tuple[float, float, float] = STD,
+) -> Pipeline:
+    """The training pipeline: ``{"path", "label"}`` to ``{"image", "label"}``.
+
+    image: float32 (3, ``size``, ``size``), red, green, blue, (value / 255 - ``mean``) / ``std``; label: int64.
+    ``scale``: range of the crop's share of the picture's area; ``ratio``: range of its width / height; ``flip``:
+    probability of mirroring left and right. Raises ValueError for values that make no sense.
+    """
+    _check_settings(size, scale, ratio, flip, std)
+    square = Field(np.uint8, (size, size, 3), layout="HWC")
+    # The smallest level of the three channels, so that limits are never wider than declared.
+    normal = Field(np.float32, (3, size, size), layout="CHW", level=1 / (255 * max(std)))
+    stages = (
+        *_host_stages(scale, ratio),
+        Stage(
+            "decode",
+            reads=("encoded", "box"),
+            writes={"image": Field(np.uint8, (None, None, 3), layout="HWC")},
+            cpu=image_stages.decode,
+            device=DaliFragment(image_stages.decode_dali, host_reads=("encoded", "box")),
+            tolerance=_DECODE,
+        ),
+        Stage(
+            "resize",
+            reads=("image",),
+            writes={"image": square},
+            cpu=partial(image_stages.resize, size=size),
+            device=DaliFragment(partial(image_stages.resize_dali, size=size)),
+            tolerance=_RESIZE,
+        ),
+        Stage(
+            "flip",
+            reads=("image",),
+            writes={"image": square},
+            cpu=image_stages.mirror,
+            device=DaliFragment(image_stages.mirror_dali),
+            draw=partial(image_stages.draw_mirror, probability=flip),
+        ),
+        Stage(
+            "normalise",
+            reads=("image",),
+            writes={"image": normal},
+            cpu=partial(image_stages.normalise, mean=mean, std=std),
+            device=DaliFragment(partial(image_stages.normalise_dali, mean=mean, std=std)),
+            tolerance=_NORMALISE,
+        ),
+    )
+    inputs = {"path": Field(object), "label": Field(np.int64)}
+    return Pipeline(stages, outputs=("image", "label"), name="image_classification", inputs=inputs)
+
+
+def _host_stages(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Stage, Stage]:
+    return (
+        Stage(
+            "read",
+            reads=("path",),
+            writes={
+                "encoded": Field(np.uint8, (None,)),
+                "size": Field(np.int32, (2,)),
+                "progressive": Field(np.bool_),
+            },
+            cpu=image_stages.read,
+        ),
+        Stage(
+            "crop_box",
+            reads=("encoded", "size", "progressive"),
+            writes={"box": Field(np.int32, (4,))},
+            cpu=image_stages.place_box,
+            draw=partial(image_stages.draw_box, scale=scale, ratio=ratio),
+            meta=("size",),
+            features=image_stages.cost_features,
+            feature_names=("encoded_bytes", "pixels", "crop_pixels", "bytes_to_crop_end", "progressive_bytes"),
+        ),
+    )
+
+
+def _check_settings(
+    size: int, scale: tuple[float, float], ratio: tuple[float, float], flip: float, std: tuple[float, float, float]
+) -> None:
+    if size < 1:
+        raise ValueError(f"size must be at least 1 pixel, got {size}")
+    if not 0 < scale[0] <= scale[1] <= 1:
+        raise ValueError(f"scale must be a range of shares, 0 < low <= high <= 1, got {scale}")
+    if not 0 < ratio[0] <= ratio[1]:
+        raise ValueError(f"ratio must be a range, 0 < low <= high, got {ratio}")
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip must be a probability, got {flip}")
+    if min(std) <= 0:
+        raise ValueError(f"std must be > 0, got {std}")

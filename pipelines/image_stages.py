@@ -1,0 +1,161 @@
+"""The functions behind ``pipelines.image_classification``: each step on the CPU, and as a piece of a DALI graph.
+
+Arrays are height x width x channel of uint8, red first, until ``normalise``. A box is (top, left, height, width)
+in pixels of the upright picture.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import cv2
+import numpy as np
+
+from minato_gpu.stages import Fields, Params
+from pipelines.headers import read_header
+
+ATTEMPTS = 10  # tries to place a box before the middle of the picture is taken, as in torchvision
+
+# A slot of the CPU lane is one core; OpenCV's own threads would take the other slots' cores.
+cv2.setNumThreads(1)
+
+
+def read(fields: Fields, params: Params) -> Fields:
+    """path -> the file's bytes, (height, width) of the upright picture, and whether it is coded progressively."""
+    encoded = np.fromfile(fields["path"], np.uint8)
+    header = read_header(encoded.tobytes())
+    return {
+        "encoded": encoded,
+        "size": np.array([header.height, header.width], np.int32),
+        "progressive": np.bool_(header.progressive),
+    }
+
+
+def draw_box(
+    rng: np.random.Generator, meta: Fields, *, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Params:
+    """A box of random area (share ``scale``) and shape (width / height, log-uniform in ``ratio``) within "size".
+
+    The method of torchvision's ``RandomResizedCrop.get_params``: up to ten tries, then the largest box in the
+    middle that has an allowed shape. (Szegedy et al., CVPR 2015, section 6, describe the sampling.)
+    """
+    height, width = (int(n) for n in meta["size"])
+    for _ in range(ATTEMPTS):
+        area = height * width * rng.uniform(*scale)
+        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1))
+            return {"box": np.array([top, left, h, w], np.int32)}
+    return {"box": _middle(height, width, ratio)}
+
+
+def _middle(height: int, width: int, ratio: tuple[float, float]) -> Any:
+    w = min(width, max(1, round(height * ratio[1])))
+    h = min(height, max(1, round(width / ratio[0])))
+    return np.array([(height - h) // 2, (width - w) // 2, h, w], np.int32)
+
+
+def place_box(fields: Fields, params: Params) -> Fields:
+    """The drawn box becomes a field, so that the decoder and the cost model can have it."""
+    return {"box": params["box"]}
+
+
+def cost_features(fields: Fields) -> tuple[float, ...]:
+    """What decides how long decoding takes: coded bytes, pixels of the picture and of the box, the bytes before
+    the box's last row (a baseline JPEG need be decoded no further), and the bytes if coded progressively. (For a
+    photograph on its side the last row is not quite the upright one's; the cost model lives with that.)"""
+    size, box, encoded = fields["size"], fields["box"], float(fields["encoded"].size)
+    height, width = float(size[0]), float(size[1])
+    to_end = encoded * float(box[0] + box[2]) / height
+    progressive = encoded if fields["progressive"] else 0.0
+    return encoded, height * width, float(box[2]) * float(box[3]), to_end, progressive
+
+
+def decode(fields: Fields, params: Params) -> Fields:
+    """The box of the decoded picture (a view): upright, RGB also where the file is greyscale."""
+    picture = cv2.imdecode(fields["encoded"], cv2.IMREAD_COLOR_RGB)
+    if picture is None:
+        raise ValueError("OpenCV cannot decode this picture")
+    top, left, height, width = (int(n) for n in fields["box"])
+    crop = picture[top : top + height, left : left + width]
+    if crop.shape[:2] != (height, width):
+        raise ValueError(f"the decoded picture is {picture.shape[1]} x {picture.shape[0]}, unlike its header")
+    return {"image": crop}
+
+
+def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
+    """As ``decode``, but only the box is decoded. On a GPU by nvJPEG."""
+    box = fields["box"]
+    options = {"jpeg_fancy_upsampling": True} if device == "gpu" else {}
+    image = dali.fn.decoders.image_slice(
+        fields["encoded"],
+        box[0:2],
+        box[2:4],
+        axes=[0, 1],
+        device="mixed" if device == "gpu" else "cpu",
+        output_type=dali.types.RGB,
+        **options,
+    )
+    return {"image": image}
+
+
+def resize(fields: Fields, params: Params, *, size: int) -> Fields:
+    """To ``size`` x ``size``, bilinear between the four nearest pixels, no antialiasing."""
+    return {"image": cv2.resize(fields["image"], (size, size), interpolation=cv2.INTER_LINEAR)}
+
+
+def resize_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *, size: int) -> Fields:
+    """As ``resize``. DALI antialiases unless told not to, which OpenCV's bilinear does not do."""
+    image = dali.fn.resize(fields["image"], size=[size, size], interp_type=dali.types.INTERP_LINEAR, antialias=False)
+    return {"image": image}
+
+
+def draw_mirror(rng: np.random.Generator, meta: Fields, *, probability: float) -> Params:
+    """mirror: 1 with the given probability, else 0."""
+    return {"mirror": int(rng.random() < probability)}
+
+
+def mirror(fields: Fields, params: Params) -> Fields:
+    """Left and right exchanged where "mirror" was drawn."""
+    image = fields["image"]
+    return {"image": cv2.flip(image, 1) if params["mirror"] else image}
+
+
+def mirror_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
+    """As ``mirror``."""
+    return {"image": dali.fn.flip(fields["image"], horizontal=params["mirror"])}
+
+
+def normalise(
+    fields: Fields, params: Params, *, mean: tuple[float, float, float], std: tuple[float, float, float]
+) -> Fields:
+    """To float32, channel first: (value / 255 - mean) / std, channel by channel."""
+    image = fields["image"]
+    planes = np.empty((3, *image.shape[:2]), np.float32)
+    for channel in range(3):
+        np.subtract(image[..., channel], np.float32(255 * mean[channel]), out=planes[channel], dtype=np.float32)
+        planes[channel] *= np.float32(1 / (255 * std[channel]))
+    return {"image": planes}
+
+
+def normalise_dali(
+    dali: ModuleType,
+    fields: Fields,
+    params: Params,
+    device: str,
+    *,
+    mean: tuple[float, float, float],
+    std: tuple[float, float, float],
+) -> Fields:
+    """As ``normalise``."""
+    image = dali.fn.crop_mirror_normalize(
+        fields["image"],
+        dtype=dali.types.FLOAT,
+        output_layout="CHW",
+        mean=[255 * m for m in mean],
+        std=[255 * s for s in std],
+    )
+    return {"image": image}
