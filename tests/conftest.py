@@ -1,0 +1,91 @@
+"""Rules for every test: warnings are errors, a time limit, GPU tests, no leaks.
+
+``--require-gpu`` makes a GPU test that is skipped, for whatever reason, a failure: on a machine with a GPU nothing
+may be left out silently.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    # torch imports the deprecated pynvml where that is installed; not ours to mend.
+    warnings.simplefilter("ignore")
+    import torch
+    import torch.utils.data
+
+from tests.leaks import assert_no_leaks, take_snapshot
+
+_TIME_LIMIT_S = 60
+
+
+def _loader_classes() -> list[Any]:
+    """PyTorch's own loader first: it shows that a test states PyTorch's behaviour."""
+    classes = [pytest.param(torch.utils.data.DataLoader, id="torch")]
+    try:
+        minato = importlib.import_module("minato_gpu").DataLoader
+    except (ImportError, AttributeError):
+        return classes
+    return [*classes, pytest.param(minato, id="minato")]
+
+
+@pytest.fixture(params=_loader_classes())
+def loader_class(request: pytest.FixtureRequest) -> Any:
+    """The class under test: torch.utils.data.DataLoader, then minato_gpu.DataLoader."""
+    return request.param
+
+
+@pytest.fixture
+def is_minato(loader_class: Any) -> bool:
+    """Whether the class under test is minato_gpu's."""
+    return loader_class is not torch.utils.data.DataLoader
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fails the test that leaves a process, a thread or shared memory behind.
+
+    Descriptors are left to the tests that warm up first (``tests.leaks.check_scenario``): the first use of many
+    libraries opens some for good.
+    """
+    before = take_snapshot()
+    yield
+    assert_no_leaks(before, descriptors=False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="a GPU test that is skipped counts as failed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device; give it to single parameters by marks=pytest.mark.gpu")
+    config.addinivalue_line("filterwarnings", "error")
+    # Depends on the machine's number of cores; test_construction checks the warning itself.
+    config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create:UserWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TIME_LIMIT_S))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and item.get_closest_marker("gpu") is not None and item.config.getoption("--require-gpu"):
+        report.outcome = "failed"
+        report.longrepr = f"--require-gpu: a GPU test was skipped: {report.longrepr}"
+    return report

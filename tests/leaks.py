@@ -1,0 +1,139 @@
+"""What a test leaves behind: processes, threads, shared memory and file descriptors (promise P7).
+
+A ``Snapshot`` is taken before and compared after. What stops by itself within the limit is no leak, so the
+comparison waits for the condition "nothing new is left".
+
+Decision: descriptors are compared by kind and count, not by number, because the kernel gives a closed number to
+the next file. Helpers of ``multiprocessing`` that live as long as the interpreter (resource tracker, fork
+server) are not leaks of a loader.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.waiting import wait_until
+
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of this process: child process ids, Python threads, native thread count, shared memory, descriptors."""
+
+    processes: frozenset[int]
+    threads: frozenset[int]
+    native_threads: int
+    shared_memory: frozenset[str]
+    descriptors: Counter[str]
+
+
+def take_snapshot() -> Snapshot:
+    """The state now, after a garbage collection."""
+    gc.collect()
+    return Snapshot(
+        processes=frozenset(child_pids()),
+        threads=frozenset(thread.ident or 0 for thread in threading.enumerate()),
+        native_threads=psutil.Process().num_threads(),
+        shared_memory=frozenset(entry.name for entry in _SHARED_MEMORY.iterdir()),
+        descriptors=Counter(descriptor_kinds()),
+    )
+
+
+def child_pids() -> list[int]:
+    """Ids of all living descendants of this process, without ``multiprocessing``'s own helpers; zombies count."""
+    return [child.pid for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    try:
+        return any(helper in part for part in process.cmdline() for helper in _HELPERS)
+    except psutil.ZombieProcess:  # ended, but nobody waited for it: that is a leak
+        return False
+    except psutil.NoSuchProcess:
+        return True
+
+
+def descriptor_kinds() -> list[str]:
+    """One word for each open descriptor of this process: "memfd", "shm", "pipe", "socket", an anonymous kind, or "file"."""
+    kinds = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            kinds.append(_kind(os.readlink(entry)))
+        except FileNotFoundError:  # the directory handle of this very listing
+            continue
+    return kinds
+
+
+def _kind(target: str) -> str:
+    if target.startswith("/memfd:"):
+        return "memfd"
+    if target.startswith(str(_SHARED_MEMORY)):
+        return "shm"
+    return re.split(r":\[", target)[0] if ":[" in target else "file"
+
+
+def leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False) -> list[str]:
+    """What is there now and was not in ``before``, in words; an empty list when nothing is."""
+    now = take_snapshot()
+    found = [f"process {pid}: {_describe(pid)}" for pid in sorted(now.processes - before.processes)]
+    known = {thread.ident: thread.name for thread in threading.enumerate()}
+    found += [f"thread {known.get(ident, ident)}" for ident in sorted(now.threads - before.threads)]
+    found += [f"shared memory {name}" for name in sorted(now.shared_memory - before.shared_memory) if _is_ours(name)]
+    if descriptors:
+        more = now.descriptors - before.descriptors
+        found += [f"{count} more descriptors of kind {kind}" for kind, count in sorted(more.items())]
+    if native and now.native_threads > before.native_threads:
+        found.append(f"{now.native_threads - before.native_threads} more native threads")
+    return found
+
+
+def _describe(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return f"{process.status()} {' '.join(process.cmdline())[:120]}"
+    except psutil.Error:
+        return "gone meanwhile"
+
+
+def _is_ours(name: str) -> bool:
+    """Whether no process outside this one's family holds the entry: other programs share the machine's memory."""
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    path = str(_SHARED_MEMORY / name)
+    for process in psutil.process_iter():
+        if process.pid in family:
+            continue
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            held = [os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir()]
+        except OSError:
+            continue
+        if path in maps or any(link.startswith(path) for link in held):
+            return False
+    return os.path.exists(path)
+
+
+def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False, limit_s: float = 10.0) -> None:
+    """Wait until nothing is left that ``before`` did not have; raise AssertionError with the list if something stays."""
+    if not wait_until(lambda: not leaks(before, descriptors=descriptors, native=native), limit_s):
+        raise AssertionError("left behind: " + "; ".join(leaks(before, descriptors=descriptors, native=native)))
+
+
+def check_scenario(scenario: Callable[[], object], *, limit_s: float = 10.0) -> None:
+    """Run ``scenario`` once to warm up (lazy imports, thread pools), then again and compare everything."""
+    before = take_snapshot()
+    scenario()
+    assert_no_leaks(before, descriptors=False, limit_s=limit_s)
+    before = take_snapshot()
+    scenario()
+    assert_no_leaks(before, native=True, limit_s=limit_s)

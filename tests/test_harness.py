@@ -1,0 +1,90 @@
+"""The harness itself: a leak is found, a skipped GPU test fails where it must, a warning is an error."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.leaks import assert_no_leaks, leaks, take_snapshot
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_nothing_is_found_where_nothing_leaked() -> None:
+    assert_no_leaks(take_snapshot(), native=True)
+
+
+def test_a_process_is_found_and_forgotten_once_it_ends() -> None:
+    before = take_snapshot()
+    context = multiprocessing.get_context("fork")
+    gate = context.Event()
+    process = context.Process(target=gate.wait)
+    process.start()
+    found = leaks(before, descriptors=False)
+    gate.set()
+    process.join()
+    process.close()
+    assert len(found) == 1 and found[0].startswith("process ")
+    assert_no_leaks(before, descriptors=False)
+
+
+def test_a_thread_is_found() -> None:
+    before = take_snapshot()
+    gate = threading.Event()
+    thread = threading.Thread(target=gate.wait, name="forgotten")
+    thread.start()
+    found = leaks(before, descriptors=False)
+    gate.set()
+    thread.join()
+    assert found == ["thread forgotten"]
+
+
+def test_shared_memory_is_found() -> None:
+    before = take_snapshot()
+    path = Path("/dev/shm") / f"minato_harness_{os.getpid()}"
+    path.write_bytes(b"x")
+    found = leaks(before)
+    path.unlink()
+    assert found == [f"shared memory {path.name}"]
+
+
+@pytest.mark.parametrize("kind", ["memfd", "pipe"])
+def test_descriptors_are_found(kind: str) -> None:
+    before = take_snapshot()
+    opened = [os.memfd_create("minato_harness")] if kind == "memfd" else list(os.pipe())
+    found = leaks(before)
+    for number in opened:
+        os.close(number)
+    assert found == [f"{len(opened)} more descriptors of kind {kind}"]
+
+
+_INNER = """
+import warnings
+import pytest
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_runs(device):
+    if device == "cuda":
+        pytest.skip("as if there were no GPU")
+
+def test_warns():
+    warnings.warn("said")
+"""
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_gpu_option_and_warnings(tmp_path: Path, required: bool) -> None:
+    inner = tmp_path / "test_inner.py"
+    inner.write_text(_INNER)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", str(tmp_path), str(inner)]
+    command += ["-p", "no:cacheprovider", *(["--require-gpu"] if required else [])]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    outcome = done.stdout.strip().splitlines()[-1]
+    assert "UserWarning: said" in done.stdout
+    assert ("1 failed, 1 passed, 1 error" in outcome) if required else ("1 failed, 1 passed, 1 skipped" in outcome), done.stdout
