@@ -31,7 +31,8 @@ Result = dict[str, Any] | StageError
 class DeviceExecutor:
     """Runs stages ``start`` to ``stop`` of a pipeline by their device implementations. For one thread at a time.
 
-    ``repeated`` counts the samples that ran again because another of their micro-batch, or they, failed.
+    ``makes``: names of the fields in a result. ``repeated`` counts the samples that ran again because they, or
+    another of their micro-batch, failed.
     """
 
     def __init__(self, pipeline: Pipeline, start: int, stop: int, *, device: str, max_batch: int, threads: int) -> None:
@@ -51,8 +52,8 @@ class DeviceExecutor:
         self._given = pipeline.fields_at(start)
         self._takes = _taken(pipeline, self._stages)
         made = _made(pipeline, self._stages)
-        self._makes = pipeline.outputs if stop == len(pipeline.stages) else made
-        self._handed_through = [name for name in self._makes if name not in made]
+        self.makes = pipeline.outputs if stop == len(pipeline.stages) else made
+        self._handed_through = [name for name in self.makes if name not in made]
 
     def run(self, items: Sequence[tuple[Fields, int]]) -> list[Result]:
         """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
@@ -105,7 +106,7 @@ class DeviceExecutor:
             for fields, written in zip(known, segment.run(known, params), strict=True):
                 self._check(segment, written)
                 fields.update(written)
-        return [{name: fields[name] for name in self._makes} for fields in known]
+        return [{name: fields[name] for name in self.makes} for fields in known]
 
     def _alone(self, fields: Fields, params: Mapping[int, Any]) -> Result:
         self.repeated += 1
@@ -117,7 +118,7 @@ class DeviceExecutor:
             except Exception as error:
                 return _failed(self.pipeline.stages[segment.stages.start].name, fields, error)
             known.update(written)
-        return {name: known[name] for name in self._makes}
+        return {name: known[name] for name in self.makes}
 
     def _check(self, segment: Segment, written: Fields) -> None:
         if self.device == "cpu":

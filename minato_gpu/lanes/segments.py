@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import CupyFunction, DaliFragment, Stage, TorchFunction
@@ -89,18 +90,16 @@ class DaliGraph:
         self._known = pipeline.fields_at(stages.start)
         self._device, self._max_batch, self._threads = device, max_batch, threads
         self._reads, self._writes = _boundary(self._members)
-        self._sources: dict[str, tuple[int, str]] = {}
+        self._sources: dict[str, tuple[int, str]] = {}  # input of the graph -> stage, drawn parameter
+        self._inputs: frozenset[str] = frozenset()
         self._graph: Any = None
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
         if self._graph is None:
             self._graph = self._build(drawn[0])
-        feed = {f"field{n}": [_plain(fields[name]) for fields in batch] for n, name in enumerate(self._reads)}
-        for source, (number, key) in self._sources.items():
-            feed[source] = [_plain(params[number][key]) for params in drawn]
         try:
-            outputs = self._graph.run(**feed)
+            outputs = self._graph.run(**self._feed(batch, drawn))
         except BaseException:
             self.close()
             raise
@@ -112,6 +111,16 @@ class DaliGraph:
     def close(self) -> None:
         """See Segment."""
         self._graph = None
+
+    def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, list[Any]]:
+        feed = {}
+        for n, name in enumerate(self._reads):
+            declared = np.dtype(self._known[name].dtype)
+            dtype = None if declared == np.dtype(object) else declared
+            feed[f"field{n}"] = [_plain(fields[name], dtype) for fields in batch]
+        for source, (number, key) in self._sources.items():
+            feed[source] = [_plain(params[number][key]) for params in drawn]
+        return {source: values for source, values in feed.items() if source in self._inputs}
 
     def _build(self, params: Mapping[int, Mapping[str, Any]]) -> Any:
         dali = importlib.import_module("nvidia.dali")
@@ -129,12 +138,16 @@ class DaliGraph:
                 known.update(self._add(dali, number, stage, known, params[number]))
             graph.set_outputs(*(known[name] for name in self._writes))
         graph.build()
+        fields = [f"field{n}" for n in range(len(self._reads))]
+        self._inputs = frozenset(source for source in (*fields, *self._sources) if _is_input(graph, source))
         return graph
 
     def _source(self, dali: Any, position: int, name: str) -> Any:
         declared = self._known[name]
-        layout = {"layout": declared.layout} if declared.layout else {}
-        return dali.fn.external_source(name=f"field{position}", ndim=len(declared.shape), **layout)
+        options: dict[str, Any] = {"layout": declared.layout} if declared.layout else {}
+        if declared.dtype != np.dtype(object):
+            options["ndim"] = len(declared.shape)
+        return dali.fn.external_source(name=f"field{position}", **options)
 
     def _add(
         self, dali: Any, number: int, stage: Stage, known: Mapping[str, Any], params: Mapping[str, Any]
@@ -179,7 +192,7 @@ class FunctionSegment:
         how = self._stage.device
         if isinstance(how, CupyFunction):
             xp = importlib.import_module("numpy" if self._device == "cpu" else "cupy")
-            written = how.function(xp, {n: _on_device(xp, v, self._device) for n, v in reads.items()}, params)
+            written = how.function(xp, {n: _on_device(xp, v) for n, v in reads.items()}, params)
         else:
             assert isinstance(how, TorchFunction)
             torch = importlib.import_module("torch")
@@ -187,17 +200,26 @@ class FunctionSegment:
         return {name: to_numpy(value) if self._device == "cpu" else value for name, value in written.items()}
 
 
-def _on_device(xp: Any, value: Any, device: str) -> Any:
-    if device == "cpu" or isinstance(value, (np.ndarray, np.generic)):
+def _on_device(xp: Any, value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
         return xp.asarray(value)
-    return xp.from_dlpack(value)
+    return xp.from_dlpack(value) if hasattr(value, "__dlpack__") else value
 
 
 def _as_tensor(torch: Any, value: Any, device: str) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
-        # A copy, because torch refuses read-only arrays and the function may work in place.
-        return torch.tensor(value, device=device)
-    return torch.from_dlpack(value)
+        # A copy, because torch refuses read-only and mirrored arrays, and the function may work in place.
+        return torch.tensor(_plain(value), device=device)
+    return torch.from_dlpack(value) if hasattr(value, "__dlpack__") else value
+
+
+def _is_input(graph: Any, source: str) -> bool:
+    # DALI removes inputs that no output depends on, and then refuses to be fed them.
+    try:
+        graph.input_feed_count(source)
+    except KeyError:
+        return False
+    return True
 
 
 def device_number(device: str) -> int | None:
@@ -210,8 +232,8 @@ def device_number(device: str) -> int | None:
     raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
 
 
-def _plain(value: Any) -> Any:
-    return np.asarray(to_numpy(value), order="C")
+def _plain(value: Any, dtype: npt.DTypeLike | None = None) -> Any:
+    return np.asarray(to_numpy(value), dtype, order="C")
 
 
 def _boundary(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:

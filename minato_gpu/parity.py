@@ -1,0 +1,204 @@
+"""Do both implementations of every stage mean the same? (promise P2 across lanes)
+
+Each stage that has a device implementation gets, from the CPU, the same fields and the same drawn parameters for
+both implementations; then the whole device part is compared for every split point. Deviations are in levels: one
+level is 1/255 of the picture's range (``Field.level``). A stage passes if no value of any sample deviates by more
+than its ``tolerance``'s maximum and no sample's mean absolute deviation is above the tolerance's mean. The worst
+sample decides, not the average one, because routing by cost would turn an error that only large pictures have into
+a bias by size.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.lanes.segments import to_numpy
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import StageError, sample_seed
+from minato_gpu.stages import Field, Fields, Tolerance
+
+MAX_BATCH = 16
+DRAWS = 2  # how often run_check prepares each sample, each time with other drawn parameters
+MAX_SAMPLES = 200  # of the user's own data, spread evenly over it
+
+
+@dataclass(frozen=True)
+class StageParity:
+    """One compared stage, or, with ``stage`` "split K", everything from split point K on.
+
+    ``implementation``: such as "dali on cpu". ``max_deviation`` and ``mean_deviation`` (levels): of the worst
+    sample; infinite where shapes differ or the device implementation failed, and then ``problem`` says how.
+    """
+
+    stage: str
+    implementation: str
+    samples: int
+    max_deviation: float
+    mean_deviation: float
+    limit_max: float
+    limit_mean: float
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.max_deviation <= self.limit_max and self.mean_deviation <= self.limit_mean
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """``rows``: flat dicts, the fields of StageParity and ``passed``. ``skipped``: broken samples left out, as
+    the CPU reports them. ``passed``: whether something was compared and all of it passed."""
+
+    rows: list[dict[str, Any]]
+    skipped: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.rows) and all(row["passed"] for row in self.rows)
+
+
+def run_check(module_name: str, data_dir: str | None = None, device: str = "cpu") -> ParityReport:
+    """Check the pipeline of a definition module (see ``pipelines/__init__.py`` for what that is).
+
+    ``data_dir``: the data to compare on; None for the module's own example data, in a folder that is deleted
+    again. At most MAX_SAMPLES samples are used. Samples that the CPU cannot prepare are skipped and listed.
+    Raises ImportError or AttributeError where the module is not what it should be, and ValueError where its
+    pipeline has no device implementation or no sample is usable.
+    """
+    module = importlib.import_module(module_name)
+    if data_dir is not None:
+        return _check_directory(module, data_dir, device)
+    with tempfile.TemporaryDirectory(prefix="minato_gpu_check_") as directory:
+        _member(module, "example_data")(directory)
+        return _check_directory(module, directory, device)
+
+
+def _member(module: ModuleType, name: str) -> Any:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise AttributeError(f"{module.__name__} has no function {name}(); see pipelines/__init__.py")
+    return found
+
+
+def _check_directory(module: ModuleType, directory: str, device: str) -> ParityReport:
+    pipeline: Pipeline = _member(module, "pipeline")()
+    data = _member(module, "dataset")(directory)
+    chosen = sorted({int(n) for n in np.linspace(0, len(data) - 1, min(len(data), MAX_SAMPLES))})
+    usable: list[Fields] = []
+    skipped: list[str] = []
+    for index in chosen:
+        sample = data[index]
+        try:
+            pipeline.run(sample, sample_seed(0, 0, index))
+        except StageError as error:
+            skipped.append(f"{error.origin}: {error}")
+        else:
+            usable.append(sample)
+    results = check(pipeline, usable, device=device, draws=DRAWS)
+    return ParityReport([{**asdict(result), "passed": result.passed} for result in results], skipped)
+
+
+def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu", draws: int = 1) -> list[StageParity]:
+    """Compare every device implementation of ``pipeline``, then every split, on ``samples`` (the data set's items).
+
+    ``draws``: how many times each sample is prepared, with other parameters each time. Raises StageError where
+    the CPU cannot prepare a sample, and ValueError where there is nothing to compare.
+    """
+    if not samples:
+        raise ValueError("there is no usable sample to compare on")
+    if all(stage.device is None for stage in pipeline.stages):
+        raise ValueError(f"pipeline {pipeline.name!r} has no stage with a device implementation")
+    seeded = [(fields, sample_seed(0, epoch, n)) for n, fields in enumerate(samples) for epoch in range(draws)]
+    end = len(pipeline.stages)
+    found = []
+    for number, stage in enumerate(pipeline.stages):
+        if stage.device is not None:
+            tally = _compare(pipeline, range(number, number + 1), seeded, device)
+            limit = stage.tolerance.get(_kind(device), Tolerance())
+            found.append(tally.result(stage.name, f"{stage.device.kind} on {device}", limit))
+    for split in pipeline.splits[:-1]:
+        tally = _compare(pipeline, range(split, end), seeded, device)
+        kinds = sorted({s.device.kind for s in pipeline.stages[split:] if s.device is not None})
+        found.append(tally.result(f"split {split}", f"{'+'.join(kinds)} on {device}", _limit(pipeline, split, device)))
+    return found
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _limit(pipeline: Pipeline, split: int, device: str) -> Tolerance:
+    if _kind(device) in pipeline.tolerance:
+        return pipeline.tolerance[_kind(device)]
+    limits = (stage.tolerance.get(_kind(device), Tolerance()) for stage in pipeline.stages[split:])
+    return reduce(add, limits, Tolerance())
+
+
+class _Tally:
+    """The worst deviations seen so far."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.maximum = 0.0
+        self.mean = 0.0
+        self.problem = ""
+
+    def add(self, expected: Fields, got: Mapping[str, Any] | StageError, declared: Mapping[str, Field]) -> None:
+        self.samples += 1
+        if isinstance(got, StageError):
+            return self._fail(str(got))
+        for name, reference in expected.items():
+            if declared[name].dtype == np.dtype(object):
+                continue
+            value = to_numpy(got[name])
+            reference = np.asarray(reference)
+            if value.shape != reference.shape:
+                return self._fail(f"field {name!r} has shape {value.shape}, on the CPU {reference.shape}")
+            if value.size:
+                deviation = np.abs(value.astype(np.float64) - reference.astype(np.float64)) / declared[name].level
+                self.maximum = max(self.maximum, _no_nan(deviation.max()))
+                self.mean = max(self.mean, _no_nan(deviation.mean()))
+        return None
+
+    def _fail(self, problem: str) -> None:
+        self.maximum = self.mean = float("inf")
+        self.problem = self.problem or problem
+
+    def result(self, stage: str, implementation: str, limit: Tolerance) -> StageParity:
+        return StageParity(
+            stage, implementation, self.samples, self.maximum, self.mean, limit.maximum, limit.mean, self.problem
+        )
+
+
+def _no_nan(value: float) -> float:
+    # max() would silently drop a NaN.
+    return float("inf") if np.isnan(value) else float(value)
+
+
+def _compare(pipeline: Pipeline, stages: range, seeded: Sequence[tuple[Fields, int]], device: str) -> _Tally:
+    tally = _Tally()
+    executor = DeviceExecutor(pipeline, stages.start, stages.stop, device=device, max_batch=MAX_BATCH, threads=1)
+    declared = pipeline.fields_at(stages.stop)
+    try:
+        for batch in _batches(seeded):
+            items = [(pipeline.run(fields, seed, 0, stages.start), seed) for fields, seed in batch]
+            for (fields, seed), got in zip(items, executor.run(items), strict=True):
+                known = pipeline.run(fields, seed, stages.start, stages.stop)
+                tally.add({name: known[name] for name in executor.makes}, got, declared)
+    finally:
+        executor.close()
+    return tally
+
+
+def _batches(seeded: Sequence[tuple[Fields, int]]) -> Iterator[Sequence[tuple[Fields, int]]]:
+    return (seeded[n : n + MAX_BATCH] for n in range(0, len(seeded), MAX_BATCH))
