@@ -41,7 +41,7 @@ class CostModel:
         one value: the lane's mean.
         """
         model = self._lanes[lane]
-        model.flush()
+        model.refresh()
         count = len(keys) if keys is not None else 1 if features is None else len(np.asarray(features))
         logs, known = model.predict(self._matrix(features, count), keys)
         return np.exp(logs + np.where(known, model.recalled.smear, model.learned.smear))
@@ -49,7 +49,7 @@ class CostModel:
     def uncertainty(self, lane: str, features: ArrayLike | None = None, keys: Keys | None = None) -> Array:
         """Standard deviation of the log of the actual cost around the predicted one, shape (n,); nan if unknown."""
         model = self._lanes[lane]
-        model.flush()
+        model.refresh()
         count = len(keys) if keys is not None else 1 if features is None else len(np.asarray(features))
         return model.spread(self._matrix(features, count), keys)
 

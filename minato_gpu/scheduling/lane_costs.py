@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from minato_gpu.scheduling.history import Array, History, Keys
 from minato_gpu.scheduling.regression import LogLinear
 
-FLUSH = 64  # observations taken in together
+FLUSH = 128  # observations taken in together
+_STALE = 32  # observations that a prediction may leave out, once the model has seen a few hundred
 RECENT = 4096  # (predicted, actual) pairs kept for the report
 _RECORD_LOG, _RECORD_S = 0.1, 50e-6
 _SHORTEST_S = 1e-7
@@ -63,6 +64,11 @@ class LaneCosts:
         self._rows.append(np.full((len(seconds), self._features), np.nan) if rows is None else rows)
         self._spent.append(seconds)
         if len(self._keys) >= FLUSH:
+            self.flush()
+
+    def refresh(self) -> None:
+        """Take in what was observed, unless it is too little to matter."""
+        if len(self._keys) >= _STALE or self.plain.count < 256:
             self.flush()
 
     def predict(self, rows: Array, keys: Keys | None) -> tuple[Array, NDArray[np.bool_]]:
