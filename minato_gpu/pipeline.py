@@ -52,7 +52,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))
         object.__setattr__(self, "outputs", _unique(self.outputs, "outputs"))
-        _check_stages(self.stages)
+        _check_stages(self.stages)  # first: what follows looks into them
         _check_flow(self.stages, self.input_fields, self.outputs)
         _check_meta(self.stages, self.input_fields, self.host_prefix)
 

@@ -100,9 +100,10 @@ class DaliGraph:
             self._graph = self._build(drawn[0])
         try:
             outputs = self._graph.run(**self._feed(batch, drawn))
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
+            raise error.with_traceback(None) from None
         columns = [[output[n] for n in range(len(batch))] for output in outputs]
         if self._device == "cpu":
             columns = [[np.asarray(tensor) for tensor in column] for column in columns]

@@ -1,0 +1,335 @@
+"""The device executor: same content as the CPU, one bad sample harms no other, results may be kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minato_gpu.lanes.device import DeviceExecutor, build_executor
+from minato_gpu.lanes.segments import device_number
+from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.samples import StageError
+from minato_gpu.stages import Fields, Params
+from pipelines import example_photographs, image_classification
+
+GREY_LEVELS = 2 / 255 / min(image_classification.STD)
+ROW = Field(np.float32, (None,))
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("photographs") / "chelsea"
+    directory.mkdir()
+    cat = example_photographs.photograph("chelsea.png")
+    for number in range(8):
+        cut = cat[number * 7 :, : 451 - number * 31]
+        (directory / f"{number}.jpg").write_bytes(example_photographs.jpeg(cut))
+    data = image_classification.dataset(directory.parent)
+    return [data[n] for n in range(len(data))]
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    return image_classification.build(size=64)
+
+
+@pytest.fixture
+def executor(pipeline: Pipeline) -> Iterator[DeviceExecutor]:
+    executor = build_executor(pipeline, pipeline.host_prefix, max_batch=8, threads=1)
+    yield executor
+    executor.close()
+
+
+def items(pipeline: Pipeline, samples: list[dict[str, Any]], split: int) -> list[tuple[Fields, int]]:
+    return [(pipeline.run(fields, seed, stop=split), seed) for seed, fields in enumerate(samples)]
+
+
+def expected(pipeline: Pipeline, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [pipeline.run(fields, seed) for seed, fields in enumerate(samples)]
+
+
+def image(result: dict[str, Any] | StageError) -> Any:
+    assert not isinstance(result, StageError), result
+    return result["image"]
+
+
+@pytest.mark.parametrize("split", [2, 3, 4, 5])
+def test_every_split_gives_the_cpus_sample(pipeline: Pipeline, photographs: list[dict[str, Any]], split: int) -> None:
+    executor = build_executor(pipeline, split, max_batch=8)
+    results = executor.run(items(pipeline, photographs, split))
+    executor.close()
+    for result, reference in zip(results, expected(pipeline, photographs), strict=True):
+        assert not isinstance(result, StageError)
+        assert list(result) == ["image", "label"]
+        assert result["label"] == reference["label"]
+        assert isinstance(result["image"], np.ndarray)
+        assert np.abs(result["image"] - reference["image"]).max() <= GREY_LEVELS
+
+
+def test_a_sample_does_not_depend_on_its_micro_batch(
+    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
+) -> None:
+    given = items(pipeline, photographs, 2)
+    together = executor.run(given)
+    alone = [executor.run([one])[0] for one in given]
+    in_threes = [result for n in range(0, 8, 3) for result in executor.run(given[n : n + 3])]
+    for a, b, c in zip(together, alone, in_threes, strict=True):
+        assert np.array_equal(image(a), image(b))
+        assert np.array_equal(image(a), image(c))
+    assert executor.repeated == 0
+
+
+def test_more_samples_than_a_micro_batch_holds(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
+    executor = build_executor(pipeline, 2, max_batch=3)
+    assert executor.run([]) == []
+    assert len(executor.run(items(pipeline, photographs, 2))) == 8
+    executor.close()
+
+
+def corrupt(fields: Fields, how: str) -> dict[str, Any]:
+    """As a file may arrive after its header was read: emptied, replaced, or broken inside."""
+    encoded = fields["encoded"]
+    broken = {
+        "empty": encoded[:0],
+        "garbage": np.arange(5000, dtype=np.uint8),
+        "cut off": encoded[: len(encoded) // 3],
+    }[how]
+    return {**fields, "encoded": broken}
+
+
+@pytest.mark.parametrize("how", ["empty", "garbage", "cut off"])
+def test_a_broken_picture_is_alone_in_failing(
+    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor, how: str
+) -> None:
+    given = items(pipeline, photographs, 2)
+    whole = {**given[3][0], "box": np.array([0, 0, *given[3][0]["size"]], np.int32)}
+    given[3] = (corrupt(whole, how), given[3][1])
+    results = executor.run(given)
+    failure = results[3]
+    assert isinstance(failure, StageError)
+    assert (failure.origin.stage, failure.origin.lane) == ("decode", "device")
+    assert failure.origin.path == photographs[3]["path"]
+    assert failure.__cause__ is not None
+    for n, reference in enumerate(expected(pipeline, photographs)):
+        if n != 3:
+            assert np.abs(image(results[n]) - reference["image"]).max() <= GREY_LEVELS
+    assert executor.repeated == 8
+    again = executor.run(items(pipeline, photographs, 2))
+    assert all(not isinstance(result, StageError) for result in again)
+    assert executor.repeated == 8
+
+
+def test_all_broken(pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor) -> None:
+    given = [(corrupt(fields, "garbage"), seed) for fields, seed in items(pipeline, photographs, 2)]
+    assert all(isinstance(result, StageError) for result in executor.run(given))
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "words"),
+    [
+        ({"encoded": None}, "decode", "'encoded' is a NoneType"),
+        ({"box": np.zeros(3, np.int32)}, "decode", r"'box' has shape \(3,\)"),
+        ({"box": np.zeros(4, np.int64)}, "decode", "'box' has dtype int64"),
+    ],
+)
+def test_a_sample_that_is_not_as_declared_never_enters_the_graph(
+    pipeline: Pipeline,
+    photographs: list[dict[str, Any]],
+    executor: DeviceExecutor,
+    change: dict[str, Any],
+    stage: str,
+    words: str,
+) -> None:
+    given = items(pipeline, photographs, 2)
+    given[0] = ({**given[0][0], **change}, 0)
+    results = executor.run(given)
+    assert isinstance(results[0], StageError)
+    with pytest.raises(StageError, match=words):
+        raise results[0]
+    assert results[0].origin.stage == stage
+    assert all(not isinstance(result, StageError) for result in results[1:])
+    assert executor.repeated == 0
+
+
+def test_a_missing_field_is_named(
+    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
+) -> None:
+    given = items(pipeline, photographs[:3], 2)
+    for n, name in enumerate(("box", "label")):
+        given[n] = ({key: value for key, value in given[n][0].items() if key != name}, n)
+    results = executor.run(given)
+    assert "'box' is missing" in str(results[0])
+    assert "no field 'label'" in str(results[1])
+    assert not isinstance(results[2], StageError)
+
+
+def test_results_may_be_kept(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
+    executor = build_executor(pipeline, 2, max_batch=8)
+    given = items(pipeline, photographs, 2)
+    kept = [image(result) for result in executor.run(given)]
+    copies = [array.copy() for array in kept]
+    for length in (8, 3, 1, 8, 5, 8):
+        executor.run(given[::-1][:length])
+    executor.close()
+    del executor
+    for array, copy in zip(kept, copies, strict=True):
+        assert np.array_equal(array, copy)
+        assert array.flags.writeable
+
+
+def test_results_do_not_share_memory_with_inputs(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
+    def same(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"row": fields["row"]}
+
+    stage = Stage("same", ("row",), {"row": ROW}, cpu=lambda fields, params: fields, device=DaliFragment(same))
+    executor = build_executor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW}), 0)
+    row = np.arange(5, dtype=np.float32)
+    (result,) = executor.run([({"row": row}, 0)])
+    row[:] = -1
+    assert not isinstance(result, StageError)
+    assert np.array_equal(result["row"], np.arange(5, dtype=np.float32))
+
+
+def test_closing_twice_and_running_again(
+    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
+) -> None:
+    executor.close()
+    executor.close()
+    assert not isinstance(executor.run(items(pipeline, photographs[:1], 2))[0], StageError)
+
+
+def add_xp(xp: Any, fields: Fields, params: Params) -> Fields:
+    return {"row": fields["row"] + params["amount"]}
+
+
+def add_torch(fields: Fields, params: Params) -> Fields:
+    return {"row": fields["row"] + float(params["amount"])}
+
+
+def add_dali(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    return {"row": fields["row"] + params["amount"]}
+
+
+def refuse_negative(fields: Fields, params: Params) -> Fields:
+    if float(fields["row"].min()) < 0:
+        raise ValueError("a negative value")
+    return {"row": fields["row"]}
+
+
+def draw_amount(rng: np.random.Generator, meta: Fields) -> Params:
+    return {"amount": rng.uniform(0, 10)}
+
+
+def add(fields: Fields, params: Params) -> Fields:
+    return {"row": fields["row"] + params["amount"]}
+
+
+def mixed() -> Pipeline:
+    def stage(name: str, device: Any, **changes: Any) -> Stage:
+        parts: dict[str, Any] = {"cpu": add, "draw": draw_amount, **changes}
+        return Stage(name, ("row",), {"row": ROW}, device=device, **parts)
+
+    return Pipeline(
+        (
+            stage("a", DaliFragment(add_dali)),
+            stage("b", DaliFragment(add_dali)),
+            stage("check", TorchFunction(refuse_negative), cpu=refuse_negative, draw=None),
+            stage("c", CupyFunction(add_xp)),
+            stage("d", TorchFunction(add_torch)),
+            stage("e", DaliFragment(add_dali)),
+        ),
+        outputs=("row",),
+        inputs={"row": ROW},
+    )
+
+
+@pytest.mark.parametrize("split", range(6))
+def test_all_kinds_of_implementation_get_the_same_draws(split: int) -> None:
+    pipeline = mixed()
+    executor = build_executor(pipeline, split, max_batch=4)
+    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
+    results = executor.run([(pipeline.run(row, n, stop=split), n) for n, row in enumerate(rows)])
+    executor.close()
+    for n, result in enumerate(results):
+        assert not isinstance(result, StageError)
+        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
+
+
+def test_a_function_that_fails_on_one_sample_harms_no_other() -> None:
+    pipeline = mixed()
+    executor = build_executor(pipeline, 0, max_batch=4)
+    rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
+    results = executor.run([(row, n) for n, row in enumerate(rows)])
+    executor.close()
+    assert isinstance(results[1], StageError)
+    assert results[1].origin.stage == "check"
+    assert isinstance(results[1].__cause__, ValueError)
+    for n in (0, 2):
+        result = results[n]
+        assert not isinstance(result, StageError)
+        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
+
+
+def test_a_fragment_may_ignore_what_it_is_given() -> None:
+    def ones(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"row": fields["row"] * 0 + 1}
+
+    stage = Stage("ones", ("row", "other"), {"row": ROW}, add, DaliFragment(ones), draw_amount)
+    executor = build_executor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW}), 0)
+    row = np.zeros(3, np.float32)
+    (result,) = executor.run([({"row": row, "other": row}, 0)])
+    executor.close()
+    assert not isinstance(result, StageError)
+    assert np.array_equal(result["row"], np.ones(3))
+
+
+def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
+    def misnamed(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"other": fields["row"]}
+
+    def mistyped(xp: Any, fields: Fields, params: Params) -> Fields:
+        return {"row": fields["row"].astype(xp.float64)}
+
+    for device, words in ((DaliFragment(misnamed), "made"), (CupyFunction(mistyped), "dtype float64")):
+        wrong = dataclasses.replace(mixed().stages[0], device=device)
+        executor = build_executor(Pipeline((wrong,), outputs=("row",), inputs={"row": ROW}), 0)
+        (result,) = executor.run([({"row": np.zeros(2, np.float32)}, 0)])
+        assert isinstance(result, StageError)
+        assert words in str(result)
+
+
+def test_arguments_that_make_no_sense() -> None:
+    pipeline = image_classification.build(size=8)
+    with pytest.raises(ValueError, match="1 is not a split point"):
+        build_executor(pipeline, 1)
+    with pytest.raises(ValueError, match="max_batch and threads"):
+        build_executor(pipeline, 2, max_batch=0)
+    for device in ("gpu", "cuda:x", "cpu:1"):
+        with pytest.raises(ValueError, match="device must be"):
+            build_executor(pipeline, 2, device=device)
+    assert device_number("cuda:3") == 3
+
+
+def test_no_thread_outlives_a_closed_executor(
+    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
+) -> None:
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    given = items(pipeline, photographs, 2)
+    bad = [(corrupt(fields, "garbage"), seed) for fields, seed in given[:1]]
+    executor.run(given)
+    executor.close()
+    before = threads()
+    kept = []
+    for _ in range(3):
+        executor.run(given)
+        kept += executor.run(bad)
+        executor.close()
+    assert len(kept) == 3
+    assert threads() <= before

@@ -1,0 +1,250 @@
+"""The photographs' pipeline: what it reads, how it draws, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from minato_gpu.lanes.device import build_executor
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.samples import StageError, stream
+from minato_gpu.stages import Fields, Params
+from pipelines import example_photographs, image_classification, image_stages
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+def draw_box(seed: int, height: int, width: int) -> list[int]:
+    meta = {"size": np.array([height, width], np.int32)}
+    box: np.ndarray[Any, Any] = image_stages.draw_box(stream(seed), meta, scale=SCALE, ratio=RATIO)["box"]
+    return [int(n) for n in box]
+
+
+@pytest.fixture(scope="module")
+def cat() -> Any:
+    return example_photographs.photograph("chelsea.png")
+
+
+def save(folder: Path, name: str, data: bytes) -> dict[str, Any]:
+    path = folder / name
+    path.write_bytes(data)
+    return {"path": str(path), "label": 0}
+
+
+class TestCropBox:
+    @pytest.mark.parametrize(("height", "width"), [(300, 451), (451, 300), (1, 1), (2, 1000), (1000, 2), (33, 35)])
+    def test_it_lies_within_the_picture(self, height: int, width: int) -> None:
+        for seed in range(200):
+            top, left, h, w = draw_box(seed, height, width)
+            assert h >= 1 <= w
+            assert 0 <= top <= height - h
+            assert 0 <= left <= width - w
+
+    def test_area_and_shape_keep_to_their_ranges(self) -> None:
+        boxes = np.array([draw_box(seed, 900, 1100) for seed in range(2000)])
+        share = boxes[:, 2] * boxes[:, 3] / (900 * 1100)
+        shape = boxes[:, 3] / boxes[:, 2]
+        assert share.min() > 0.079
+        assert share.max() <= 1
+        assert shape.min() > 0.745
+        assert shape.max() < 1.345
+        # Log-uniform: as often wider than high as higher than wide. The area is uniform, less what does not fit.
+        assert abs(np.mean(shape > 1) - 0.5) < 0.06
+        assert 0.3 < np.mean(share) < 0.54
+        # Every corner is reached.
+        assert boxes[:, 0].min() == 0
+        assert (boxes[:, 1] + boxes[:, 3]).max() == 1100
+
+    def test_without_a_fitting_box_the_middle_is_taken(self) -> None:
+        assert draw_box(0, 10, 1000) == [0, 493, 10, 13] or draw_box(0, 10, 1000)[2] <= 10
+        assert _fallback(10, 1000) == [0, 493, 10, 13]
+        assert _fallback(1000, 9) == [494, 0, 12, 9]
+        assert _fallback(30, 30) == [0, 0, 30, 30]
+
+    def test_it_is_the_drawn_stream_that_decides(self) -> None:
+        assert draw_box(1, 500, 500) == draw_box(1, 500, 500)
+        assert draw_box(1, 500, 500) != draw_box(2, 500, 500)
+
+
+def _fallback(height: int, width: int) -> list[int]:
+    # Shares over one never fit, so no try succeeds.
+    meta = {"size": np.array([height, width], np.int32)}
+    box = image_stages.draw_box(stream(0), meta, scale=(9.0, 9.5), ratio=RATIO)["box"]
+    return [int(n) for n in box]
+
+
+class TestSteps:
+    def test_mirroring_is_as_probable_as_asked(self) -> None:
+        pipeline = image_classification.build(flip=0.25)
+        number = [stage.name for stage in pipeline.stages].index("flip")
+        drawn = Counter(int(pipeline.draw(number, {}, seed)["mirror"]) for seed in range(2000))
+        assert abs(drawn[1] / 2000 - 0.25) < 0.04
+
+    def test_mirroring_exchanges_left_and_right(self) -> None:
+        image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+        mirrored = image_stages.mirror({"image": image}, {"mirror": np.int32(1)})["image"]
+        assert np.array_equal(mirrored, image[:, ::-1])
+
+    def test_normalising(self) -> None:
+        image = np.array([[[0, 128, 255]]], np.uint8)
+        mean, std = image_classification.MEAN, image_classification.STD
+        planes = image_stages.normalise({"image": image}, {}, mean=mean, std=std)["image"]
+        expected = [(value / 255 - m) / s for value, m, s in zip((0, 128, 255), mean, std, strict=True)]
+        np.testing.assert_allclose(planes[:, 0, 0], expected, rtol=1e-5)
+        assert planes.dtype == np.float32
+
+    def test_a_sample_from_beginning_to_end(self, cat: Any, tmp_path: Path) -> None:
+        pipeline = image_classification.build(size=32)
+        sample = pipeline.run(save(tmp_path, "cat.jpg", example_photographs.jpeg(cat)), seed=3)
+        assert sample["image"].shape == (3, 32, 32)
+        assert sample["label"] == 0
+        assert all(field.fixed for field in pipeline.output_fields.values())
+        # A photograph of a ginger cat: red outweighs blue, so the channels are in the right order.
+        levels = sample["image"] * np.reshape(image_classification.STD, (3, 1, 1))
+        levels += np.reshape(image_classification.MEAN, (3, 1, 1))
+        assert levels[0].mean() > levels[2].mean() + 0.05
+
+    def test_features(self, cat: Any, tmp_path: Path) -> None:
+        pipeline = image_classification.build()
+        for progressive in (False, True):
+            data = example_photographs.jpeg(cat, progressive=progressive)
+            read = pipeline.run(save(tmp_path, "cat.jpg", data), seed=3, stop=pipeline.host_prefix)
+            found = dict(zip(pipeline.feature_names, pipeline.features(read), strict=True))
+            top, _, height, width = (int(n) for n in read["box"])
+            assert found["crop_box.encoded_bytes"] == len(data)
+            assert found["crop_box.pixels"] == 300 * 451
+            assert found["crop_box.crop_pixels"] == height * width
+            assert found["crop_box.bytes_to_crop_end"] == pytest.approx(len(data) * (top + height) / 300)
+            assert found["crop_box.progressive_bytes"] == (len(data) if progressive else 0)
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_the_header_gives_the_size_of_the_upright_picture(self, cat: Any, tmp_path: Path, orientation: int) -> None:
+        data = example_photographs.with_orientation(example_photographs.jpeg(cat), orientation)
+        read = image_stages.read(save(tmp_path, "cat.jpg", data), {})
+        decoded = cv2.imdecode(read["encoded"], cv2.IMREAD_COLOR_RGB)
+        assert decoded is not None
+        assert tuple(read["size"]) == decoded.shape[:2]
+        assert read["size"][0] == (451 if orientation >= 5 else 300)
+
+
+class TestBadFiles:
+    def bad(self, cat: Any) -> dict[str, bytes]:
+        whole = example_photographs.jpeg(cat)
+        progressive = example_photographs.jpeg(cat, progressive=True)
+        return {
+            "empty": b"",
+            "garbage": bytes(range(256)) * 20,
+            "header only": whole[:100],
+            "cut off": whole[: len(whole) // 2],
+            "cut off, progressive": progressive[: len(progressive) // 2],
+            "without end": whole[:-2],
+            "gif": b"GIF89a" + bytes(100),
+        }
+
+    def test_they_fail_while_reading_so_on_every_lane_alike(self, cat: Any, tmp_path: Path) -> None:
+        pipeline = image_classification.build(size=16)
+        for name, data in self.bad(cat).items():
+            fields = save(tmp_path, f"{name}.jpg", data)
+            with pytest.raises(StageError, match="stage 'read' failed: ValueError") as caught:
+                pipeline.run(fields, 0, stop=pipeline.host_prefix)
+            assert caught.value.origin.path == fields["path"]
+
+    def test_bytes_after_the_end_do_no_harm(self, cat: Any, tmp_path: Path) -> None:
+        pipeline = image_classification.build(size=16)
+        whole = example_photographs.jpeg(cat)
+        plain = pipeline.run(save(tmp_path, "a.jpg", whole), 1)
+        trailed = pipeline.run(save(tmp_path, "b.jpg", whole + b"trailer" * 50), 1)
+        assert np.array_equal(plain["image"], trailed["image"])
+
+    def test_a_missing_file(self) -> None:
+        with pytest.raises(StageError, match="FileNotFoundError"):
+            image_classification.build().run({"path": "nowhere.jpg", "label": 0}, 0)
+
+
+class TestDraws:
+    def test_both_lanes_get_the_same(self, cat: Any, tmp_path: Path) -> None:
+        """What each implementation is handed, made visible as an output."""
+        pipeline = Pipeline(
+            (
+                Stage("box", ("size",), {"box": Field(np.int32, (4,))}, _show_box, None, _box, ("size",)),
+                Stage("flip", ("box",), {"seen": Field(np.int32)}, _show_mirror, DaliFragment(_show_dali), _mirror),
+            ),
+            outputs=("box", "seen"),
+        )
+        fields = [{"size": np.array([300 + n, 451], np.int32)} for n in range(50)]
+        executor = build_executor(pipeline, 1)
+        got = executor.run([(pipeline.run(one, n, stop=1), n) for n, one in enumerate(fields)])
+        executor.close()
+        for n, result in enumerate(got):
+            assert not isinstance(result, StageError)
+            expected = pipeline.run(fields[n], n)
+            assert int(result["seen"]) == int(expected["seen"])
+            assert np.array_equal(result["box"], expected["box"])
+        assert {int(result["seen"]) for result in got if not isinstance(result, StageError)} == {0, 1}
+
+
+def _box(rng: np.random.Generator, meta: Fields) -> Params:
+    return image_stages.draw_box(rng, meta, scale=SCALE, ratio=RATIO)
+
+
+def _show_box(fields: Fields, params: Params) -> Fields:
+    return {"box": params["box"]}
+
+
+def _mirror(rng: np.random.Generator, meta: Fields) -> Params:
+    return image_stages.draw_mirror(rng, meta, probability=0.5)
+
+
+def _show_mirror(fields: Fields, params: Params) -> Fields:
+    return {"seen": params["mirror"]}
+
+
+def _show_dali(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    return {"seen": params["mirror"]}
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"size": 0},
+            {"scale": (0.5, 0.1)},
+            {"scale": (0, 1)},
+            {"scale": (0.5, 1.5)},
+            {"ratio": (2, 1)},
+            {"flip": 1.5},
+            {"std": (0.1, 0, 0.1)},
+        ],
+    )
+    def test_nonsense_is_refused(self, settings: dict[str, Any]) -> None:
+        with pytest.raises(ValueError):
+            image_classification.build(**settings)
+
+    def test_the_module_keeps_to_the_convention(self) -> None:
+        assert dataclasses.is_dataclass(image_classification.pipeline())
+        assert image_classification.pipeline().name == "image_classification"
+
+
+class TestImageFolder:
+    def test_labels_follow_the_sorted_folders(self, tmp_path: Path) -> None:
+        for name in ("b/two.JPG", "a/one.jpeg", "a/deeper/three.png", "a/notes.txt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).touch()
+        data = image_classification.dataset(tmp_path)
+        assert data.classes == ["a", "b"]
+        found = [(Path(data[n]["path"]).name, data[n]["label"]) for n in range(len(data))]
+        assert found == [("three.png", 0), ("one.jpeg", 0), ("two.JPG", 1)]
+        with pytest.raises(IndexError):
+            data[3]
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="no class folders"):
+            image_classification.dataset(tmp_path)
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            image_classification.dataset(tmp_path / "absent")

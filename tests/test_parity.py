@@ -1,0 +1,218 @@
+"""The parity check passes on real photographs, and catches every mistake that it is there for."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minato_gpu import parity
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.stages import Fields, Params
+from pipelines import image_classification, image_stages
+
+SIZE = 128
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("photographs")
+    image_classification.example_data(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def samples(directory: Path) -> list[Fields]:
+    data = image_classification.dataset(directory)
+    return [data[n] for n in range(len(data))]
+
+
+def with_fragment(name: str, build: Any) -> Pipeline:
+    """The pipeline with another DALI fragment in the stage ``name``."""
+    pipeline = image_classification.build(SIZE)
+    stages = [
+        dataclasses.replace(stage, device=dataclasses.replace(stage.device, build=build))
+        if stage.name == name and isinstance(stage.device, DaliFragment)
+        else stage
+        for stage in pipeline.stages
+    ]
+    assert [a is b for a, b in zip(stages, pipeline.stages, strict=True)].count(False) == 1
+    return dataclasses.replace(pipeline, stages=tuple(stages))
+
+
+def flip_always(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    return {"image": dali.fn.flip(fields["image"], horizontal=1)}
+
+
+def flip_vertically(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    return {"image": dali.fn.flip(fields["image"], horizontal=0, vertical=params["mirror"])}
+
+
+def crop_shifted(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    # One pixel to the left where there is room, so that the box stays within the picture.
+    left = dali.math.max(fields["box"][1:2] - 1, 0)
+    start = dali.fn.cat(fields["box"][0:1], left)
+    options = {"axes": [0, 1], "output_type": dali.types.RGB}
+    return {"image": dali.fn.decoders.image_slice(fields["encoded"], start, fields["box"][2:4], **options)}
+
+
+def ignore_orientation(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    image = dali.fn.decoders.image(fields["encoded"], output_type=dali.types.RGB, adjust_orientation=False)
+    box = fields["box"]
+    return {"image": dali.fn.slice(image, box[0:2], box[2:4], axes=[0, 1], out_of_bounds_policy="pad")}
+
+
+def resize_with(dali: Any, fields: Fields, params: Params, device: str, *, filter_name: str, antialias: bool) -> Fields:
+    filter_ = getattr(dali.types, filter_name)
+    return {"image": dali.fn.resize(fields["image"], size=[SIZE, SIZE], interp_type=filter_, antialias=antialias)}
+
+
+def blue_first(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    mean, std = (tuple(255 * v for v in values) for values in (image_classification.MEAN, image_classification.STD))
+    image = dali.fn.crop_mirror_normalize(
+        fields["image"], dtype=dali.types.FLOAT, output_layout="CHW", mean=list(mean[::-1]), std=list(std)
+    )
+    return {"image": image}
+
+
+def test_the_two_implementations_agree_on_real_photographs(samples: list[Fields]) -> None:
+    results = parity.check(image_classification.pipeline(), samples)
+    assert [result.stage for result in results] == [
+        *("decode", "resize", "flip", "normalise"),
+        *("split 2", "split 3", "split 4", "split 5"),
+    ]
+    for result in results:
+        assert result.passed, result
+        assert result.samples == len(samples)
+        # What the issue asks for; normalised floats are off by their channel's share of a level.
+        assert result.limit_max <= 2
+        assert result.limit_mean <= 0.25
+
+
+def test_the_photographs_are_as_awkward_as_they_should_be(samples: list[Fields]) -> None:
+    pipeline = image_classification.pipeline()
+    read = [pipeline.run(fields, 0, stop=1) for fields in samples]
+    sizes = {tuple(fields["size"].tolist()) for fields in read}
+    assert any(height % 2 and width % 2 for height, width in sizes)
+    assert (1, 1) in sizes
+    assert any(fields["progressive"] for fields in read)
+    components = {_components(fields["encoded"].tobytes()) for fields in read if fields["encoded"][0] == 0xFF}
+    assert components == {1, 3}
+
+
+def _components(encoded: bytes) -> int:
+    at = 2
+    while encoded[at + 1] not in (0xC0, 0xC2):
+        at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
+    return encoded[at + 9]
+
+
+@pytest.mark.parametrize(
+    ("stage", "build"),
+    [
+        ("flip", flip_always),
+        ("flip", flip_vertically),
+        ("decode", crop_shifted),
+        ("decode", ignore_orientation),
+        ("resize", partial(resize_with, filter_name="INTERP_LINEAR", antialias=True)),
+        ("resize", partial(resize_with, filter_name="INTERP_NN", antialias=False)),
+        ("resize", partial(resize_with, filter_name="INTERP_CUBIC", antialias=False)),
+        ("normalise", blue_first),
+    ],
+    ids=[
+        "flip always",
+        "flip the other way",
+        "crop off by one",
+        "orientation ignored",
+        "antialiasing on",
+        "nearest",
+        "cubic",
+        "channels swapped",
+    ],
+)
+def test_a_wrong_implementation_is_caught_where_it_is_wrong(samples: list[Fields], stage: str, build: Any) -> None:
+    results = parity.check(with_fragment(stage, build), samples[:15])
+    failed = {result.stage for result in results if not result.passed}
+    stages = [s.name for s in image_classification.pipeline().stages]
+    number = stages.index(stage)
+    assert failed == {stage, *(f"split {split}" for split in range(2, number + 1))}
+
+
+def test_a_device_implementation_that_fails_does_not_pass(samples: list[Fields]) -> None:
+    def broken(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"image": dali.fn.slice(fields["image"], start=[0], end=[10_000], axes=[0])}
+
+    results = {result.stage: result for result in parity.check(with_fragment("resize", broken), samples[:2])}
+    assert not results["resize"].passed
+    assert "resize" in results["resize"].problem
+    assert results["flip"].passed
+
+
+def test_another_shape_does_not_pass(samples: list[Fields]) -> None:
+    def plane(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"image": fields["image"][:, :, 0:1]}
+
+    field = Field(np.uint8, (None, None, None), layout="HWC")
+    pipeline = with_fragment("decode", plane)
+    stages = (*pipeline.stages[:2], Stage("odd", ("image",), {"image": field}, _same, DaliFragment(plane)))
+    odd = Pipeline(stages, outputs=("image",))
+    blank = {"path": samples[0]["path"], "image": np.zeros((4, 4, 3), np.uint8)}
+    results = {result.stage: result for result in parity.check(odd, [blank])}
+    assert not results["odd"].passed
+    assert "shape" in results["odd"].problem
+
+
+def _same(fields: Fields, params: Params) -> Fields:
+    return {"image": fields["image"]}
+
+
+def test_not_a_number_does_not_pass() -> None:
+    def spoil(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"x": fields["x"] / 0.0}
+
+    field = Field(np.float32, (None,))
+    stage = Stage("spoil", ("x",), {"x": field}, cpu=lambda fields, params: dict(fields), device=DaliFragment(spoil))
+    results = parity.check(Pipeline((stage,), outputs=("x",), inputs={"x": field}), [{"x": np.zeros(3, np.float32)}])
+    assert not any(result.passed for result in results)
+
+
+def test_nothing_to_compare_is_an_error(samples: list[Fields]) -> None:
+    stage = Stage("host", ("path",), {"x": Field(object)}, cpu=image_stages.read)
+    with pytest.raises(ValueError, match="no stage with a device implementation"):
+        parity.check(Pipeline((stage,), outputs=("x",)), samples)
+    with pytest.raises(ValueError, match="no usable sample"):
+        parity.check(image_classification.pipeline(), [])
+
+
+class TestRunCheck:
+    def test_on_the_example_data(self) -> None:
+        report = parity.run_check("pipelines.image_classification")
+        assert report.passed
+        assert report.skipped == []
+        for row in report.rows:
+            assert row.keys() >= {
+                *("stage", "implementation", "samples", "max_deviation", "mean_deviation"),
+                *("limit_max", "limit_mean", "passed"),
+            }
+
+    def test_on_a_folder_with_a_broken_file(self, directory: Path, tmp_path: Path) -> None:
+        (tmp_path / "cat").mkdir()
+        shutil.copy(directory / "chelsea" / "odd.jpg", tmp_path / "cat" / "good.jpg")
+        (tmp_path / "cat" / "empty.jpg").touch()
+        report = parity.run_check("pipelines.image_classification", str(tmp_path))
+        assert report.passed
+        (skipped,) = report.skipped
+        assert "empty.jpg" in skipped
+        assert {row["samples"] for row in report.rows} == {parity.DRAWS}
+
+    def test_a_module_without_the_functions(self) -> None:
+        with pytest.raises(AttributeError, match=r"no function example_data\(\)"):
+            parity.run_check("pipelines.headers")
+
+    def test_no_rows_is_no_pass(self) -> None:
+        assert not parity.ParityReport([], []).passed

@@ -1,0 +1,325 @@
+"""Stage, Field and Pipeline: what they accept, what they refuse, and how a pipeline runs on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance
+from minato_gpu.samples import StageError
+from minato_gpu.stages import Fields, Params, canonical
+
+NUMBER = Field(np.float32)
+
+
+def double(fields: Fields, params: Params) -> Fields:
+    return {"x": np.float32(fields["x"] * 2)}
+
+
+def double_xp(xp: Any, fields: Fields, params: Params) -> Fields:
+    return {"x": fields["x"] * 2}
+
+
+def draw_shift(rng: np.random.Generator, meta: Fields) -> Params:
+    return {"shift": rng.uniform(0, float(meta["width"])), "steps": int(rng.integers(5))}
+
+
+def shift(fields: Fields, params: Params) -> Fields:
+    return {"x": np.float32(fields["x"] + params["shift"]), "steps": params["steps"]}
+
+
+def read(fields: Fields, params: Params) -> Fields:
+    return {"x": np.float32(fields["path"]), "width": np.int32(7)}
+
+
+def fragment(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    return {"x": fields["x"]}
+
+
+def stage(name: str = "double", **changes: Any) -> Stage:
+    parts: dict[str, Any] = {"reads": ("x",), "writes": {"x": NUMBER}, "cpu": double, **changes}
+    return Stage(name, **parts)
+
+
+def three_stages() -> Pipeline:
+    return Pipeline(
+        (
+            stage(
+                "read",
+                reads=("path",),
+                writes={"x": NUMBER, "width": Field(np.int32)},
+                cpu=read,
+                features=lambda fields: (len(fields["path"]),),
+                feature_names=("characters",),
+            ),
+            stage("double", device=CupyFunction(double_xp)),
+            stage(
+                "shift",
+                cpu=shift,
+                draw=draw_shift,
+                meta=("width",),
+                writes={"x": NUMBER, "steps": Field(np.int32)},
+                device=CupyFunction(double_xp),
+            ),
+        ),
+        outputs=("x", "label", "steps"),
+        name="three",
+    )
+
+
+class TestField:
+    def test_a_fixed_shape_has_a_size_in_bytes(self) -> None:
+        assert Field(np.float32, (3, 5)).fixed
+        assert Field(np.float32, (3, 5)).max_bytes == 60
+
+    def test_a_varying_shape_is_bounded_by_its_maximum_only(self) -> None:
+        assert not Field(np.uint8, (None, 3)).fixed
+        assert Field(np.uint8, (None, 3)).max_bytes is None
+        assert Field(np.uint8, (None, 3), maximum=(10, 3)).max_bytes == 30
+
+    def test_objects_have_no_size(self) -> None:
+        assert not Field(object).fixed
+        assert Field(object).max_bytes is None
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: Field(np.uint8, (-1,)),
+            lambda: Field(np.uint8, (None, 3), maximum=(10, 4)),
+            lambda: Field(np.uint8, (None, 3), maximum=(10,)),
+            lambda: Field(np.uint8, (None, 3), layout="HWC"),
+            lambda: Field(np.uint8, level=0),
+            lambda: Tolerance(-1),
+            lambda: Tolerance(1, float("nan")),
+        ],
+    )
+    def test_nonsense_is_refused(self, make: Callable[[], Any]) -> None:
+        with pytest.raises(ValueError):
+            make()
+
+    @pytest.mark.parametrize(
+        ("field", "value", "words"),
+        [
+            (Field(np.uint8, (2,)), np.zeros(2, np.float32), "dtype float32, declared uint8"),
+            (Field(np.uint8, (2,)), np.zeros(3, np.uint8), r"shape \(3,\), declared \(2,\)"),
+            (Field(np.uint8, (None,)), np.zeros((3, 3), np.uint8), "shape"),
+            (Field(np.uint8, (None,), maximum=(4,)), np.zeros(5, np.uint8), "over the declared maximum"),
+            (Field(np.uint8, (2,)), [1, 2], "is a list"),
+        ],
+    )
+    def test_problem_says_what_is_wrong(self, field: Field, value: Any, words: str) -> None:
+        problem = field.problem(value)
+        assert problem is not None
+        with pytest.raises(ValueError, match=words):
+            raise ValueError(problem)
+
+    def test_no_problem(self) -> None:
+        assert Field(np.uint8, (None, 2), maximum=(9, 2)).problem(np.zeros((9, 2), np.uint8)) is None
+        assert Field(np.int64).problem(3) is None
+        assert Field(object).problem("anything") is None
+
+
+class TestStage:
+    @pytest.mark.parametrize(
+        ("changes", "error", "words"),
+        [
+            ({"name": ""}, TypeError, "name"),
+            ({"reads": "x"}, TypeError, "reads must be a sequence of names"),
+            ({"reads": ("x", "x")}, ValueError, "twice"),
+            ({"writes": {}}, ValueError, "writes no field"),
+            ({"writes": {"x": np.float32}}, TypeError, "must map names to Field"),
+            ({"cpu": None}, TypeError, "cpu must be callable"),
+            ({"draw": 3}, TypeError, "draw must be callable"),
+            ({"device": fragment}, TypeError, "must be a DaliFragment"),
+            ({"meta": ("x",)}, ValueError, "no draw"),
+            ({"features": len}, ValueError, "feature_names go together"),
+            ({"feature_names": ("x",)}, ValueError, "feature_names go together"),
+            ({"tolerance": {"dali": Tolerance()}}, ValueError, "keyed by 'cpu' or 'cuda'"),
+            ({"device": DaliFragment(fragment, host_reads=("y",))}, ValueError, "not among its reads"),
+        ],
+    )
+    def test_a_definition_that_cannot_work_is_refused(
+        self, changes: dict[str, Any], error: type[Exception], words: str
+    ) -> None:
+        with pytest.raises(error, match=words):
+            stage(**changes)
+
+    def test_it_cannot_be_changed(self) -> None:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            stage().name = "other"  # type: ignore[misc]
+
+    def test_drawn_values_get_the_width_that_devices_use(self) -> None:
+        assert canonical(3).dtype == np.int32
+        assert canonical(0.1) == np.float32(0.1)
+        assert canonical(True).dtype == np.bool_
+        assert canonical([1, 2]).dtype == np.int32
+        assert canonical(np.float64(0.1)).dtype == np.float64
+        with pytest.raises(OverflowError, match="32 bits"):
+            canonical(2**31)
+
+
+class TestDefinition:
+    def test_splits_and_host_prefix(self) -> None:
+        pipeline = three_stages()
+        assert pipeline.host_prefix == 1
+        assert pipeline.splits == (1, 2, 3)
+
+    def test_a_host_stage_in_the_middle_limits_the_splits(self) -> None:
+        on_device = stage("a", device=CupyFunction(double_xp))
+        pipeline = Pipeline((on_device, stage("b"), stage("c", device=CupyFunction(double_xp))), outputs=("x",))
+        assert pipeline.host_prefix == 0
+        assert pipeline.splits == (2, 3)
+
+    def test_without_device_implementations_all_runs_on_the_cpu(self) -> None:
+        pipeline = Pipeline((stage("a"), stage("b")), outputs=("x",))
+        assert (pipeline.host_prefix, pipeline.splits) == (2, (2,))
+
+    def test_output_fields_are_the_last_declared_in_order(self) -> None:
+        fields = three_stages().output_fields
+        assert list(fields) == ["x", "label", "steps"]
+        assert fields["x"] == NUMBER
+        assert not fields["label"].fixed
+
+    def test_live_fields_are_those_still_needed(self) -> None:
+        pipeline = three_stages()
+        assert pipeline.live(0) == {"path", "label"}
+        assert pipeline.live(1) == {"x", "width", "label"}
+        assert pipeline.live(3) == {"x", "label", "steps"}
+
+    @pytest.mark.parametrize(
+        ("make", "error", "words"),
+        [
+            (lambda: Pipeline((), outputs=("x",)), ValueError, "at least one stage"),
+            (lambda: Pipeline(cast(Any, (double,)), outputs=("x",), inputs={}), TypeError, "must be Stage objects"),
+            (lambda: Pipeline((stage(), stage()), outputs=("x",)), ValueError, "two stages are called 'double'"),
+            (lambda: Pipeline((stage(),), outputs=()), ValueError, "at least one field"),
+            (lambda: Pipeline((stage(),), outputs=cast(Any, "x")), TypeError, "sequence of names"),
+            (lambda: Pipeline((stage(),), outputs=("x", "x")), ValueError, "twice"),
+            (lambda: Pipeline((stage(),), outputs=("x",), inputs={}), ValueError, "stage 'double' reads field 'x'"),
+            (
+                lambda: Pipeline((stage(),), outputs=("y",), inputs={"x": NUMBER}),
+                ValueError,
+                "output 'y' is neither an input",
+            ),
+        ],
+    )
+    def test_a_definition_that_cannot_work_is_refused(
+        self, make: Callable[[], Pipeline], error: type[Exception], words: str
+    ) -> None:
+        with pytest.raises(error, match=words):
+            make()
+
+    def test_drawing_from_a_field_that_a_lane_makes_is_refused(self) -> None:
+        late = stage("late", writes={"x": NUMBER, "width": NUMBER}, device=CupyFunction(double_xp))
+        drawing = stage("drawing", draw=draw_shift, meta=("width",))
+        with pytest.raises(ValueError, match=r"'drawing' draws from 'width'.*stage 'late' writes"):
+            Pipeline((late, drawing), outputs=("x",))
+
+    def test_importing_pulls_in_no_device_library(self) -> None:
+        code = (
+            "import sys, minato_gpu.pipeline, pipelines.image_classification\n"
+            "bad = [m for m in sys.modules if m.split('.')[0] in ('nvidia', 'cupy')]\n"
+            "assert not bad, bad\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class TestRun:
+    def test_outputs_only_and_in_order(self) -> None:
+        done = three_stages().run({"path": "4", "label": 1}, seed=5)
+        assert list(done) == ["x", "label", "steps"]
+        assert done["label"] == 1
+        assert 8 <= done["x"] <= 15
+
+    def test_cut_anywhere_it_is_the_same(self) -> None:
+        pipeline = three_stages()
+        whole = pipeline.run({"path": "4", "label": 1}, 5)
+        for cut in range(4):
+            early = pipeline.run({"path": "4", "label": 1}, 5, stop=cut) if cut else {"path": "4", "label": 1}
+            kept = {name: value for name, value in early.items() if name in pipeline.live(cut)}
+            assert pipeline.run(kept, 5, start=cut) == whole
+
+    def test_draws_depend_on_the_seed_and_the_stage_alone(self) -> None:
+        pipeline = three_stages()
+        fields = pipeline.run({"path": "4", "label": 1}, 5, stop=1)
+        first = pipeline.draw(2, fields, 5)
+        assert pipeline.draw(2, {"width": fields["width"]}, 5) == first
+        assert pipeline.draw(2, fields, 6) != first
+        assert pipeline.draw(1, fields, 5) == {}
+        moved = dataclasses.replace(pipeline, stages=(pipeline.stages[0], pipeline.stages[2]), outputs=("x",))
+        assert moved.draw(1, fields, 5) != first
+
+    def test_inputs_stay_as_they_were(self) -> None:
+        given = {"path": "4", "label": 1}
+        three_stages().run(given, 5)
+        assert given == {"path": "4", "label": 1}
+
+    def test_an_error_names_stage_lane_and_path(self) -> None:
+        with pytest.raises(StageError, match="stage 'read' failed: ValueError") as caught:
+            three_stages().run({"path": "four", "label": 1}, 5)
+        origin = caught.value.origin
+        assert (origin.stage, origin.lane, origin.path) == ("read", "cpu", "four")
+        assert isinstance(caught.value.__cause__, ValueError)
+
+    def test_an_interrupt_is_not_wrapped(self) -> None:
+        def interrupt(fields: Fields, params: Params) -> Fields:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Pipeline((stage(cpu=interrupt),), outputs=("x",)).run({"x": 1}, 0)
+
+    @pytest.mark.parametrize(
+        ("returned", "words"),
+        [
+            ({}, "returned the fields"),
+            ({"x": np.float32(1), "y": 2}, "returned the fields"),
+            (None, "returned a NoneType"),
+            ({"x": np.float64(1)}, "has dtype float64"),
+        ],
+    )
+    def test_a_stage_must_write_what_it_declares(self, returned: Any, words: str) -> None:
+        pipeline = Pipeline((stage(cpu=lambda fields, params: returned),), outputs=("x",))
+        with pytest.raises(StageError, match=words):
+            pipeline.run({"x": 1}, 0)
+
+    def test_a_missing_output_is_named(self) -> None:
+        with pytest.raises(StageError, match="no field 'label'"):
+            three_stages().run({"path": "4"}, 5)
+
+    def test_stages_are_measured_on_demand(self) -> None:
+        seen: list[tuple[str, float]] = []
+        three_stages().run({"path": "4", "label": 1}, 5, on_stage=lambda name, s: seen.append((name, s)))
+        assert [name for name, _ in seen] == ["read", "double", "shift"]
+        assert all(seconds >= 0 for _, seconds in seen)
+
+    def test_features_are_known_after_the_host_read(self) -> None:
+        pipeline = three_stages()
+        assert pipeline.feature_names == ("read.characters",)
+        assert pipeline.features(pipeline.run({"path": "400", "label": 1}, 5, stop=1)) == (3.0,)
+
+    def test_a_wrong_number_of_features_is_an_error(self) -> None:
+        pipeline = Pipeline((stage(features=lambda fields: (1, 2), feature_names=("only",)),), outputs=("x",))
+        with pytest.raises(ValueError, match="returned 2 features"):
+            pipeline.features({"x": 1})
+
+
+def test_a_spawned_process_gets_the_same_sample() -> None:
+    from pipelines import image_classification
+
+    pipeline = image_classification.pipeline()
+    fields = {"path": "nowhere.jpg", "label": 3}
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with pytest.raises(StageError, match="stage 'read' failed: FileNotFoundError") as caught:
+            pool.apply(pipeline.run, (fields, 1))
+        assert caught.value.origin.path == "nowhere.jpg"
+    copied: Pipeline = pickle.loads(pickle.dumps(pipeline))
+    meta = {"size": np.array([300, 500], np.int32)}
+    assert np.array_equal(copied.draw(1, meta, 9)["box"], pipeline.draw(1, meta, 9)["box"])
