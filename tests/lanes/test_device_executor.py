@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import pytest
 
 from minato_gpu.lanes.device import DeviceExecutor, build_executor
 from minato_gpu.lanes.segments import device_number
-from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields, Params
+from minato_gpu.stages import Fields
 from pipelines import example_photographs, image_classification
 
 GREY_LEVELS = 2 / 255 / min(image_classification.STD)
-ROW = Field(np.float32, (None,))
 
 
 @pytest.fixture(scope="module")
@@ -182,125 +180,12 @@ def test_results_may_be_kept(pipeline: Pipeline, photographs: list[dict[str, Any
         assert array.flags.writeable
 
 
-def test_results_do_not_share_memory_with_inputs(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
-    def same(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"row": fields["row"]}
-
-    stage = Stage("same", ("row",), {"row": ROW}, cpu=lambda fields, params: fields, device=DaliFragment(same))
-    executor = build_executor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW}), 0)
-    row = np.arange(5, dtype=np.float32)
-    (result,) = executor.run([({"row": row}, 0)])
-    row[:] = -1
-    assert not isinstance(result, StageError)
-    assert np.array_equal(result["row"], np.arange(5, dtype=np.float32))
-
-
 def test_closing_twice_and_running_again(
     pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
 ) -> None:
     executor.close()
     executor.close()
     assert not isinstance(executor.run(items(pipeline, photographs[:1], 2))[0], StageError)
-
-
-def add_xp(xp: Any, fields: Fields, params: Params) -> Fields:
-    return {"row": fields["row"] + params["amount"]}
-
-
-def add_torch(fields: Fields, params: Params) -> Fields:
-    return {"row": fields["row"] + float(params["amount"])}
-
-
-def add_dali(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-    return {"row": fields["row"] + params["amount"]}
-
-
-def refuse_negative(fields: Fields, params: Params) -> Fields:
-    if float(fields["row"].min()) < 0:
-        raise ValueError("a negative value")
-    return {"row": fields["row"]}
-
-
-def draw_amount(rng: np.random.Generator, meta: Fields) -> Params:
-    return {"amount": rng.uniform(0, 10)}
-
-
-def add(fields: Fields, params: Params) -> Fields:
-    return {"row": fields["row"] + params["amount"]}
-
-
-def mixed() -> Pipeline:
-    def stage(name: str, device: Any, **changes: Any) -> Stage:
-        parts: dict[str, Any] = {"cpu": add, "draw": draw_amount, **changes}
-        return Stage(name, ("row",), {"row": ROW}, device=device, **parts)
-
-    return Pipeline(
-        (
-            stage("a", DaliFragment(add_dali)),
-            stage("b", DaliFragment(add_dali)),
-            stage("check", TorchFunction(refuse_negative), cpu=refuse_negative, draw=None),
-            stage("c", CupyFunction(add_xp)),
-            stage("d", TorchFunction(add_torch)),
-            stage("e", DaliFragment(add_dali)),
-        ),
-        outputs=("row",),
-        inputs={"row": ROW},
-    )
-
-
-@pytest.mark.parametrize("split", range(6))
-def test_all_kinds_of_implementation_get_the_same_draws(split: int) -> None:
-    pipeline = mixed()
-    executor = build_executor(pipeline, split, max_batch=4)
-    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
-    results = executor.run([(pipeline.run(row, n, stop=split), n) for n, row in enumerate(rows)])
-    executor.close()
-    for n, result in enumerate(results):
-        assert not isinstance(result, StageError)
-        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
-
-
-def test_a_function_that_fails_on_one_sample_harms_no_other() -> None:
-    pipeline = mixed()
-    executor = build_executor(pipeline, 0, max_batch=4)
-    rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
-    results = executor.run([(row, n) for n, row in enumerate(rows)])
-    executor.close()
-    assert isinstance(results[1], StageError)
-    assert results[1].origin.stage == "check"
-    assert isinstance(results[1].__cause__, ValueError)
-    for n in (0, 2):
-        result = results[n]
-        assert not isinstance(result, StageError)
-        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
-
-
-def test_a_fragment_may_ignore_what_it_is_given() -> None:
-    def ones(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"row": fields["row"] * 0 + 1}
-
-    stage = Stage("ones", ("row", "other"), {"row": ROW}, add, DaliFragment(ones), draw_amount)
-    executor = build_executor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW}), 0)
-    row = np.zeros(3, np.float32)
-    (result,) = executor.run([({"row": row, "other": row}, 0)])
-    executor.close()
-    assert not isinstance(result, StageError)
-    assert np.array_equal(result["row"], np.ones(3))
-
-
-def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
-    def misnamed(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"other": fields["row"]}
-
-    def mistyped(xp: Any, fields: Fields, params: Params) -> Fields:
-        return {"row": fields["row"].astype(xp.float64)}
-
-    for device, words in ((DaliFragment(misnamed), "made"), (CupyFunction(mistyped), "dtype float64")):
-        wrong = dataclasses.replace(mixed().stages[0], device=device)
-        executor = build_executor(Pipeline((wrong,), outputs=("row",), inputs={"row": ROW}), 0)
-        (result,) = executor.run([({"row": np.zeros(2, np.float32)}, 0)])
-        assert isinstance(result, StageError)
-        assert words in str(result)
 
 
 def test_arguments_that_make_no_sense() -> None:

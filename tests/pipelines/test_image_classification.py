@@ -62,7 +62,6 @@ class TestCropBox:
         assert (boxes[:, 1] + boxes[:, 3]).max() == 1100
 
     def test_without_a_fitting_box_the_middle_is_taken(self) -> None:
-        assert draw_box(0, 10, 1000) == [0, 493, 10, 13] or draw_box(0, 10, 1000)[2] <= 10
         assert _fallback(10, 1000) == [0, 493, 10, 13]
         assert _fallback(1000, 9) == [494, 0, 12, 9]
         assert _fallback(30, 30) == [0, 0, 30, 30]
