@@ -19,6 +19,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -175,7 +176,7 @@ def _write_all(
 def _in_threads(folder: Path, wanted: list[View], seed: int) -> Iterator[tuple[int, int]]:
     # The largest first, so that no thread is left with one at the end.
     largest_first = sorted(wanted, key=lambda view: -view.megapixels)
-    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="photographs") as pool:
+    with _one_opencv_thread(), ThreadPoolExecutor(usable_cores(), thread_name_prefix="photographs") as pool:
         running: list[Future[tuple[int, int]]] = [pool.submit(_write, folder, view, seed) for view in largest_first]
         try:
             for future in as_completed(running):
@@ -183,6 +184,21 @@ def _in_threads(folder: Path, wanted: list[View], seed: int) -> Iterator[tuple[i
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _one_opencv_thread() -> Iterator[None]:
+    """Keep OpenCV from starting a pool of its own beside ours.
+
+    A forked worker would inherit such a pool without its threads, and ``cv2.setNumThreads`` would then wait for
+    them for ever (seen with OpenCV 5.0).
+    """
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)
 
 
 def _write(folder: Path, view: View, seed: int) -> tuple[int, int]:

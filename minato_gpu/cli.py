@@ -1,0 +1,251 @@
+"""The command line: ``minato-gpu demo``, ``check`` and ``simulate``.
+
+Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
+happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
+exit code 2 (wrong arguments) or 1 (it could not be done); ``--traceback`` shows where an error came from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_JSON = click.option(
+    "--json", "json_path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
+)
+# A log or a pipe has no width of its own, and a table folded to 80 columns is hard to read there.
+_WIDTH_IN_FILES = 160
+_CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(context_settings=_CONTEXT)
+@click.version_option(package_name="minato-gpu")
+@click.option("--traceback", is_flag=True, help="Show where an error came from.")
+@click.pass_context
+def main(context: click.Context, traceback: bool) -> None:
+    """A PyTorch DataLoader that prepares every sample where it is served best, on the CPU or on the GPU."""
+    context.obj = traceback
+
+
+@main.command(short_help="Train a small model on real photographs.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Your own folder of class folders of images; without it, photographs are made.",
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=2)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/demo"), help="Results.")
+@click.option("--size", type=click.IntRange(min=1), default=960, help="How many photographs to make.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=32)
+@click.option("--workers", type=click.IntRange(min=1), default=2, help="Worker processes of the cpu lane.")
+@click.option("--seed", type=int, default=0)
+@_JSON
+@click.pass_context
+def demo(context: click.Context, /, json_path: str | None, **options: Any) -> None:
+    """Train a small model on real photographs through the loader, both lanes at work.
+
+    Leaves summary.json and timeline.png in the --out folder.
+    """
+    console = _console(json_path)
+    with _plain_errors(context):
+        _need_dali()
+        from minato_gpu.demo.run import run
+
+        document = run(console=console, **options)
+        _leave_json(document, json_path)
+    if not document["every_sample_once"]:
+        raise click.ClickException("the loader did not deliver every sample exactly once; this is a defect")
+
+
+@main.command(short_help="Compare a pipeline's CPU and device implementations.")
+@click.argument("module")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with samples for the pipeline; without it, the module's own.",
+)
+@click.option("--device", default="cpu", help="What runs the device implementations: cpu, cuda, cuda:1 ...")
+@_JSON
+@click.pass_context
+def check(context: click.Context, module: str, data: Path | None, device: str, json_path: str | None) -> None:
+    """Compare both implementations of every stage of the pipeline defined by MODULE.
+
+    Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
+    pipeline's tolerance.
+    """
+    with _plain_errors(context):
+        _need_pipeline(module)
+        _need_device(device)
+        from minato_gpu import parity
+
+        found = parity.run_check(module, None if data is None else str(data), device)
+        console = _console(json_path)
+        console.print(_table("the device's deviation from the CPU, in grey levels of 255", _shown(found.rows)))
+        for reason in found.skipped:
+            console.print(f"left out: {reason}", markup=False)
+        settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
+        _leave_rows(settings, found.rows, json_path)
+    if not found.passed:
+        raise click.ClickException(f"{module} deviates by more than its tolerance")
+    console.print("every stage is within its tolerance")
+
+
+@main.command(short_help="Run the scheduler under a virtual clock.")
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
+@click.option("--seeds", type=click.IntRange(min=1), default=10, help="Runs of each scenario, averaged.")
+@click.option("--ablation", is_flag=True, help="What each part of the scheduler contributes, instead of scenarios.")
+@click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
+@_JSON
+@click.pass_context
+def simulate(
+    context: click.Context,
+    scenarios: tuple[str, ...],
+    seeds: int,
+    ablation: bool,
+    only_list: bool,
+    json_path: str | None,
+) -> None:
+    """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
+    from minato_gpu.scheduling import simulation
+
+    known = simulation.SCENARIOS
+    unknown = [name for name in scenarios if name not in known]
+    if unknown:
+        raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
+    if ablation and scenarios:
+        raise click.UsageError("--ablation runs its own scenarios; name none")
+    console = _console(json_path)
+    if only_list:
+        console.print(_table("scenarios", [{"scenario": name, "what": what} for name, what in known.items()]))
+        return
+    with _plain_errors(context):
+        with console.status("simulating"):
+            rows = simulation.run_ablation(seeds) if ablation else simulation.run(list(scenarios or known), seeds)
+        console.print(_table(f"ablation, {seeds} seeds" if ablation else f"{seeds} seeds each", rows))
+        _leave_rows({"command": "simulate", "seeds": seeds, "ablation": ablation}, rows, json_path)
+
+
+@contextmanager
+def _plain_errors(context: click.Context) -> Iterator[None]:
+    """Say an error in one line instead of a traceback, unless ``--traceback`` asked for it."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if context.obj:
+            raise
+        plain = isinstance(error, (OSError, ValueError)) or type(error).__module__.startswith("minato_gpu")
+        kind = "" if plain else f"{type(error).__name__}: "
+        raise click.ClickException(f"{kind}{error}\n(minato-gpu --traceback ... shows where)") from error
+
+
+def _need_dali() -> None:
+    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
+        raise click.ClickException(
+            "the device lane needs NVIDIA DALI, also without a GPU: pip install 'minato-gpu[cuda13]' (or cuda12)"
+        )
+
+
+def _need_device(name: str) -> None:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise click.BadParameter(f"{name!r} is no device; use cpu, cuda, cuda:1 ...", param_hint="--device") from None
+    if device.type not in ("cpu", "cuda"):
+        raise click.BadParameter(f"no pipeline runs on {device.type!r}; use cpu or cuda", param_hint="--device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise click.BadParameter(f"there is no {name!r} on this machine", param_hint="--device")
+
+
+def _need_pipeline(module: str) -> None:
+    """A module of the current folder counts too, as with ``python -m``."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise
+        raise click.UsageError(f"no module named {module}, from here or installed") from None
+    if not callable(getattr(found, "pipeline", None)):
+        raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
+
+
+def _console(json_path: str | None) -> Console:
+    """Standard output, or standard error where the JSON document goes to standard output."""
+    from rich.console import Console
+
+    console = Console(stderr=json_path == "-")
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH_IN_FILES)
+    return console
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Flat rows as a table: a column for each key, in the order in which keys first appear."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    numeric = {key for key in keys if all(isinstance(row.get(key), (int, float, type(None))) for row in rows)}
+    for key in keys:
+        table.add_column(key.replace("_", " "), justify="right" if key in numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(key)) for key in keys))
+    return table
+
+
+def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a parity report with limits beside what they limit, so that they fit a terminal."""
+    troubled = any(row["problem"] for row in rows)
+    return [
+        {
+            "stage": row["stage"],
+            "runs as": row["implementation"],
+            "samples": row["samples"],
+            "largest": f"{row['max_deviation']:.3g} (limit {row['limit_max']:g})",
+            "mean": f"{row['mean_deviation']:.3g} (limit {row['limit_mean']:g})",
+            "passed": row["passed"],
+            **({"problem": row["problem"]} if troubled else {}),
+        }
+        for row in rows
+    ]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _leave_rows(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], json_path: str | None) -> None:
+    from minato_gpu import report
+
+    if json_path is not None:
+        report.write(report.document(settings, rows), json_path)
+
+
+def _leave_json(document: Mapping[str, Any], json_path: str | None) -> None:
+    from minato_gpu import report
+
+    if json_path is not None:
+        report.write(document, json_path)

@@ -1,0 +1,120 @@
+"""What the demonstration shows on the terminal: live bars while it works, a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from minato_gpu import DataLoader
+from minato_gpu.demo.training import Tally
+
+# Statistics cost the consumer's time, so they are asked for a few times in a second, not with every batch.
+_EVERY_S = 0.2
+
+
+@contextmanager
+def making(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar for the files being made; yields the function that takes (done, count)."""
+    columns = (TextColumn("making photographs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, count: progress.update(task, completed=done, total=count)
+
+
+class LiveBars:
+    """A watcher of the training that keeps one bar for each epoch. A context manager."""
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self._console = console
+        self._epochs = epochs
+        self._task: TaskID | None = None
+        self._shown_at = 0.0
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
+            console=console,
+            expand=True,
+        )
+
+    def __enter__(self) -> LiveBars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def on_batch(self, tally: Tally, loader: DataLoader[Any]) -> None:
+        now = perf_counter()
+        if self._task is None or now - self._shown_at >= _EVERY_S:
+            self._shown_at = now
+            self._show(tally, loader.stats())
+
+    def on_epoch(self, tally: Tally, stats: Mapping[str, Any]) -> None:
+        self._show(tally, stats)
+        self._task = None
+
+    def _show(self, tally: Tally, stats: Mapping[str, Any]) -> None:
+        if self._task is None:
+            name = f"{tally.epoch + 1}/{self._epochs}"
+            self._task = self._progress.add_task("", total=tally.samples_expected, epoch=name, figures="")
+        self._progress.update(self._task, completed=tally.samples, figures=figures(tally, stats))
+
+
+def figures(tally: Tally, stats: Mapping[str, Any]) -> str:
+    """Rate, the lanes' shares of the samples, the consumer's wait; short enough for 80 columns beside a bar."""
+    elapsed = tally.elapsed_s or 1e-9
+    lanes = {lane: known["samples"] for lane, known in stats["lanes"].items()}
+    total = sum(lanes.values()) or 1
+    shares = " ".join(f"{lane} {count / total:.0%}" for lane, count in lanes.items())
+    waiting = stats["wait_s"]["total"] / elapsed
+    return f"{tally.samples / elapsed:.0f} samples/s  {shares}  wait {waiting:.0%}"
+
+
+_LINES: tuple[tuple[str, str, str], ...] = (
+    ("samples expected", "samples_expected", "{:,}"),
+    ("samples delivered", "samples_delivered", "{:,}"),
+    ("  by the cpu lane", "samples_cpu_lane", "{:,}"),
+    ("  by the device lane", "samples_device_lane", "{:,}"),
+    ("seconds", "elapsed_s", "{:.1f}"),
+    ("samples/s", "samples_per_s", "{:.0f}"),
+    ("first batch, s", "first_batch_s", "{:.2f}"),
+    ("consumer's wait, s in all", "wait_total_s", "{:.2f}"),
+    ("consumer's wait, ms, p50", "wait_p50_s", "{:.1f}"),
+    ("consumer's wait, ms, p99", "wait_p99_s", "{:.1f}"),
+    ("cpu lane busy", "busy_share_cpu_lane", "{:.0%}"),
+    ("device lane busy", "busy_share_device_lane", "{:.0%}"),
+    ("error of predicted costs (sigma of the log)", "prediction_log_sigma", "{:.2f}"),
+    ("peak in flight, MB", "peak_in_flight_bytes", "{:.1f}"),
+    ("training loss", "loss", "{:.3f}"),
+    ("training accuracy", "accuracy", "{:.1%}"),
+)
+
+
+def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A column for each epoch."""
+    table = Table(title="What the loader did", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for row in rows:
+        table.add_column(f"epoch {row['epoch'] + 1}", justify="right")
+    for name, key, form in _LINES:
+        table.add_row(name, *(_said(row[key], name, form) for row in rows))
+    return table
+
+
+def _said(value: Any, name: str, form: str) -> str:
+    if value is None:
+        return "-"
+    if ", ms" in name:
+        value = value * 1e3
+    elif ", MB" in name:
+        value = value / 1e6
+    return form.format(value)

@@ -1,0 +1,63 @@
+"""The demonstration's figures: a flat row for each epoch, and the whole document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minato_gpu import report
+from minato_gpu.demo.training import LANES, Outcome, Tally
+
+
+def document(outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON document of a run, with the totals over all epochs beside ``rows``, one row for each epoch.
+
+    ``samples_delivered`` is counted by the training loop, ``samples_by_lane`` by the loader.
+    """
+    rows = [epoch_row(tally, stats) for tally, stats in zip(outcome.tallies, outcome.stats, strict=True)]
+    delivered = sum(row["samples_delivered"] for row in rows)
+    elapsed = sum(row["elapsed_s"] for row in rows)
+    return report.document(
+        settings,
+        rows,
+        samples_expected=sum(row["samples_expected"] for row in rows),
+        samples_delivered=delivered,
+        samples_by_lane={lane: sum(row[f"samples_{lane}_lane"] for row in rows) for lane in LANES},
+        every_sample_once=outcome.complete,
+        samples_per_s=delivered / elapsed if elapsed else None,
+        first_batch_s=rows[0]["first_batch_s"] if rows else None,
+        final_loss=rows[-1]["loss"] if rows else None,
+        final_accuracy=rows[-1]["accuracy"] if rows else None,
+        stalls=[stats["stalls"] for stats in outcome.stats],
+    )
+
+
+def epoch_row(tally: Tally, stats: Mapping[str, Any]) -> dict[str, Any]:
+    """One epoch. Losses and accuracies are those of training, on augmented crops, as the model learns."""
+    waits, prediction = stats["wait_s"], stats["prediction"]
+    row = {
+        "epoch": tally.epoch,
+        "samples_expected": tally.samples_expected,
+        "samples_delivered": tally.samples,
+        "samples_failed": stats["samples_failed"],
+        "samples_repeated": stats["samples_repeated"],
+        "elapsed_s": tally.elapsed_s,
+        "samples_per_s": tally.samples / tally.elapsed_s if tally.elapsed_s else None,
+        "first_batch_s": stats["first_batch_s"],
+        "loss": tally.loss,
+        "accuracy": tally.accuracy,
+        "wait_p50_s": waits["p50"],
+        "wait_p95_s": waits["p95"],
+        "wait_p99_s": waits["p99"],
+        "wait_total_s": waits["total"],
+        "prediction_samples": prediction["samples"],
+        "prediction_log_sigma": prediction["log_sigma"],
+        "prediction_rank_correlation": prediction["rank_correlation"],
+        "peak_in_flight_bytes": stats["bytes_in_flight_peak"],
+    }
+    for lane in LANES:
+        known = stats["lanes"].get(lane, {})
+        row[f"samples_{lane}_lane"] = known.get("samples", 0)
+        row[f"busy_share_{lane}_lane"] = known.get("busy_share")
+        row[f"slots_{lane}_lane"] = known.get("slots")
+    return row
