@@ -1,0 +1,354 @@
+"""From ready samples to batches.
+
+Each place of the sampler's order gets a slab, once the samples' layout is known, and workers write their rows into
+it; a batch that has the sampler's composition *is* its slab and is handed over without a copy. A batch composed out
+of order is gathered from the rows of several slabs. Whatever ``default_collate`` would not simply stack, and every
+custom ``collate_fn``, is joined by a worker (a *job*), on views of shared memory.
+
+Decision: a row is fixed when its ticket is dispatched, not when the sample is ready. Handing out rows at completion
+would save the gathering of late batches, and cost every sample a decision in shared memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from minato_gpu.lanes.base import Blob, Extra, Failure, Local, Piece, Row
+from minato_gpu.lanes.links import Links
+from minato_gpu.memory import blobs
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.leases import Leases
+from minato_gpu.scheduling.messages import Compose, Span
+
+
+class Record:
+    """One place of the order: its tickets, and its slab with the samples that are not plain rows of it."""
+
+    __slots__ = ("epoch", "first", "items", "keys", "left", "occurrences", "positions", "rows", "slab", "sources")
+
+    def __init__(
+        self, epoch: int, first: int, positions: range | list[int], keys: list[Any], occurrences: list[int] | None
+    ) -> None:
+        self.epoch = epoch
+        self.first = first
+        self.positions = positions
+        self.keys = keys
+        self.occurrences = occurrences
+        self.slab = -1
+        self.rows = len(keys)
+        self.left = len(keys)  # samples that no batch has taken yet
+        self.items: dict[int, Any] = {}  # serial -> reference, for all that is not a plain row
+        self.sources: dict[int, Any] = {}  # serial -> what the host read left
+
+
+class Batch:
+    """A composed batch: what it is made of until it is ready, then the way to its value."""
+
+    __slots__ = ("failure", "item", "nbytes", "objects", "owner", "ready", "size", "spans")
+
+    def __init__(self, spans: tuple[Span, ...]) -> None:
+        self.spans = spans
+        self.size = sum(hi - lo for lo, hi in spans)
+        self.nbytes = 0
+        self.ready = False
+        self.failure: Failure | None = None
+        self.owner: Any = None
+        self.objects: list[list[Any]] = []
+        self.item: Any = None
+
+
+class Assembly:
+    """Samples that lie in shared memory until their batch is delivered.
+
+    ``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
+    ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated there.
+    """
+
+    def __init__(self, links: Links, leases: Leases, *, stacks: bool, joins_whole: bool, layout: Layout | None) -> None:
+        self._links = links
+        self._leases = leases
+        self._stacks = stacks
+        self._joins_whole = joins_whole
+        self._layout = layout
+        self._layout_bytes = pickle.dumps(layout) if layout is not None else (b"" if stacks else None)
+        self._row_bytes = sum(leaf.nbytes for leaf in layout.leaves) if layout is not None else 0
+        self._records: list[Record] = []
+        self._firsts: list[int] = []
+        self._batches: dict[int, Batch] = {}
+        self.bytes = 0
+        self.peak = 0
+
+    # --- tickets -------------------------------------------------------------------------------------------
+
+    def admit(self, record: Record) -> None:
+        """A place enters the window; places come in rising order of serials."""
+        self._records.append(record)
+        self._firsts.append(record.first)
+
+    def record(self, serial: int) -> Record:
+        """The place that holds the serial."""
+        return self._records[bisect_right(self._firsts, serial) - 1]
+
+    @property
+    def layout_bytes(self) -> bytes | None:
+        """The pickled layout for tasks; empty while it is to be learned, None when rows are not used."""
+        return self._layout_bytes
+
+    @property
+    def needs_jobs(self) -> bool:
+        """Whether batches may have to be joined by a worker."""
+        return self._layout is None
+
+    def learn(self, layout: bytes) -> None:
+        """A worker has described the first sample (empty: it cannot be stacked in place)."""
+        if self._layout_bytes == b"":
+            self._layout_bytes = layout or None
+            if layout:
+                self._layout = pickle.loads(layout)
+                self._row_bytes = sum(leaf.nbytes for leaf in self._layout.leaves)
+
+    def pieces(self, spans: Iterable[Span]) -> tuple[Piece, ...]:
+        """The task's tickets: keys, and the rows where the samples go."""
+        out: list[Piece] = []
+        for lo, hi in spans:
+            while lo < hi:
+                record = self.record(lo)
+                upto = min(hi, record.first + record.rows)
+                out.append(self._piece(record, lo - record.first, upto - record.first))
+                lo = upto
+        return tuple(out)
+
+    def _piece(self, record: Record, a: int, b: int) -> Piece:
+        if record.slab < 0 and self._layout is not None and not record.items and record.left == record.rows:
+            record.slab = self._links.engine_arena.allocate(self._layout.offsets(record.rows)[1])
+        complete = b - a == record.rows
+        sources = None
+        if record.sources:
+            sources = [record.sources[serial] for serial in range(record.first + a, record.first + b)]
+        positions = record.positions[a:b]
+        return Piece(
+            positions[0],
+            record.keys if complete else record.keys[a:b],
+            None if record.occurrences is None else record.occurrences[a:b],
+            record.slab,
+            record.rows,
+            a,
+            complete and self._joins_whole,
+            sources,
+            None if isinstance(positions, range) else positions,
+        )
+
+    # --- samples -------------------------------------------------------------------------------------------
+
+    def arrived(self, spans: Iterable[Span], items: list[Any] | None, nbytes: int) -> tuple[int, tuple[int, ...]]:
+        """Samples are ready, in this order; returns their bytes and the offsets of those that failed."""
+        count = sum(hi - lo for lo, hi in spans)
+        failed: list[int] = []
+        rows = count
+        if items is not None:
+            offset = 0
+            for lo, hi in spans:
+                for serial in range(lo, hi):
+                    item = items[offset]
+                    if item is not None:
+                        rows -= not isinstance(item, Extra)
+                        self.record(serial).items[serial] = item
+                        if isinstance(item, Failure):
+                            failed.append(offset)
+                    offset += 1
+        nbytes += rows * self._row_bytes
+        self._count(nbytes)
+        return nbytes, tuple(failed)
+
+    def inspected(self, serial: int, item: Any) -> None:
+        """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
+        self.record(serial).sources[serial] = item
+
+    def used(self, spans: Iterable[Span]) -> None:
+        """The host reads of these tickets are no longer needed."""
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                source = self.record(serial).sources.pop(serial, None)
+                if source is not None:
+                    self.release(source)
+
+    def _count(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.peak = max(self.peak, self.bytes)
+
+    def release(self, item: Any) -> None:
+        """Give the memory of a reference back to the worker that owns it."""
+        if isinstance(item, Blob):
+            self._leases.returned.append((item.worker, item.offset))
+
+    # --- batches -------------------------------------------------------------------------------------------
+
+    def compose(self, compose: Compose) -> list[Any] | None:
+        """A batch's composition is settled; returns the references for a job that must join it, or None."""
+        batch = self._batches[compose.order] = Batch(compose.spans)
+        failure = self._failure(compose)
+        if failure is not None:
+            batch.failure, batch.ready = failure, True
+            batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
+            self._drop(compose.spans)
+            return None
+        record = self.record(compose.spans[0][0])
+        item = record.items.get(compose.spans[0][0])
+        if isinstance(item, (Blob, Local)) and item.collated:
+            batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
+            self._taken(compose.spans)
+            return None
+        if self._all_rows(compose.spans):
+            self._stack(batch, record)
+            return None
+        batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
+        return [self._reference(serial) for lo, hi in compose.spans for serial in range(lo, hi)]
+
+    def joined(self, order: int, item: Any) -> None:
+        """The job for this batch is done."""
+        batch = self._batches[order]
+        batch.failure = item if isinstance(item, Failure) else None
+        batch.item, batch.ready = item, True
+        self._drop(batch.spans)
+
+    def ready(self, order: int) -> bool:
+        """Whether the batch can be taken."""
+        batch = self._batches.get(order)
+        return batch is not None and batch.ready
+
+    def take(self, order: int) -> Batch:
+        """The batch leaves the window; its memory is the consumer's from now on."""
+        batch = self._batches.pop(order)
+        self.bytes -= batch.nbytes
+        return batch
+
+    def value(self, batch: Batch) -> Any:
+        """The batch as the consumer sees it. Raises the sample's or the collate function's own error."""
+        if batch.failure is not None:
+            batch.failure.error.reraise()
+        item = batch.item
+        if isinstance(item, Local):
+            return item.value
+        if isinstance(item, Blob):
+            return blobs.load(self._leases.lend(self._links.buffer(item.worker), item.worker, item.offset, item.nbytes))
+        assert self._layout is not None
+        return self._layout.batch(batch.owner, batch.size, batch.objects)
+
+    def clear(self) -> None:
+        """Drop everything that waits here."""
+        for record in self._records:
+            for item in (*record.items.values(), *record.sources.values()):
+                self.release(item)
+            if record.slab >= 0:
+                self._links.engine_arena.free(record.slab)
+        for batch in self._batches.values():
+            self.release(batch.item)
+        self._records, self._firsts, self._batches, self.bytes = [], [], {}, 0
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def _failure(self, compose: Compose) -> Failure | None:
+        first = compose.spans[0][0]
+        item = self.record(first).items.get(first)
+        if isinstance(item, Failure):
+            return item
+        if compose.failed:
+            serial = min(compose.failed)
+            failed = self.record(serial).items[serial]
+            assert isinstance(failed, Failure)
+            return failed
+        return None
+
+    def _all_rows(self, spans: tuple[Span, ...]) -> bool:
+        if self._layout is None:
+            return False
+        for lo, hi in spans:
+            while lo < hi:
+                record = self.record(lo)
+                upto = min(hi, record.first + record.rows)
+                if record.slab < 0:
+                    return False
+                if record.items and any(
+                    not isinstance(record.items.get(serial, None), (Extra, type(None))) for serial in range(lo, upto)
+                ):
+                    return False
+                lo = upto
+        return True
+
+    def _stack(self, batch: Batch, record: Record) -> None:
+        """Make the batch from rows: the slab itself, or a gathered copy."""
+        layout = self._layout
+        assert layout is not None
+        if layout.objects:
+            batch.objects = [
+                self.record(serial).items[serial].objects for lo, hi in batch.spans for serial in range(lo, hi)
+            ]
+        size = batch.size
+        batch.nbytes = size * self._row_bytes
+        nbytes = layout.offsets(size)[1]
+        if batch.spans == ((record.first, record.first + record.rows),):
+            slab, record.slab = record.slab, -1
+        else:
+            slab = self._links.engine_arena.allocate(nbytes)
+            self._gather(batch.spans, layout, slab, size)
+        self._taken(batch.spans)
+        batch.owner = self._leases.lend(self._links.buffer(-1), -1, slab, nbytes)
+        batch.ready = True
+
+    def _gather(self, spans: tuple[Span, ...], layout: Layout, slab: int, size: int) -> None:
+        target = layout.views(self._links.buffer(-1), slab, size)
+        at = 0
+        for lo, hi in spans:
+            while lo < hi:
+                record = self.record(lo)
+                upto = min(hi, record.first + record.rows)
+                source = layout.views(self._links.buffer(-1), record.slab, record.rows)
+                a, count = lo - record.first, upto - lo
+                for into, rows in zip(target, source, strict=True):
+                    if into is not None and rows is not None:
+                        np.copyto(into[at : at + count], rows[a : a + count])
+                at += count
+                lo = upto
+
+    def _bytes_of(self, serial: int) -> int:
+        item = self.record(serial).items.get(serial)
+        return self._row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
+
+    def _reference(self, serial: int) -> Any:
+        record = self.record(serial)
+        item = record.items.get(serial)
+        if item is None or isinstance(item, Extra):
+            assert self._layout_bytes is not None
+            objects = None if item is None else item.objects
+            return Row(record.slab, record.rows, serial - record.first, self._layout_bytes, objects)
+        return item
+
+    def _drop(self, spans: tuple[Span, ...]) -> None:
+        """Free the single samples of a batch that has been joined, or has failed."""
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                item = self.record(serial).items.pop(serial, None)
+                self.release(item)
+        self._taken(spans)
+
+    def _taken(self, spans: tuple[Span, ...]) -> None:
+        """A batch has taken these samples; places that are used up leave the window."""
+        for lo, hi in spans:
+            while lo < hi:
+                record = self.record(lo)
+                upto = min(hi, record.first + record.rows)
+                record.left -= upto - lo
+                lo = upto
+                if record.left == 0:
+                    self._remove(record)
+
+    def _remove(self, record: Record) -> None:
+        at = bisect_right(self._firsts, record.first) - 1
+        del self._records[at], self._firsts[at]
+        if record.slab >= 0:
+            self._links.engine_arena.free(record.slab)

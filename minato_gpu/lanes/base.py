@@ -1,0 +1,158 @@
+"""What lanes and the engine say to each other: tasks out, reports back. Plain tuples of plain data on the wire.
+
+A lane takes ``Task``s (one per chunk that the scheduler dispatches) and answers with ``Report``s. Where a prepared
+sample lies is a *reference*: None for a row of its place's slab, or one of the small classes below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch._utils import ExceptionWrapper
+
+
+class Piece(NamedTuple):
+    """Neighbouring tickets of one place: ``position`` to ``position + len(keys)`` of the epoch.
+
+    ``slab`` is the offset of the place's slab in the engine's arena (-1: none) that has ``rows`` rows; the first
+    ticket goes to row ``row``. ``whole``: these are all tickets of a batch whose composition is settled, so the
+    worker may collate it. ``occurrences`` are None when all are 0. ``sources`` are references to what the host read
+    left, for tickets that were inspected before. ``positions`` where they are not neighbours (a replayed order).
+    """
+
+    position: int
+    keys: list[Any]
+    occurrences: list[int] | None
+    slab: int
+    rows: int
+    row: int
+    whole: bool
+    sources: list[Any] | None = None
+    positions: list[int] | None = None
+
+    def position_of(self, at: int) -> int:
+        """Place of ticket ``at`` in the sampler's order."""
+        return self.position + at if self.positions is None else self.positions[at]
+
+
+class Task(NamedTuple):
+    """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
+
+    ``kind``: run, inspect, collate (``items``: references to the samples of the batch) or next (the next ``items``
+    samples of the worker's own stream).
+    """
+
+    run: int
+    chunk: int
+    kind: str
+    epoch: int
+    seed: int
+    pieces: tuple[Piece, ...] = ()
+    layout: bytes | None = None
+    items: Any = None
+
+
+class Report(NamedTuple):
+    """Samples ``first`` to ``done`` of a chunk are ready; ``final`` when the worker is through with it.
+
+    ``items``: None when every sample is a plain row, else one reference per sample. ``times``: seconds of each
+    sample where they matter. ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the
+    first sample that a worker prepared without one. ``status``: "", or "exhausted", or "died" (``items`` says why).
+    """
+
+    run: int
+    chunk: int
+    worker: int
+    first: int
+    done: int
+    seconds: float
+    begin: float
+    end: float
+    final: bool
+    nbytes: int = 0
+    items: list[Any] | None = None
+    times: list[float] | None = None
+    layout: bytes | None = None
+    status: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sample in row ``row`` of a slab with ``rows`` rows; ``objects`` are its strings and bytes."""
+
+    slab: int
+    rows: int
+    row: int
+    layout: bytes
+    objects: list[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A sample in its own row, with object leaves that travel beside the slab."""
+
+    objects: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An object in the arena of ``worker``. ``collated``: it is a finished batch, not a sample."""
+
+    worker: int
+    offset: int
+    nbytes: int
+    collated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """An object handed over within the process (thread workers)."""
+
+    value: Any
+    nbytes: int
+    collated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The host read of a sample: where its fields lie, and its cost features (or the error it raised)."""
+
+    fields: Any
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The sample (or, when ``collated``, its whole batch) raised; ``error`` re-raises it with its traceback."""
+
+    error: ExceptionWrapper
+    collated: bool = False
+
+
+class Lane(Protocol):
+    """A place where work happens. ``fd`` becomes readable when ``receive`` has something to return."""
+
+    name: str
+    slots: int
+
+    def start(self) -> None:
+        """Begin to accept tasks."""
+
+    def send(self, task: Task) -> None:
+        """Hand over a task; never blocks."""
+
+    def receive(self) -> list[Report]:
+        """All reports that have arrived; never blocks."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there may be something to receive."""
+
+    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
+        """Samples of the chunk that are ready and for how long the next has run; None when it is not running."""
+
+    def revoke(self, run: int, chunk: int, keep: int) -> int | None:
+        """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""
+
+    def close(self, timeout: float) -> None:
+        """End everything that the lane started; idempotent."""

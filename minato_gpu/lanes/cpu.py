@@ -1,0 +1,193 @@
+"""The CPU lane: worker processes or threads that pull chunks from one queue."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from collections import deque
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch.multiprocessing
+
+from minato_gpu.lanes.base import Blob, Report, Task
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.processes import Exit, Forked, Started
+from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.wire import BUFFER, LARGE, QueueChannel
+from minato_gpu.lanes.worker import Worker
+from minato_gpu.memory import blobs
+from minato_gpu.memory.board import DONE, SINCE_NS
+
+
+class _CpuLane:
+    """What process and thread workers share: the board."""
+
+    name = "cpu"
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.slots = links.workers
+
+    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
+        """Samples of the chunk that are ready and for how long the next has run; None when it is not running."""
+        worker = self.links.board.find(run, chunk)
+        if worker is None:
+            return None
+        row, words = self.links.board.row(worker), self.links.board.words
+        return words[row + DONE], perf_counter() - words[row + SINCE_NS] / 1e9
+
+    def revoke(self, run: int, chunk: int, keep: int) -> int | None:
+        """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if too late."""
+        worker = self.links.board.find(run, chunk)
+        return None if worker is None else self.links.board.revoke(worker, chunk, keep)
+
+
+class ProcessLane(_CpuLane):
+    """Worker processes."""
+
+    def __init__(self, links: Links, job: Job, context: Any) -> None:
+        super().__init__(links)
+        context = context or torch.multiprocessing
+        method = context.get_start_method() if hasattr(context, "get_start_method") else None
+        kind = Forked if method == "fork" else Started
+        if context is torch.multiprocessing:
+            context = multiprocessing.get_context(method)
+        self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
+        self._large: dict[tuple[int, int], int] = {}
+        self._pool = kind(context, links, job, links.workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers by number."""
+        return [self._pool.pids[n] for n in sorted(self._pool.pids)]
+
+    def send(self, task: Task, worker: int = 0) -> None:
+        """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
+        data = pickle.dumps(tuple(task), 5)
+        if len(data) > LARGE:
+            arena = self.links.engine_arena
+            offset = arena.allocate(len(data))
+            memoryview(arena.buffer)[offset : offset + len(data)] = data
+            self._large[task.run, task.chunk] = offset
+            data = pickle.dumps((offset, len(data)))
+        queue = self._waiting[worker % len(self._waiting)]
+        queue.append(data)
+        self._flush(worker % len(self._waiting))
+
+    def _flush(self, number: int) -> None:
+        queue, sender = self._waiting[number], self.links.task_senders[number]
+        while queue:
+            try:
+                sender.send(queue[0])
+            except BlockingIOError:
+                return
+            queue.popleft()
+
+    def receive(self) -> list[Report]:
+        """All reports that have arrived; never blocks."""
+        reports: list[Report] = []
+        receiver = self.links.report_receiver
+        while True:
+            try:
+                data = receiver.recv(BUFFER)
+            except BlockingIOError:
+                break
+            message = pickle.loads(data)
+            if len(message) == 3:
+                worker, offset, nbytes = message
+                message = blobs.load(np.ndarray((nbytes,), np.uint8, self.links.buffer(worker), offset).copy())
+                self.links.board.give_back(worker, offset)
+            report = Report(*message)
+            reports.append(report)
+            if report.final and self._large:
+                large = self._large.pop((report.run, report.chunk), None)
+                if large is not None:
+                    self.links.engine_arena.free(large)
+        for number in self._waiting:
+            if self._waiting[number]:
+                self._flush(number)
+        return reports
+
+    def exits(self) -> list[Exit]:
+        """Workers that ended since the last call."""
+        return self._pool.exits()
+
+    def fds(self) -> list[int]:
+        """Readable when there is something to receive, or a worker has ended."""
+        return [self.links.report_receiver.fileno(), *self._pool.fds()]
+
+    def close(self, timeout: float) -> None:
+        """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
+        if self._pool is None:
+            return
+        for number in range(self.links.workers):
+            try:
+                self.links.sender(number).send(b"")
+            except OSError:
+                break
+        self.links.close_parent_ends()
+        self._pool.close(timeout)
+        self._pool = None  # type: ignore[assignment]
+
+
+class ThreadLane(_CpuLane):
+    """Worker threads. They cannot be killed: closing waits for the sample that each is at."""
+
+    def __init__(self, links: Links, job: Job) -> None:
+        super().__init__(links)
+        addressed = len(links.task_senders) > 1
+        self._channels = [QueueChannel(links) for _ in range(links.workers if addressed else 1)]
+        self._threads: list[threading.Thread] = []
+        for number in range(links.workers):
+            channel = self._channels[number % len(self._channels)]
+            args = (number, job, channel, Store(number, links, None, links.board), links.board)
+            thread = threading.Thread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self.pids = [os.getpid()] * links.workers
+
+    def send(self, task: Task, worker: int = 0) -> None:
+        """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
+        self._channels[worker % len(self._channels)].tasks.put(task)
+
+    def receive(self) -> list[Report]:
+        """All reports that have arrived; never blocks."""
+        reports: list[Report] = []
+        try:
+            while True:
+                self.links.report_receiver.recv(16)
+        except BlockingIOError:
+            pass
+        for channel in self._channels:
+            while channel.reports:
+                reports.append(channel.reports.popleft())
+        return reports
+
+    def exits(self) -> list[Exit]:
+        """Threads do not end by themselves."""
+        return []
+
+    def fds(self) -> list[int]:
+        """Readable when there is something to receive."""
+        return [self.links.report_receiver.fileno()]
+
+    def close(self, timeout: float) -> None:
+        """Stop every worker after its current sample; idempotent."""
+        for number in range(self.links.workers):
+            self.links.board.words[self.links.board.row(number) + 3] = 0
+            self._channels[number % len(self._channels)].tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+
+def _thread_main(number: int, job: Job, channel: QueueChannel, store: Store, board: Any) -> None:
+    Worker(number, job, channel, store, board).run()
+
+
+__all__ = ["Blob", "ProcessLane", "ThreadLane"]

@@ -1,0 +1,113 @@
+"""What connects the engine and its CPU workers: arenas, the board, two sockets and a wake-up.
+
+Tasks go through one socket that all workers read: the kernel hands each message to exactly one of them, whole, so
+a free worker takes the next chunk without asking, and a killed one takes at most its own chunk along. A data set
+that each worker iterates for itself needs addressed tasks, so there every worker has a socket of its own. Reports
+come back through one socket that all workers write. Everything ends when the parent's ends are closed.
+
+Decision: SOCK_SEQPACKET instead of ``multiprocessing.Queue``: no feeder thread, no lock that a killed worker can
+take with it, and message boundaries are kept by the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from multiprocessing import reduction
+from typing import Any
+from weakref import WeakSet
+
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.board import Board
+
+_SEND_BUFFER = 1 << 20
+
+_open_links: WeakSet[Links] = WeakSet()
+"""Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
+
+
+class Links:
+    """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
+
+    def __init__(self, workers: int, *, addressed: bool, arenas: bool) -> None:
+        self.workers = workers
+        self.engine_arena = Arena("engine")
+        self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
+        self.board = Board(workers)
+        pairs = [_pair() for _ in range(workers if addressed else 1)]
+        self.task_senders = [pair[0] for pair in pairs]
+        self.task_receivers = [pair[1] for pair in pairs]
+        self.report_receiver, self.report_sender = _pair()
+        self.report_receiver.setblocking(False)
+        for sender in self.task_senders:
+            sender.setblocking(False)
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        _open_links.add(self)
+
+    def buffer(self, owner: int) -> Any:
+        """The mapping of the owner's arena."""
+        return (self.engine_arena if owner < 0 else self.arenas[owner]).buffer
+
+    def receiver(self, worker: int) -> socket.socket:
+        """Where this worker's tasks arrive."""
+        return self.task_receivers[worker % len(self.task_receivers)]
+
+    def sender(self, worker: int) -> socket.socket:
+        """Where tasks for this worker go (any worker, when tasks are not addressed)."""
+        return self.task_senders[worker % len(self.task_senders)]
+
+    def close_parent_ends(self) -> None:
+        """In a worker: drop the ends that must close when the parent dies."""
+        for end in (*self.task_senders, self.report_receiver):
+            end.close()
+
+    def close(self) -> None:
+        """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
+        _open_links.discard(self)
+        for end in (*self.task_senders, *self.task_receivers, self.report_receiver, self.report_sender):
+            end.close()
+        if self.wake >= 0:
+            os.close(self.wake)
+            self.wake = -1
+            self.board.close()
+            self.engine_arena.close()
+            for arena in self.arenas:
+                arena.close()
+
+    # --- for start methods that pickle what they hand to a child ------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "workers": self.workers,
+            "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
+            "board": reduction.DupFd(self.board.fd),
+            "wake": reduction.DupFd(self.wake),
+            "receivers": [reduction.DupFd(end.fileno()) for end in self.task_receivers],
+            "reports": reduction.DupFd(self.report_sender.fileno()),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.workers = state["workers"]
+        arenas = [Arena("attached", capacity, fd=dup.detach()) for dup, capacity in state["arenas"]]
+        self.engine_arena, self.arenas = arenas[0], arenas[1:]
+        self.board = Board(self.workers, fd=state["board"].detach())
+        self.wake = state["wake"].detach()
+        self.task_senders = []
+        self.task_receivers = [socket.socket(fileno=dup.detach()) for dup in state["receivers"]]
+        self.report_sender = socket.socket(fileno=state["reports"].detach())
+        self.report_receiver = socket.socket()
+
+
+def close_inherited_ends() -> None:
+    """In a freshly forked process: drop the parent's ends of every loader, this one's and all others'."""
+    for links in list(_open_links):
+        with contextlib.suppress(OSError):
+            links.close_parent_ends()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    return pair

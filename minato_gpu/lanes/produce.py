@@ -1,0 +1,145 @@
+"""How a worker obtains one sample: from the data set, with the sample's seeds, through the pipeline's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+
+from minato_gpu.lanes.base import Failure, Features, Piece, Task
+from minato_gpu.lanes.seeding import Seeder
+from minato_gpu.lanes.store import Store
+from minato_gpu.samples import Origin, StageError, sample_seed
+
+Produce = Callable[[int], Any]
+"""From an offset in the piece to the prepared sample."""
+
+
+@dataclass
+class Job:
+    """What a worker needs to know for its whole life; picklable where the start method pickles."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    auto_collation: bool
+    drop_last: bool
+    iterable: bool
+    pipeline: Any
+    worker_init_fn: Callable[[int], None] | None
+    num_workers: int
+    base_seed: int
+    seeds_samples: bool  # process workers seed the global generators per sample; threads share them
+
+
+class KnownFailure(Exception):
+    """The host read of this sample has failed already; ``failure`` says how."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+class Producer:
+    """The data set of one worker, with its seeding."""
+
+    def __init__(self, number: int, job: Job, store: Store) -> None:
+        self.who = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
+        self._job = job
+        self._store = store
+        self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
+        self._init_error: ExceptionWrapper | None = None
+        many = getattr(job.dataset, "__getitems__", None)
+        self._getitems = many if callable(many) and job.auto_collation and job.pipeline is None else None
+        if job.worker_init_fn is not None:
+            self._initialise(job.worker_init_fn, number)
+
+    def _initialise(self, init: Callable[[int], None], number: int) -> None:
+        try:
+            init(number)
+        except Exception:
+            self._init_error = ExceptionWrapper(where=self.who)
+        if self.seeder is not None:
+            self.seeder.after_init_fn()
+
+    def check_started(self) -> None:
+        """Raise what ``worker_init_fn`` raised."""
+        if self._init_error is not None:
+            self._init_error.reraise()
+
+    def begin_unseeded(self, samples: int) -> bool:
+        """Whether a chunk of this many samples may try without seeding (see seeding.py)."""
+        if self.seeder is None or self._init_error is not None or self._job.pipeline is not None:
+            return False
+        return self.seeder.begin_unseeded(samples)
+
+    def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
+        """The way to prepare the samples of this piece."""
+        if self._init_error is not None:
+            return lambda at: self.check_started()
+        if self._getitems is not None and (batch := self._fetch_many(task, piece, unseeded)) is not None:
+            return batch.__getitem__
+        if self._job.pipeline is not None:
+            return lambda at: self._through_pipeline(task, piece, at)
+        dataset, keys = self._job.dataset, piece.keys
+        if unseeded or self.seeder is None:
+            return lambda at: dataset[keys[at]]
+        return lambda at: self._seeded(task, piece, at)
+
+    def inspect(self, task: Task, piece: Piece, at: int) -> Features:
+        """The host read of a pipeline, and the cost features that it reveals."""
+        pipeline = self._job.pipeline
+        fields = pipeline.run(self._seeded(task, piece, at), self._seed_of(task, piece, at), stop=pipeline.host_prefix)
+        return Features(self._store.put(fields), pipeline.features(fields))
+
+    def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
+        """The error of one sample, with its origin, ready to be raised in the training process."""
+        if isinstance(error, KnownFailure):
+            return error.failure
+        stage = path = None
+        cause: BaseException = error
+        if isinstance(error, StageError) and error.__cause__ is not None:
+            cause, stage, path = error.__cause__, error.origin.stage, error.origin.path
+        origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage, "cpu", path)
+        return Failure(ExceptionWrapper((type(cause), cause, cause.__traceback__), f"{self.who} ({origin})"))
+
+    def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
+        occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
+        return sample_seed(task.seed, task.epoch, piece.keys[at], occurrence)
+
+    def _seeded(self, task: Task, piece: Piece, at: int) -> Any:
+        """``dataset[key]`` with the global generators seeded for this sample."""
+        if self.seeder is None:
+            return self._job.dataset[piece.keys[at]]
+        self.seeder.seed(self._seed_of(task, piece, at))
+        value = self._job.dataset[piece.keys[at]]
+        self.seeder.seeded_sample_done()
+        return value
+
+    def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Any:
+        pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
+        if piece.sources is not None:
+            source = piece.sources[at]
+            if isinstance(source, Failure):
+                raise KnownFailure(source)
+            return pipeline.run(self._store.get(source), seed, start=pipeline.host_prefix)
+        return pipeline.run(self._seeded(task, piece, at), seed)
+
+    def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Any] | None:
+        """All samples of the piece by ``__getitems__``, or None when they must be fetched one by one.
+
+        Draws belong to single samples, so a data set that draws is asked for one sample at a time.
+        """
+        assert self._getitems is not None
+        if not unseeded and self.seeder is not None:
+            if len(piece.keys) > 1:
+                return None
+            self.seeder.seed(self._seed_of(task, piece, 0))
+        try:
+            batch = list(self._getitems(list(piece.keys)))
+        except Exception:
+            return None  # the single fetches will find, and name, the sample that raises
+        if not unseeded and self.seeder is not None:
+            self.seeder.seeded_sample_done()
+        return batch if len(batch) == len(piece.keys) else None

@@ -1,0 +1,93 @@
+"""Where a worker puts what it prepared: rows of the engine's slabs, or blobs in its own arena.
+
+Thread workers share the process, so their objects are handed over as they are; rows are written all the same.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.lanes.base import Blob, Local, Row
+from minato_gpu.memory import blobs
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.board import Board
+from minato_gpu.memory.layout import Layout
+
+
+class Buffers(Protocol):
+    """Access to the loader's arenas by owner (-1: the engine's)."""
+
+    def buffer(self, owner: int) -> Any:
+        """The mapping of the owner's arena."""
+
+
+class Store:
+    """A worker's way to write and to read samples; ``nbytes`` counts what was put since it was last reset."""
+
+    def __init__(self, worker: int, buffers: Buffers, arena: Arena | None, board: Board) -> None:
+        self._worker = worker
+        self._buffers = buffers
+        self._arena = arena  # None: threads hand objects over as they are
+        self._board = board
+        self._layouts: dict[bytes, Layout] = {}
+        self._slab: tuple[Any, ...] = ()
+        self._views: list[NDArray[Any] | None] = []
+        self.nbytes = 0
+
+    def layout(self, data: bytes) -> Layout:
+        """The layout with this pickle."""
+        layout = self._layouts.get(data)
+        if layout is None:
+            layout = self._layouts[data] = pickle.loads(data)
+        return layout
+
+    def views(self, slab: int, rows: int, layout: bytes) -> list[NDArray[Any] | None]:
+        """The arrays of a slab in the engine's arena."""
+        if self._slab != (slab, rows, layout):
+            self._slab = (slab, rows, layout)
+            self._views = self.layout(layout).views(self._buffers.buffer(-1), slab, rows)
+        return self._views
+
+    def put(self, value: Any, *, collated: bool = False) -> Blob | Local:
+        """Lay an object down for other processes to read."""
+        if self._arena is None:
+            nbytes = approximate_bytes(value)
+            self.nbytes += nbytes
+            return Local(value, nbytes, collated)
+        for offset in self._board.returned(self._worker):
+            self._arena.free(offset)
+        data, views, nbytes = blobs.dump(value)
+        offset = self._arena.allocate(nbytes)
+        blobs.write(memoryview(self._arena.buffer)[offset : offset + nbytes], data, views)
+        self.nbytes += nbytes
+        return Blob(self._worker, offset, nbytes, collated)
+
+    def discard(self, item: Any) -> None:
+        """Take back what was put and never reported."""
+        if isinstance(item, Blob) and self._arena is not None:
+            self._arena.free(item.offset)
+
+    def get(self, item: Any) -> Any:
+        """The object that a reference names; arrays in it are views of shared memory."""
+        if isinstance(item, Local):
+            return item.value
+        if isinstance(item, Row):
+            views = self.views(item.slab, item.rows, item.layout)
+            return self.layout(item.layout).read(views, item.row, item.objects)
+        return blobs.load(np.ndarray((item.nbytes,), np.uint8, self._buffers.buffer(item.worker), item.offset))
+
+
+def approximate_bytes(value: Any) -> int:
+    """Bytes of the arrays and tensors in a sample, without pickling it."""
+    if isinstance(value, dict):
+        return sum(approximate_bytes(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(approximate_bytes(item) for item in value)
+    if isinstance(value, (bytes, str)):
+        return len(value)
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0

@@ -1,0 +1,86 @@
+"""Messages between the engine and CPU workers: pickled tuples through sockets, or objects through queues.
+
+A message larger than a socket takes travels through an arena: the worker's own for a report, the engine's for a
+task (which the engine frees when the chunk is through).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+from collections import deque
+from multiprocessing.reduction import ForkingPickler
+from typing import Protocol
+
+import numpy as np
+
+from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.links import Links
+from minato_gpu.memory import blobs
+from minato_gpu.memory.board import ATTENTION
+
+LARGE = 96 * 1024
+BUFFER = 1 << 18
+
+
+class Channel(Protocol):
+    """The worker's side: tasks in, reports out."""
+
+    def receive(self) -> Task | None:
+        """The next task; None when there will be none."""
+
+    def send(self, report: Report) -> None:
+        """Publish a report; may block while the engine has much to read."""
+
+
+class SocketChannel:
+    """For worker processes."""
+
+    def __init__(self, links: Links, worker: int) -> None:
+        self._links = links
+        self._worker = worker
+        self._tasks = links.receiver(worker)
+        self._reports = links.report_sender
+        self._words = links.board.words
+        self._wake = links.wake
+
+    def receive(self) -> Task | None:
+        data = self._tasks.recv(BUFFER)
+        if not data:
+            return None
+        message = pickle.loads(data)
+        if len(message) == 2:
+            offset, nbytes = message
+            message = pickle.loads(bytes(np.ndarray((nbytes,), np.uint8, self._links.buffer(-1), offset)))
+        return Task(*message)
+
+    def send(self, report: Report) -> None:
+        data = bytes(ForkingPickler.dumps(tuple(report)))
+        if len(data) > LARGE:
+            arena = self._links.arenas[self._worker]
+            parts, views, nbytes = blobs.dump(tuple(report))
+            offset = arena.allocate(nbytes)
+            blobs.write(memoryview(arena.buffer)[offset : offset + nbytes], parts, views)
+            data = pickle.dumps((self._worker, offset, nbytes))
+        self._reports.send(data)
+        if self._words[ATTENTION]:
+            os.eventfd_write(self._wake, 1)
+
+
+class QueueChannel:
+    """For worker threads, which share objects with the engine."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.reports: deque[Report] = deque()
+
+    def receive(self) -> Task | None:
+        return self.tasks.get()
+
+    def send(self, report: Report) -> None:
+        self.reports.append(report)
+        self._links.report_sender.send(b"r")
+        if self._links.board.words[ATTENTION]:
+            os.eventfd_write(self._links.wake, 1)

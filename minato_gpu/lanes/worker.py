@@ -1,0 +1,281 @@
+"""What a CPU worker does with a task: prepare samples, put each where it belongs, report.
+
+The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
+board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
+others; finished samples are reported when the chunk ends, or at the first sample boundary a few milliseconds after
+the last report.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+
+from minato_gpu.lanes.base import Extra, Failure, Piece, Report, Task
+from minato_gpu.lanes.produce import Job, Producer
+from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.wire import Channel
+from minato_gpu.memory.board import CHUNK, DONE, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
+from minato_gpu.memory.layout import Layout, Mismatch
+
+REPORT_S = 2e-3
+_FEW = 16  # chunks of at most this many samples report the time of each
+
+
+class Progress:
+    """How far a task has come, and what of it is not reported yet."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.size = sum(len(piece.keys) for piece in task.pieces)
+        self.done = 0
+        self.reported = 0
+        self.begin = self.last = self.now = perf_counter()
+        self.items: list[Any] = []
+        self.times: list[float] = []
+        self.layout: bytes | None = None
+
+    def add(self, item: Any) -> None:
+        """One more sample is ready; ``item`` is its reference."""
+        now = perf_counter()
+        self.items.append(item)
+        self.times.append(now - self.now)
+        self.now = now
+        self.done += 1
+
+    def rewind(self) -> list[Any]:
+        """Forget what is not reported; returns its references."""
+        items, self.items, self.times, self.done = self.items, [], [], self.reported
+        return items
+
+    def report(self, worker: int, nbytes: int, *, final: bool, status: str = "") -> Report:
+        """All that is ready and not reported yet."""
+        items, times, seconds = self.items, self.times, sum(self.times)
+        telling = len(times) <= _FEW or max(times) > 4 * seconds / len(times)
+        plain = items.count(None) == len(items)
+        first, self.reported, self.last = self.reported, self.done, self.now
+        layout, self.layout, self.items, self.times = self.layout, None, [], []
+        return Report(
+            self.task.run,
+            self.task.chunk,
+            worker,
+            first,
+            self.done,
+            seconds,
+            self.begin,
+            self.now,
+            final,
+            nbytes,
+            None if plain else items,
+            times if telling else None,
+            layout,
+            status,
+        )
+
+
+class Worker:
+    """Worker ``number``: ``run`` takes tasks until the channel ends."""
+
+    def __init__(self, number: int, job: Job, channel: Channel, store: Store, board: Board) -> None:
+        self._number = number
+        self._job = job
+        self._channel = channel
+        self._store = store
+        self._board = board
+        self._words = board.words
+        self._row = board.row(number)
+        self._producer = Producer(number, job, store)
+        self._stream: Any = None
+        self._stream_of: tuple[int, int] | None = None
+        self._learned: bytes | None = None
+
+    def run(self) -> None:
+        """Serve until the engine ends the channel."""
+        kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
+        words, row = self._words, self._row
+        while (task := self._channel.receive()) is not None:
+            progress = Progress(task)
+            words[row + LIMIT] = NO_LIMIT
+            words[row + STARTED] = words[row + DONE] = 0
+            words[row + RUN] = task.run
+            words[row + CHUNK] = task.chunk
+            status = kinds[task.kind](task, progress)
+            words[row + CHUNK] = -1
+            self._report(progress, final=True, status=status)
+            del task, progress
+
+    # --- kinds of task -------------------------------------------------------------------------------------
+
+    def _prepare(self, task: Task, progress: Progress) -> str:
+        """Samples of a map-style data set, with or without a pipeline."""
+        unseeded = self._producer.begin_unseeded(progress.size)
+        if not self._attempt(task, progress, unseeded):
+            for item in progress.rewind():
+                self._store.discard(item)
+            self._attempt(task, progress, False)
+        return ""
+
+    def _inspect(self, task: Task, progress: Progress) -> str:
+        for piece in task.pieces:
+            for at in range(len(piece.keys)):
+                try:
+                    item: Any = self._producer.inspect(task, piece, at)
+                except Exception as error:
+                    item = self._producer.failure(task, piece, at, error)
+                progress.add(item)
+        return ""
+
+    def _collate(self, task: Task, progress: Progress) -> str:
+        """Join samples that other workers prepared."""
+        progress.add(self._joined([self._store.get(item) for item in task.items], "collate"))
+        return ""
+
+    def _next(self, task: Task, progress: Progress) -> str:
+        """The next batch of this worker's own stream, as PyTorch's worker would fetch it."""
+        status, item = "", None
+        try:
+            self._producer.check_started()
+            if self._stream_of != (task.run, task.epoch):
+                job = self._job
+                self._stream_of = (task.run, task.epoch)
+                self._stream = _IterableDatasetFetcher(job.dataset, job.auto_collation, job.collate_fn, job.drop_last)
+            if self._stream is None:
+                raise StopIteration
+            item = self._store.put(self._stream.fetch([None] * task.items), collated=True)
+        except StopIteration:
+            status, self._stream = "exhausted", None
+        except Exception:
+            item = self._batch_failure("iterating the data set", task.epoch)
+        progress.add(item)
+        return status
+
+    # --- samples -------------------------------------------------------------------------------------------
+
+    def _attempt(self, task: Task, progress: Progress, unseeded: bool) -> bool:
+        """Prepare what is not reported; False when it must be done again because unseeded samples drew."""
+        skip = progress.reported
+        for piece in task.pieces:
+            size = len(piece.keys)
+            if skip >= size:
+                skip -= size
+                continue
+            whole = piece.whole and piece.slab < 0
+            samples: list[Any] = []
+            produce = self._producer.of(task, piece, unseeded)
+            put = _append_to(samples) if whole else self._putter(task, progress, piece)
+            for at in range(skip, size):
+                if not self._may_start(progress):
+                    break
+                try:
+                    item = put(at, produce(at))
+                except Exception as error:
+                    item = self._producer.failure(task, piece, at, error)
+                progress.add(item)
+                if not (unseeded or whole):
+                    self._words[self._row + DONE] = progress.done
+                if not whole and progress.now - progress.last > REPORT_S and not self._publish(progress, unseeded):
+                    return False
+            skip = 0
+            if whole:
+                self._join(progress, piece, samples)
+                if progress.now - progress.last > REPORT_S and not self._publish(progress, unseeded):
+                    return False
+        return not (unseeded and self._moved())
+
+    def _may_start(self, progress: Progress) -> bool:
+        words, row = self._words, self._row
+        words[row + STARTED] = progress.done + 1
+        words[row + SINCE_NS] = int(1e9 * progress.now)
+        self._board.fence()
+        return progress.done < words[row + LIMIT]
+
+    def _putter(self, task: Task, progress: Progress, piece: Piece) -> Callable[[int, Any], Any]:
+        """How to lay down the samples of a piece: in their rows where the layout is known, else as blobs."""
+        store = self._store
+        if piece.slab >= 0 and task.layout:
+            write = store.layout(task.layout).writer(store.views(piece.slab, piece.rows, task.layout))
+            first = piece.row
+
+            def put_row(at: int, value: Any) -> Any:
+                try:
+                    objects = write(first + at, value)
+                except Mismatch:
+                    return store.put(value)
+                return None if objects is None else Extra(objects)
+
+            return put_row
+
+        def put_blob(at: int, value: Any) -> Any:
+            self._learn(progress, value)
+            return store.put(value)
+
+        return put_blob
+
+    def _learn(self, progress: Progress, sample: Any) -> None:
+        """Describe the sample to the engine as long as it does not know the layout."""
+        if progress.task.layout == b"":
+            if self._learned is None:
+                layout = Layout.of(sample)
+                self._learned = b"" if layout is None else pickle.dumps(layout)
+            progress.layout = self._learned
+
+    def _join(self, progress: Progress, piece: Piece, samples: list[Any]) -> None:
+        """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short."""
+        count = min(len(piece.keys), progress.done - progress.reported)
+        start = len(progress.items) - count
+        if any(isinstance(item, Failure) for item in progress.items[start:]) or not samples:
+            return
+        if len(samples) == len(piece.keys):
+            self._learn(progress, samples[0])
+            progress.items[start] = self._joined(samples, "collate", piece)
+            return
+        for at, sample in enumerate(samples, start=len(progress.items) - len(samples)):
+            progress.items[at] = self._store.put(sample)
+
+    def _joined(self, samples: list[Any], what: str, piece: Piece | None = None) -> Any:
+        try:
+            batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
+            return self._store.put(batch, collated=True)
+        except Exception:
+            return self._batch_failure(what, None, piece)
+
+    def _batch_failure(self, what: str, epoch: int | None, piece: Piece | None = None) -> Failure:
+        parts = [what] if epoch is None else [what, f"epoch {epoch}"]
+        if piece is not None:
+            parts.append(f"positions {piece.position} to {piece.position + len(piece.keys) - 1}")
+            parts.append(f"indices {_short(piece.keys)}")
+        return Failure(ExceptionWrapper(where=f"{self._producer.who} ({', '.join(parts)}, lane cpu)"), collated=True)
+
+    # --- reports -------------------------------------------------------------------------------------------
+
+    def _moved(self) -> bool:
+        seeder = self._producer.seeder
+        return seeder is not None and seeder.moved()
+
+    def _publish(self, progress: Progress, unseeded: bool) -> bool:
+        """Report in between; False when samples prepared without seeds drew, and must not be reported."""
+        if unseeded and self._moved():
+            return False
+        if progress.done < progress.size:
+            self._report(progress, final=False)
+            self._words[self._row + DONE] = progress.done
+        return True
+
+    def _report(self, progress: Progress, *, final: bool, status: str = "") -> None:
+        report = progress.report(self._number, self._store.nbytes, final=final, status=status)
+        self._store.nbytes = 0
+        self._channel.send(report)
+
+
+def _append_to(samples: list[Any]) -> Callable[[int, Any], Any]:
+    return lambda at, value: samples.append(value)
+
+
+def _short(keys: list[Any]) -> str:
+    text = repr(keys)
+    return text if len(text) <= 120 else text[:117] + "..."

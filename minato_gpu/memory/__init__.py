@@ -1,0 +1,1 @@
+"""Shared memory: arenas that one process allocates from and all map, and what lies in them."""

@@ -1,0 +1,107 @@
+"""Any Python object in shared memory: pickled, with its arrays and tensors laid beside it and not copied again.
+
+Protocol 5 pickles hand out the bytes of large objects as buffers (PEP 574). A blob is the pickle followed by those
+buffers, each on a 64-byte boundary; loading makes arrays and tensors over the shared memory itself.
+
+Plain CPU tensors travel the same way as arrays; everything else travels as ``torch.multiprocessing`` would send it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+
+from minato_gpu.memory.arena import round_up
+
+_HEAD = struct.Struct("<qq")
+_ALIGN = 64
+
+
+class _Pickler(ForkingPickler):
+    def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> None:
+        # positional: ForkingPickler forwards nothing else, and adds multiprocessing's and torch's own reducers
+        super().__init__(file, 5, True, keep)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.device.type == "cpu":
+            if obj.layout is not torch.strided:
+                return _reduce_sparse(obj)
+            if obj.requires_grad and not obj.is_leaf:
+                raise RuntimeError(
+                    "a tensor that requires grad and is not a leaf cannot leave its worker; detach() it first"
+                )
+            if not obj.is_quantized and not obj.is_conj() and not obj.is_neg():
+                flat = obj.detach().contiguous().reshape(-1).view(torch.uint8) if obj.numel() else None
+                data = pickle.PickleBuffer(b"" if flat is None else flat.numpy())
+                return _tensor, (data, obj.dtype, tuple(obj.shape), obj.requires_grad)
+        return NotImplemented
+
+
+def _reduce_sparse(obj: torch.Tensor) -> Any:
+    # torch's own reduction keeps every loaded tensor in a list of tensors still to be validated
+    if obj.layout is torch.sparse_coo:
+        return _sparse_coo, (obj._indices(), obj._values(), tuple(obj.shape), obj.is_coalesced())
+    if obj.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return _compressed, (obj.crow_indices(), obj.col_indices(), obj.values(), tuple(obj.shape), obj.layout)
+    if obj.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return _compressed, (obj.ccol_indices(), obj.row_indices(), obj.values(), tuple(obj.shape), obj.layout)
+    return obj.__reduce_ex__(2)
+
+
+def _sparse_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
+
+
+def _compressed(
+    compressed: torch.Tensor, plain: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], layout: torch.layout
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
+
+
+def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    flat = np.frombuffer(data, np.uint8) if len(memoryview(data)) else None
+    tensor = torch.empty(shape, dtype=dtype) if flat is None else torch.from_numpy(flat).view(dtype).view(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def dump(value: Any) -> tuple[bytes, list[memoryview], int]:
+    """The pickle, the buffers, and the size of the blob they make, in bytes."""
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    _Pickler(file, buffers.append).dump(value)
+    views = [buffer.raw() for buffer in buffers]
+    data = file.getvalue()
+    nbytes = round_up(_HEAD.size + 8 * len(views) + len(data), _ALIGN)
+    return data, views, nbytes + sum(round_up(view.nbytes, _ALIGN) for view in views)
+
+
+def write(target: memoryview, data: bytes, views: list[memoryview]) -> None:
+    """Lay a dumped value into ``target``, which has the size that ``dump`` named."""
+    _HEAD.pack_into(target, 0, len(data), len(views))
+    struct.pack_into(f"<{len(views)}q", target, _HEAD.size, *(view.nbytes for view in views))
+    start = _HEAD.size + 8 * len(views)
+    target[start : start + len(data)] = data
+    offset = round_up(start + len(data), _ALIGN)
+    for view in views:
+        target[offset : offset + view.nbytes] = view
+        offset += round_up(view.nbytes, _ALIGN)
+
+
+def load(source: Any) -> Any:
+    """The value laid into ``source`` (a uint8 array); its arrays and tensors are views that keep it alive."""
+    size, count = _HEAD.unpack_from(source, 0)
+    lengths = struct.unpack_from(f"<{count}q", source, _HEAD.size)
+    start = _HEAD.size + 8 * count
+    offset = round_up(start + size, _ALIGN)
+    buffers = []
+    for length in lengths:
+        buffers.append(source[offset : offset + length])
+        offset += round_up(length, _ALIGN)
+    return pickle.loads(source[start : start + size], buffers=buffers)

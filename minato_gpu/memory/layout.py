@@ -1,0 +1,262 @@
+"""The layout of a stackable sample: how ``default_collate`` would stack it, known ahead, so that a worker writes
+each of its arrays straight into a row of the batch.
+
+A layout is made from one sample and holds for all that have the same structure, types, dtypes and shapes. A sample
+that differs raises ``Mismatch`` before anything of it counts as written, and travels as a blob instead. Which types
+are stacked, and to what, follows ``torch.utils.data.default_collate``; the tests compare the two on every type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from minato_gpu.memory.arena import round_up
+
+_ALIGN = 64
+_SCALARS: dict[type, np.dtype[Any]] = {
+    bool: np.dtype(np.bool_),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
+}
+_TORCH_OF_NUMPY = {
+    np.dtype(kind)
+    for kind in ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
+}
+
+
+class Mismatch(Exception):
+    """The sample does not fit the layout of the ones before it."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a sample. ``kind``: tensor, array, scalar (Python or NumPy), or object (strings, bytes).
+
+    ``raw`` is the NumPy dtype of the stored bytes, ``dtype`` the torch dtype that the consumer sees.
+    ``path`` leads to it from the sample: keys of mappings, positions of sequences.
+    """
+
+    kind: str
+    type: type
+    shape: tuple[int, ...]
+    raw: np.dtype[Any]
+    dtype: torch.dtype | None
+    in_sequence: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.raw.itemsize
+
+
+Tree = Any
+"""A leaf's number, or ("dict", ((key, tree), ...)), ("list", trees), ("tuple", trees), (namedtuple type, trees)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Structure and leaves of a stackable sample. Frozen, hashable and picklable."""
+
+    tree: Tree
+    leaves: tuple[Leaf, ...]
+
+    @classmethod
+    def of(cls, sample: Any) -> Layout | None:
+        """The layout of a sample, or None when ``default_collate`` would not simply stack it."""
+        leaves: list[Leaf] = []
+        try:
+            tree = _describe(sample, leaves, in_sequence=False)
+        except Mismatch:
+            return None
+        if not any(leaf.kind != "object" for leaf in leaves):
+            return None
+        return cls(tree, tuple(leaves))
+
+    def offsets(self, rows: int) -> tuple[list[int], int]:
+        """Where each leaf's block of ``rows`` rows begins in a slab, and the slab's size in bytes."""
+        offsets, at = [], 0
+        for leaf in self.leaves:
+            offsets.append(at)
+            at += round_up(leaf.nbytes * rows, _ALIGN)
+        return offsets, max(at, _ALIGN)
+
+    def views(self, buffer: Any, offset: int, rows: int) -> list[NDArray[Any] | None]:
+        """An array of shape (rows, *leaf.shape) for each stored leaf of the slab at ``offset``."""
+        offsets, _ = self.offsets(rows)
+        return [
+            None if leaf.kind == "object" else np.ndarray((rows, *leaf.shape), leaf.raw, buffer, offset + at)
+            for leaf, at in zip(self.leaves, offsets, strict=True)
+        ]
+
+    @property
+    def objects(self) -> int:
+        """How many leaves travel beside the slab (strings and bytes)."""
+        return sum(leaf.kind == "object" for leaf in self.leaves)
+
+    def write(self, views: list[NDArray[Any] | None], row: int, sample: Any) -> list[Any] | None:
+        """Copy a sample into its row; returns its object leaves, or None when there are none.
+
+        Raises ``Mismatch`` when the sample differs from the layout; the row's bytes are then undefined.
+        """
+        values: list[Any] = []
+        _flatten(self.tree, sample, values)
+        objects: list[Any] | None = None
+        for leaf, view, value in zip(self.leaves, views, values, strict=True):
+            if type(value) is not leaf.type:
+                raise Mismatch
+            if view is None:
+                objects = objects or []
+                objects.append(value)
+            elif leaf.kind == "array":
+                if value.dtype != leaf.raw or value.shape != leaf.shape:
+                    raise Mismatch
+                view[row] = value
+            elif leaf.kind == "tensor":
+                if value.dtype is not leaf.dtype or value.shape != leaf.shape or not _plain(value):
+                    raise Mismatch
+                view[row] = _as_array(value)
+            else:
+                try:
+                    view[row] = value
+                except OverflowError:
+                    raise Mismatch from None
+        return objects
+
+    def writer(self, views: list[NDArray[Any] | None]) -> Callable[[int, Any], list[Any] | None]:
+        """``write`` bound to a slab; the single-array sample, the most common cheap one, without the detours."""
+        leaf = self.leaves[0]
+        if self.tree != 0 or leaf.kind != "array":
+            return lambda row, sample: self.write(views, row, sample)
+        view, dtype, shape = views[0], leaf.raw, leaf.shape
+        assert view is not None
+
+        def write_array(row: int, sample: Any) -> None:
+            if type(sample) is not np.ndarray or sample.dtype != dtype or sample.shape != shape:
+                raise Mismatch
+            view[row] = sample
+
+        return write_array
+
+    def batch(self, owner: NDArray[np.uint8], rows: int, objects: list[list[Any]]) -> Any:
+        """The batch as ``default_collate`` would return it: tensors of shape (rows, *shape) over ``owner``.
+
+        ``objects[row]`` holds the object leaves of each row (any list when there are none).
+        """
+        offsets, _ = self.offsets(rows)
+        values: list[Any] = []
+        column = 0
+        for leaf, at in zip(self.leaves, offsets, strict=True):
+            if leaf.kind == "object":
+                items = [row[column] for row in objects]
+                values.append(tuple(items) if leaf.in_sequence else items)
+                column += 1
+                continue
+            if leaf.nbytes == 0:
+                values.append(torch.empty((rows, *leaf.shape), dtype=leaf.dtype))
+                continue
+            array = owner[at : at + leaf.nbytes * rows].view(leaf.raw).reshape((rows, *leaf.shape))
+            tensor = torch.from_numpy(array)
+            values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
+        return _rebuild(self.tree, values, stacked=True)
+
+    def read(self, views: list[NDArray[Any] | None], row: int, objects: list[Any] | None) -> Any:
+        """One sample back from its row, with the types that it had; arrays are views of the slab."""
+        values: list[Any] = []
+        rest = iter(objects or ())
+        for leaf, view in zip(self.leaves, views, strict=True):
+            if view is None:
+                values.append(next(rest))
+            elif leaf.kind == "scalar":
+                values.append(leaf.type(view[row]) if leaf.type in _SCALARS else view[row])
+            elif leaf.kind == "array":
+                values.append(view[row] if leaf.shape else view[row].reshape(()))
+            else:
+                tensor = torch.from_numpy(view[row : row + 1])[0]
+                assert leaf.dtype is not None
+                values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
+        return _rebuild(self.tree, values, stacked=False)
+
+
+def _describe(value: Any, leaves: list[Leaf], in_sequence: bool) -> Tree:
+    kind = type(value)
+    if kind is dict:
+        return ("dict", tuple((key, _describe(item, leaves, False)) for key, item in value.items()))
+    if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        if not value:
+            raise Mismatch
+        name = kind.__name__ if kind in (list, tuple) else kind
+        return (name, tuple(_describe(item, leaves, True) for item in value))
+    leaves.append(_leaf(value, in_sequence))
+    return len(leaves) - 1
+
+
+def _leaf(value: Any, in_sequence: bool) -> Leaf:
+    kind = type(value)
+    if kind is torch.Tensor and _plain(value):
+        return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
+    if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim:
+        dtype = torch.from_numpy(np.empty(0, value.dtype)).dtype
+        return Leaf("array", kind, value.shape, value.dtype, dtype)
+    if kind in _SCALARS:
+        raw = _SCALARS[kind]
+        return Leaf("scalar", kind, (), raw, torch.from_numpy(np.empty(0, raw)).dtype)
+    if isinstance(value, np.generic) and value.dtype in _TORCH_OF_NUMPY and value.dtype != np.uint64:
+        return Leaf("scalar", kind, (), value.dtype, torch.from_numpy(np.empty(0, value.dtype)).dtype)
+    if kind in (str, bytes):
+        return Leaf("object", kind, (), np.dtype(np.uint8), None, in_sequence)
+    raise Mismatch
+
+
+def _plain(value: torch.Tensor) -> bool:
+    return (
+        value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not value.requires_grad
+        and not (value.is_conj() or value.is_neg() or value.is_quantized)
+    )
+
+
+def _as_array(value: torch.Tensor) -> NDArray[Any]:
+    """The tensor's elements as an array; types that NumPy lacks (bfloat16, float8) as integers of their size."""
+    try:
+        return value.numpy()
+    except TypeError:
+        return value.view({1: torch.uint8, 2: torch.int16}[value.element_size()]).numpy()
+
+
+def _flatten(tree: Tree, value: Any, out: list[Any]) -> None:
+    if isinstance(tree, int):
+        out.append(value)
+        return
+    name, parts = tree
+    if name == "dict":
+        if type(value) is not dict or len(value) != len(parts):
+            raise Mismatch
+        for key, part in parts:
+            if key not in value:
+                raise Mismatch
+            _flatten(part, value[key], out)
+        return
+    kind = {"list": list, "tuple": tuple}.get(name, name) if isinstance(name, str) else name
+    if type(value) is not kind or len(value) != len(parts):
+        raise Mismatch
+    for part, item in zip(parts, value, strict=True):
+        _flatten(part, item, out)
+
+
+def _rebuild(tree: Tree, values: list[Any], *, stacked: bool) -> Any:
+    if isinstance(tree, int):
+        return values[tree]
+    name, parts = tree
+    if name == "dict":
+        return {key: _rebuild(part, values, stacked=stacked) for key, part in parts}
+    items = [_rebuild(part, values, stacked=stacked) for part in parts]
+    if name == "list" or (name == "tuple" and stacked):  # default_collate turns plain tuples into lists
+        return items
+    return tuple(items) if name == "tuple" else name(*items)

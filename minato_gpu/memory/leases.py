@@ -1,0 +1,53 @@
+"""Leases: memory that belongs to the consumer until its last view dies (DESIGN.md section 7).
+
+A batch is handed out as tensors over a NumPy array that owns a piece of an arena. When the last tensor, view or
+array that refers to it is gone, the piece returns to its arena; nothing else may recycle it. The callback can
+run in any thread at any moment, so it only appends to a queue that the engine empties.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Lease(ref):  # type: ignore[type-arg]
+    """A weak reference that remembers which block it watches."""
+
+    __slots__ = ("block", "pool")
+
+    block: tuple[int, int]
+    pool: Leases
+
+
+class Leases:
+    """Blocks handed out, and those that came back. A block is (owner, offset), the owner -1 for the parent."""
+
+    def __init__(self) -> None:
+        self.returned: deque[tuple[int, int]] = deque()
+        self._live: dict[int, Any] = {}
+
+    def lend(self, buffer: mmap.mmap, owner: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes ``offset`` to ``offset + nbytes`` of the arena as an array, shape (nbytes,), that owns the block."""
+        array = np.ndarray((nbytes,), np.uint8, buffer, offset)
+        lease = _Lease(array, _came_back)
+        lease.block = (owner, offset)
+        lease.pool = self
+        self._live[id(lease)] = lease
+        return array
+
+    @property
+    def live(self) -> int:
+        """How many blocks are lent."""
+        return len(self._live)
+
+
+def _came_back(lease: Any) -> None:
+    pool = lease.pool
+    pool._live.pop(id(lease), None)
+    pool.returned.append(lease.block)

@@ -1,0 +1,116 @@
+"""What happened in a run: counters, times and the timeline, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+_RING = 1 << 14
+
+
+class LaneLog:
+    """Samples, busy time, and recent waiting and service times of one lane."""
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.samples = 0
+        self.busy_s = 0.0
+        self.queue_s: deque[float] = deque(maxlen=_RING)
+        self.service_s: deque[float] = deque(maxlen=_RING)
+
+
+class Telemetry:
+    """Counters of one epoch run; ``stats`` and ``timeline`` present them."""
+
+    def __init__(self, expected: int | None, begin: float) -> None:
+        self.expected = expected
+        self.begin = begin
+        self.end: float | None = None
+        self.samples = self.batches = self.failed = self.skipped = self.repeated = 0
+        self.first_batch_s: float | None = None
+        self.lanes: dict[str, LaneLog] = defaultdict(LaneLog)
+        self.waits: deque[float] = deque(maxlen=_RING)
+        self.wait_s = 0.0
+        self.stalls: dict[str, list[float]] = {}
+        self.lateness: deque[int] = deque(maxlen=_RING)
+        self.spans: deque[tuple[float, float, str, int, int, int, int, float]] = deque(maxlen=_RING)
+        self.handed: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
+
+    def worked(
+        self, lane: str, slot: int, epoch: int, position: int, count: int, begin: float, end: float, sent: float, busy: float
+    ) -> None:
+        """A lane reported ``count`` samples that it worked on from ``begin`` to ``end``."""
+        log = self.lanes[lane]
+        log.samples += count
+        log.busy_s += busy
+        if count:
+            log.queue_s.append(max(0.0, begin - sent))
+            log.service_s.append(busy / count)
+        self.spans.append((begin, end, lane, slot, epoch, position, count, busy / max(count, 1)))
+
+    def delivered(self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int]) -> None:
+        """A batch was handed to the consumer, who had waited ``wait`` seconds."""
+        if self.first_batch_s is None:
+            self.first_batch_s = now - self.begin
+        self.samples += size
+        self.batches += 1
+        self.waits.append(wait)
+        self.wait_s += wait
+        self.lateness.extend(late)
+        self.handed.append((now, epoch, number, size, wait))
+
+    def stalled(self, cause: str, seconds: float) -> None:
+        """The consumer waited for this cause."""
+        count_and_time = self.stalls.setdefault(cause, [0, 0.0])
+        count_and_time[0] += 1
+        count_and_time[1] += seconds
+
+    def stats(self, now: float) -> dict[str, Any]:
+        """The counters as plain data."""
+        elapsed = max((self.end or now) - self.begin, 1e-9)
+        return {
+            "samples_expected": self.expected,
+            "samples_delivered": self.samples,
+            "samples_failed": self.failed,
+            "samples_skipped": self.skipped,
+            "samples_repeated": self.repeated,
+            "batches_delivered": self.batches,
+            "elapsed_s": elapsed,
+            "first_batch_s": self.first_batch_s,
+            "lanes": {
+                name: {
+                    "samples": log.samples,
+                    "slots": log.slots,
+                    "busy_share": log.busy_s / (elapsed * max(log.slots, 1)),
+                    "queue_s": percentiles(log.queue_s),
+                    "service_s": percentiles(log.service_s),
+                }
+                for name, log in self.lanes.items()
+            },
+            "wait_s": {**percentiles(self.waits), "total": self.wait_s},
+            "stalls": {cause: {"count": int(n), "seconds": s} for cause, (n, s) in self.stalls.items()},
+            "lateness": {**percentiles(self.lateness), "max": float(max(self.lateness, default=0))},
+        }
+
+    def timeline(self) -> dict[str, Any]:
+        """What each slot did, and when batches were handed over; seconds since the epoch run began."""
+        typical = float(np.median([span[7] for span in self.spans])) if self.spans else 0.0
+        return {
+            "spans": [
+                (begin - self.begin, end - self.begin, lane, slot, epoch, position, count, each > 4 * typical)
+                for begin, end, lane, slot, epoch, position, count, each in self.spans
+            ],
+            "batches": [(at - self.begin, *rest) for at, *rest in self.handed],
+        }
+
+
+def percentiles(values: Iterable[float]) -> dict[str, float]:
+    """Median, 95th and 99th percentile; zeros where there is nothing."""
+    data = np.fromiter(values, dtype=np.float64)
+    if data.size == 0:
+        return {"p50": 0.0, "p95": 0.0, "p99": 0.0}
+    p50, p95, p99 = np.percentile(data, [50, 95, 99])
+    return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
