@@ -5,7 +5,7 @@ comparison waits for the condition "nothing new is left".
 
 Decision: descriptors are compared by kind and count, not by number, because the kernel gives a closed number to
 the next file. Helpers of ``multiprocessing`` that live as long as the interpreter (resource tracker, fork
-server) are not leaks of a loader.
+server, descriptor sharing) are not leaks of a loader.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ class Snapshot:
 
 
 def take_snapshot() -> Snapshot:
-    """The state now, after a garbage collection."""
-    gc.collect()
+    """The state now."""
     return Snapshot(
         processes=frozenset(child_pids()),
-        threads=frozenset(thread.ident or 0 for thread in threading.enumerate()),
+        threads=frozenset(thread.ident or 0 for thread in threading.enumerate() if not _serves_descriptors(thread)),
         native_threads=psutil.Process().num_threads(),
         shared_memory=frozenset(entry.name for entry in _SHARED_MEMORY.iterdir()),
         descriptors=Counter(descriptor_kinds()),
@@ -52,16 +51,34 @@ def take_snapshot() -> Snapshot:
 
 def child_pids() -> list[int]:
     """Ids of all living descendants of this process, without ``multiprocessing``'s own helpers; zombies count."""
-    return [child.pid for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
+    return [pid for pid in _descendants(os.getpid()) if not _is_helper(pid)]
 
 
-def _is_helper(process: psutil.Process) -> bool:
+def _descendants(pid: int) -> list[int]:
+    """From /proc, not from psutil, which reads every process of the machine for it: this runs around every test."""
     try:
-        return any(helper in part for part in process.cmdline() for helper in _HELPERS)
+        direct = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    except OSError:  # it ended while we looked
+        return []
+    return [*direct, *(below for child in direct for below in _descendants(child))]
+
+
+def _is_helper(pid: int) -> bool:
+    try:
+        return any(helper in part for part in psutil.Process(pid).cmdline() for helper in _HELPERS)
     except psutil.ZombieProcess:  # ended, but nobody waited for it: that is a leak
         return False
     except psutil.NoSuchProcess:
         return True
+
+
+def _serves_descriptors(thread: threading.Thread) -> bool:
+    """multiprocessing's thread that hands descriptors to children: started once, by name only, and never ended."""
+    return "(_serve)" in thread.name
 
 
 def descriptor_kinds() -> list[str]:
@@ -108,7 +125,7 @@ def _describe(pid: int) -> str:
 
 def _is_ours(name: str) -> bool:
     """Whether no process outside this one's family holds the entry: other programs share the machine's memory."""
-    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    family = {os.getpid(), *_descendants(os.getpid())}
     path = str(_SHARED_MEMORY / name)
     for process in psutil.process_iter():
         if process.pid in family:
@@ -125,6 +142,9 @@ def _is_ours(name: str) -> bool:
 
 def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False, limit_s: float = 10.0) -> None:
     """Wait until nothing is left that ``before`` did not have; raise AssertionError with the list if something stays."""
+    if not leaks(before, descriptors=descriptors, native=native):
+        return
+    gc.collect()
     if not wait_until(lambda: not leaks(before, descriptors=descriptors, native=native), limit_s):
         raise AssertionError("left behind: " + "; ".join(leaks(before, descriptors=descriptors, native=native)))
 

@@ -1,0 +1,160 @@
+"""Map-style data sets: batching, dropping the rest, no batching, bulk reading, composed data sets, lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    random_split,
+)
+
+from tests.torch_semantics.datasets import Made, Numbers, as_lists, keep, numbers_in
+from tests.torch_semantics.same import same
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 6, 7])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches(loader_class: Any, num_workers: int, length: int, drop_last: bool) -> None:
+    loader = loader_class(Numbers(length), batch_size=3, num_workers=num_workers, drop_last=drop_last)
+    everything = list(range(length))
+    expected = [everything[start : start + 3] for start in range(0, length, 3)]
+    if drop_last and expected and len(expected[-1]) < 3:
+        expected.pop()
+    assert as_lists(loader) == expected
+    assert len(loader) == len(expected)
+
+
+def test_default_batch_size_is_one(loader_class: Any, num_workers: int) -> None:
+    assert as_lists(loader_class(Numbers(3), num_workers=num_workers)) == [[0], [1], [2]]
+
+
+def test_a_batch_larger_than_the_data_set(loader_class: Any, num_workers: int) -> None:
+    assert as_lists(loader_class(Numbers(3), batch_size=100, num_workers=num_workers)) == [[0, 1, 2]]
+    assert as_lists(loader_class(Numbers(3), batch_size=100, num_workers=num_workers, drop_last=True)) == []
+
+
+def test_more_workers_than_batches(loader_class: Any) -> None:
+    assert as_lists(loader_class(Numbers(2), batch_size=2, num_workers=3)) == [[0, 1]]
+
+
+def test_any_sequence_is_a_data_set(loader_class: Any, num_workers: int) -> None:
+    for data in ([10, 11, 12], range(10, 13), (10, 11, 12), torch.tensor([10, 11, 12])):
+        assert as_lists(loader_class(data, batch_size=2, num_workers=num_workers)) == [[10, 11], [12]]
+
+
+def test_no_batching(loader_class: Any, num_workers: int) -> None:
+    samples = list(loader_class(Numbers(3), batch_size=None, num_workers=num_workers))
+    assert [int(sample) for sample in samples] == [0, 1, 2]
+    assert all(sample.dim() == 0 for sample in samples)
+
+
+def test_no_batching_with_a_collate_function(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(3), batch_size=None, num_workers=num_workers, collate_fn=lambda sample: sample + 10)
+    assert [int(sample) for sample in loader] == [10, 11, 12]
+
+
+def test_bulk_reading_without_batching(loader_class: Any, num_workers: int) -> None:
+    """A batch sampler given as ``sampler``: the data set receives lists of indices and returns whole batches."""
+    data = Made(10, lambda indices: torch.tensor([index * 10 for index in indices]))
+    sampler = BatchSampler(SequentialSampler(data), 4, True)
+    loader = loader_class(data, batch_size=None, sampler=sampler, num_workers=num_workers)
+    assert as_lists(loader) == [[0, 10, 20, 30], [40, 50, 60, 70]]
+    assert len(loader) == 2
+
+
+class _Bulk(Numbers):
+    """Answers ``__getitems__`` only; one by one it fails."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("__getitems__ should have been used")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        assert isinstance(indices, list)
+        return [torch.tensor(index) for index in indices]
+
+
+def test_getitems_is_preferred(loader_class: Any, num_workers: int) -> None:
+    assert as_lists(loader_class(_Bulk(5), batch_size=2, num_workers=num_workers)) == [[0, 1], [2, 3], [4]]
+
+
+def test_getitems_is_not_used_without_batching(loader_class: Any) -> None:
+    with pytest.raises(AssertionError, match="should have been used"):
+        list(loader_class(_Bulk(2), batch_size=None))
+
+
+class _NoBulk(Numbers):
+    __getitems__ = None
+
+
+def test_getitems_that_is_none_counts_as_absent(loader_class: Any, num_workers: int) -> None:
+    assert as_lists(loader_class(_NoBulk(3), batch_size=2, num_workers=num_workers)) == [[0, 1], [2]]
+
+
+def _composed() -> dict[str, Any]:
+    pairs = TensorDataset(torch.arange(6.0), torch.arange(12).reshape(6, 2))
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "tensors": pairs,
+        "subset": Subset(pairs, [4, 0, 2]),
+        "concatenated": ConcatDataset([Numbers(3), Numbers(4)]),
+        "stacked": StackDataset(a=Numbers(6), b=pairs),
+        "split": random_split(Numbers(9), [4, 5], generator=generator)[1],
+    }
+
+
+@pytest.mark.parametrize("name", list(_composed()))
+def test_composed_data_sets(loader_class: Any, num_workers: int, name: str) -> None:
+    data = _composed()[name]
+    indices = range(len(data))
+    expected = [default_collate([data[i] for i in indices[start : start + 2]]) for start in range(0, len(data), 2)]
+    received = list(loader_class(data, batch_size=2, num_workers=num_workers))
+    assert len(received) == len(expected)
+    assert all(map(same, received, expected))
+
+
+def test_length_follows_a_growing_data_set(loader_class: Any) -> None:
+    data = [torch.ones(2) for _ in range(4)]
+    loaders = [loader_class(data), loader_class(data, shuffle=True), loader_class(data, num_workers=1)]
+    data.append(torch.ones(2))
+    assert [len(loader) for loader in loaders] == [5, 5, 5]
+    assert [len(list(loader)) for loader in loaders] == [5, 5, 5]
+
+
+def test_each_epoch_sees_the_data_set_as_it_is_when_it_starts(loader_class: Any, num_workers: int) -> None:
+    data = [torch.tensor(number) for number in range(4)]
+    loader = loader_class(data, batch_size=2, num_workers=num_workers)
+    assert as_lists(loader) == [[0, 1], [2, 3]]
+    data[0] = torch.tensor(50)
+    assert as_lists(loader) == [[50, 1], [2, 3]]
+
+
+class _Unsized:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_data_set_without_length(loader_class: Any) -> None:
+    loader = loader_class(_Unsized(), batch_size=2)
+    with pytest.raises(TypeError, match="len"):
+        len(loader)
+    assert as_lists(loader_class(_Unsized(), batch_size=2, sampler=[3, 1, 2])) == [[3, 1], [2]]
+
+
+def test_a_data_set_may_return_anything_to_a_collate_function(loader_class: Any, num_workers: int) -> None:
+    data = Made(5, lambda index: {"index": index, "text": "x" * index})
+    batches = list(loader_class(data, batch_size=2, num_workers=num_workers, collate_fn=keep))
+    assert [[sample["text"] for sample in batch] for batch in batches] == [["", "x"], ["xx", "xxx"], ["xxxx"]]
+
+
+def test_several_epochs(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(5), batch_size=2, num_workers=num_workers)
+    assert [numbers_in(loader) for _ in range(3)] == [[0, 1, 2, 3, 4]] * 3

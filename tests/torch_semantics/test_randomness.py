@@ -1,0 +1,146 @@
+"""Random orders and random states: reproducible, and the generators end where PyTorch's loader leaves them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, default_collate
+
+from tests.torch_semantics.datasets import Made, Numbers, Stream, as_lists, numbers_in
+from tests.torch_semantics.same import same
+
+
+def _generator(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_shuffle_delivers_everything_in_another_order(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(100), 8, shuffle=True, num_workers=num_workers)
+    orders = [numbers_in(loader) for _ in range(3)]
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert len({tuple(order) for order in [*orders, list(range(100))]}) == 4
+
+
+def test_seeded_generator_gives_the_same_batches_twice(loader_class: Any, num_workers: int) -> None:
+    generator = _generator()
+    loader = loader_class(Numbers(50), 4, shuffle=True, num_workers=num_workers, generator=generator)
+    first = as_lists(loader)
+    generator.manual_seed(7)
+    assert as_lists(loader) == first
+    assert as_lists(loader) != first
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("source", ["own generator", "global generator", "sampler with its own"])
+def test_order_and_generator_state_are_pytorchs(loader_class: Any, persistent: bool, source: str) -> None:
+    def epochs(kind: Any) -> list[Any]:
+        data = Numbers(30)
+        torch.manual_seed(11)
+        generator = None if source == "global generator" else _generator()
+        order: dict[str, Any] = {"shuffle": True}
+        if source == "sampler with its own":
+            order = {"sampler": RandomSampler(data, replacement=True, num_samples=70, generator=generator)}
+            generator = None
+        loader = kind(data, 4, num_workers=2, generator=generator, persistent_workers=persistent, **order)
+        states = []
+        for _ in range(3):
+            batches = as_lists(loader)
+            own = loader.generator if loader.generator is not None else loader.sampler.generator
+            states.append((batches, torch.get_rng_state().tolist(), own.get_state().tolist() if own else None))
+        return states
+
+    assert epochs(loader_class) == epochs(DataLoader)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_generator_state_without_workers(loader_class: Any, shuffle: bool) -> None:
+    def states(kind: Any) -> list[Any]:
+        torch.manual_seed(3)
+        loader = kind(Numbers(10), 3, shuffle=shuffle)
+        return [(as_lists(loader), torch.get_rng_state().tolist()) for _ in range(2)]
+
+    assert states(loader_class) == states(DataLoader)
+
+
+def test_generator_state_after_an_early_break(loader_class: Any, num_workers: int) -> None:
+    def state(kind: Any) -> Any:
+        generator = _generator()
+        loader = kind(Numbers(64), 4, shuffle=True, num_workers=num_workers, generator=generator)
+        taken = as_lists(itertools.islice(loader, 2))
+        return taken, generator.get_state().tolist()
+
+    assert state(loader_class) == state(DataLoader)
+
+
+def test_generator_state_of_a_stream(loader_class: Any, num_workers: int) -> None:
+    generator, expected = _generator(), _generator()
+    list(loader_class(Stream(5), num_workers=num_workers, generator=generator))
+    torch.empty((), dtype=torch.int64).random_(generator=expected)
+    assert torch.equal(generator.get_state(), expected.get_state())
+
+
+def _drawn(index: int) -> Any:
+    return [index, random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def test_without_workers_the_main_generators_are_drawn_from_as_in_pytorch(loader_class: Any) -> None:
+    def run(kind: Any) -> Any:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        batches = list(kind(Made(10, _drawn), 3, shuffle=True))
+        return batches, [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    assert same(run(loader_class), run(DataLoader))
+
+
+def test_without_workers_a_loop_body_shares_the_generators(loader_class: Any) -> None:
+    """The data set draws between the draws of the loop body, batch by batch, and nothing is drawn ahead."""
+    torch.manual_seed(2)
+    loop = [(float(batch[3][0]), float(torch.rand(()))) for batch in loader_class(Made(4, _drawn))]
+    torch.manual_seed(2)
+    torch.empty((), dtype=torch.int64).random_()
+    assert loop == [(float(default_collate([_drawn(i)])[3]), float(torch.rand(()))) for i in range(4)]
+
+
+def test_workers_draw_differently_from_each_other_and_between_epochs(loader_class: Any) -> None:
+    loader = loader_class(Made(40, _drawn), 4, num_workers=2)
+    rows = [tuple(value.tolist() for value in batch[1:]) for _ in range(2) for batch in loader]
+    for part in range(3):
+        drawn = [value for row in rows for value in row[part]]
+        assert len(set(drawn)) == len(drawn) == 80
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_same_seed_same_draws(loader_class: Any, persistent: bool) -> None:
+    """With one generator seed, the same batches with the same random content, epoch by epoch."""
+
+    def run() -> list[Any]:
+        loader = loader_class(
+            Made(20, _drawn), 4, shuffle=True, num_workers=2, generator=_generator(), persistent_workers=persistent
+        )
+        return [list(loader) for _ in range(2)]
+
+    assert same(run(), run())
+
+
+def test_another_seed_other_draws(loader_class: Any) -> None:
+    runs = [list(loader_class(Made(4, _drawn), 4, num_workers=1, generator=_generator(seed)))[0] for seed in (1, 2)]
+    assert runs[0][0].tolist() == runs[1][0].tolist()
+    assert all(not set(one.tolist()) & set(two.tolist()) for one, two in zip(runs[0][1:], runs[1][1:], strict=True))
+
+
+def test_seeds_seen_by_the_data_set_differ_by_worker_and_repeat_with_the_generator(loader_class: Any) -> None:
+    """PyTorch's own check: as many samples as workers, one seed each."""
+    data = Made(2, lambda index: torch.tensor(torch.initial_seed()))
+
+    def seeds() -> set[int]:
+        return set(numbers_in(loader_class(data, num_workers=2, generator=_generator(42))))
+
+    assert len(seeds()) == 2
+    assert seeds() == seeds()

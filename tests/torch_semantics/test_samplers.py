@@ -1,0 +1,191 @@
+"""Samplers and batch samplers: any iterable, any key, read lazily in the main process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from tests.raising import error_of
+from tests.torch_semantics.datasets import Made, Numbers, as_lists, keep, numbers_in
+
+
+@pytest.mark.parametrize("sampler", [[3, 0, 3, 1], range(4, -1, -2), (2, 2)], ids=str)
+def test_any_iterable_is_a_sampler(loader_class: Any, num_workers: int, sampler: Any) -> None:
+    loader = loader_class(Numbers(5), sampler=sampler, batch_size=2, num_workers=num_workers)
+    assert numbers_in(loader) == list(sampler)
+    assert numbers_in(loader) == list(sampler)
+    assert loader.sampler is sampler
+    assert len(loader) == (len(sampler) + 1) // 2
+
+
+@pytest.mark.parametrize("kind", ["random", "replacement", "subset", "weighted"])
+def test_pytorchs_samplers(loader_class: Any, num_workers: int, kind: str) -> None:
+    data = Numbers(20)
+    generator = torch.Generator()
+    sampler: Sampler[int] = {
+        "random": RandomSampler(data, generator=generator),
+        "replacement": RandomSampler(data, replacement=True, num_samples=45, generator=generator),
+        "subset": SubsetRandomSampler(range(3, 9), generator=generator),
+        "weighted": WeightedRandomSampler([1.0] * 20, 12, generator=generator),
+    }[kind]
+    generator.manual_seed(5)
+    expected = list(sampler)
+    generator.manual_seed(5)
+    assert numbers_in(loader_class(data, batch_size=4, sampler=sampler, num_workers=num_workers)) == expected
+
+
+def test_batch_sampler_decides_the_batches(loader_class: Any, num_workers: int) -> None:
+    batches = [[4, 1], [0], [1, 1, 2], [3, 0, 2, 4]]
+    loader = loader_class(Numbers(5), batch_sampler=batches, num_workers=num_workers)
+    assert as_lists(loader) == batches
+    assert len(loader) == 4
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_pytorchs_batch_sampler(loader_class: Any, num_workers: int, drop_last: bool) -> None:
+    sampler = BatchSampler(range(9, -1, -1), 4, drop_last)
+    loader = loader_class(Numbers(10), batch_sampler=sampler, num_workers=num_workers)
+    expected = [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+    assert as_lists(loader) == (expected[:2] if drop_last else expected)
+
+
+class _TwoBatchSampler(BatchSampler):
+    """A subclass with its own order: pairs from both ends."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 9], [1, 8], [2, 7])
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_subclass_of_pytorchs_batch_sampler(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(10), batch_sampler=_TwoBatchSampler(range(10), 2, False), num_workers=num_workers)
+    assert as_lists(loader) == [[0, 9], [1, 8], [2, 7]]
+
+
+def test_empty_batch_of_a_batch_sampler(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(3), batch_sampler=[[0], [], [2, 1]], collate_fn=keep, num_workers=num_workers)
+    assert [[int(sample) for sample in batch] for batch in loader] == [[0], [], [2, 1]]
+
+
+_KEYS = [np.int64(3), "name", b"raw", (1, "two"), 2.5, None, torch.tensor(4), slice(1, 3), frozenset({1})]
+
+
+@pytest.mark.parametrize("key", _KEYS, ids=lambda key: type(key).__name__)
+def test_keys_reach_the_data_set_unchanged(loader_class: Any, num_workers: int, key: Any) -> None:
+    data = Made(1, lambda received: (type(received).__name__, repr(received)))
+    loader = loader_class(data, sampler=[key], collate_fn=keep, num_workers=num_workers)
+    assert list(loader) == [[(type(key).__name__, repr(key))]]
+
+
+def test_batches_of_a_batch_sampler_may_be_any_iterable(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(4), batch_sampler=[(0, 1), range(2, 4)], num_workers=num_workers)
+    assert as_lists(loader) == [[0, 1], [2, 3]]
+
+
+class _Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(3))
+
+
+def test_endless_sampler(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(3), sampler=_Endless(), batch_size=2, num_workers=num_workers)
+    assert as_lists(itertools.islice(loader, 6)) == [[0, 1], [2, 0], [1, 2]] * 2
+    with pytest.raises(TypeError, match="len"):
+        len(loader)
+
+
+def test_large_sampler(loader_class: Any) -> None:
+    """PyTorch's own check: workers start although the sampler holds a great many indices."""
+    loader = loader_class(Numbers(10_000_000), sampler=range(10_000_000), num_workers=1)
+    assert [int(batch) for batch in itertools.islice(loader, 3)] == [0, 1, 2]
+
+
+class _Recording(Sampler[int]):
+    """Records in which process it runs, how often it was begun, and how far it was read."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.pids: list[int] = []
+        self.begun = 0
+        self.read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        for index in range(self.length):
+            self.pids.append(os.getpid())
+            self.read += 1
+            yield index
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_sampler_runs_once_per_epoch_in_the_main_process(loader_class: Any, num_workers: int) -> None:
+    sampler = _Recording(8)
+    loader = loader_class(Numbers(8), sampler=sampler, batch_size=2, num_workers=num_workers)
+    assert sampler.begun == 0
+    assert numbers_in(loader) == list(range(8))
+    assert numbers_in(loader) == list(range(8))
+    assert (sampler.begun, sampler.read, set(sampler.pids)) == (2, 16, {os.getpid()})
+
+
+def test_sampler_is_read_lazily(loader_class: Any, num_workers: int) -> None:
+    sampler = _Recording(1_000_000)
+    iterator = iter(loader_class(Numbers(1_000_000), sampler=sampler, batch_size=2, num_workers=num_workers))
+    assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert sampler.read < 100_000
+
+
+class _WithEpoch(Sampler[int]):
+    """Like a distributed sampler: another order for each epoch that is set."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(index + self.epoch) % 6 for index in range(6)])
+
+    def __len__(self) -> int:
+        return 6
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_set_epoch_between_epochs(loader_class: Any, persistent: bool) -> None:
+    sampler = _WithEpoch()
+    loader = loader_class(Numbers(6), sampler=sampler, batch_size=2, num_workers=2, persistent_workers=persistent)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        assert numbers_in(loader) == [(index + epoch) % 6 for index in range(6)]
+
+
+def test_a_sampler_that_fails(loader_class: Any, num_workers: int) -> None:
+    def indices() -> Iterator[int]:
+        yield from range(4)
+        raise ArithmeticError("the sampler is broken")
+
+    loader = loader_class(Numbers(9), sampler=indices(), num_workers=num_workers)
+    assert str(error_of(ArithmeticError, list, loader)) == "the sampler is broken"
+
+
+def test_another_loader_as_batch_sampler(loader_class: Any, num_workers: int) -> None:
+    chosen = DataLoader([3, 1, 2, 0], batch_size=3, collate_fn=keep)
+    assert as_lists(loader_class(Numbers(4), batch_sampler=chosen, num_workers=num_workers)) == [[3, 1, 2], [0]]

@@ -1,0 +1,229 @@
+"""Workers: their information, their start function, what lives in them, and persistent ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import default_collate, get_worker_info
+
+from tests.raising import error_of
+from tests.torch_semantics.datasets import Made, Numbers, ProcessIds, keep
+from tests.waiting import wait_until
+
+
+def _described(index: int) -> Any:
+    info = get_worker_info()
+    return None if info is None else (info.id, info.num_workers, os.getpid(), type(info.seed), info.dataset)
+
+
+def test_no_worker_info_in_the_main_process(loader_class: Any) -> None:
+    assert get_worker_info() is None
+    assert list(loader_class(Made(1, _described), collate_fn=keep)) == [[None]]
+    assert get_worker_info() is None
+
+
+def test_worker_info(loader_class: Any) -> None:
+    data = Made(24, lambda index: (*_described(index)[:4], _described(index)[4] is data))
+    samples = [sample for batch in loader_class(data, 2, num_workers=3, collate_fn=keep) for sample in batch]
+    assert {identity for identity, *_ in samples} <= {0, 1, 2}
+    assert {(count, kind, own) for _, count, _, kind, own in samples} == {(3, int, True)}
+    pids: dict[int, set[int]] = {}
+    for identity, _, pid, *_ in samples:
+        pids.setdefault(identity, set()).add(pid)
+    assert all(len(found) == 1 for found in pids.values())
+    assert os.getpid() not in set.union(*pids.values())
+    assert get_worker_info() is None
+
+
+def _change_worker_info(worker: int) -> None:
+    info: Any = get_worker_info()
+    for name in ("id", "num_workers", "seed", "dataset", "other"):
+        try:
+            setattr(info, name, 1)
+        except (dataclasses.FrozenInstanceError, AttributeError, TypeError, RuntimeError):
+            continue
+        raise AssertionError(f"{name} could be set")
+
+
+def test_worker_info_cannot_be_changed(loader_class: Any) -> None:
+    assert len(list(loader_class(Numbers(2), num_workers=1, worker_init_fn=_change_worker_info))) == 2
+
+
+def test_start_function_runs_once_in_every_worker(loader_class: Any) -> None:
+    """Also in a worker that never gets a sample."""
+    calls = multiprocessing.get_context("fork").Array("i", 3)
+
+    def begin(worker: int) -> None:
+        with calls.get_lock():
+            calls[worker] += 1
+
+    iterator = iter(loader_class(Numbers(1), num_workers=3, worker_init_fn=begin))
+    assert wait_until(lambda: list(calls) == [1, 1, 1])
+    assert [int(batch) for batch in iterator] == [0]
+    assert list(calls) == [1, 1, 1]
+
+
+def test_start_function_is_not_called_without_workers(loader_class: Any) -> None:
+    def begin(worker: int) -> None:
+        raise AssertionError("called")
+
+    assert len(list(loader_class(Numbers(2), worker_init_fn=begin))) == 2
+
+
+def test_seed_set_in_the_start_function_is_seen_by_the_data_set(loader_class: Any) -> None:
+    data = Made(8, lambda index: torch.tensor(torch.initial_seed()))
+    for persistent in (False, True):
+        loader = loader_class(
+            data, 2, num_workers=2, worker_init_fn=lambda worker: torch.manual_seed(12345), persistent_workers=persistent
+        )
+        for _ in range(2):
+            assert {int(seed) for batch in loader for seed in batch} == {12345}
+
+
+def test_start_function_runs_after_seeding(loader_class: Any) -> None:
+    def check(worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None and torch.initial_seed() == info.seed
+        assert info.id == worker
+
+    assert len(list(loader_class(Numbers(4), num_workers=2, worker_init_fn=check))) == 4
+
+
+def test_start_function_may_change_the_workers_data_set(loader_class: Any) -> None:
+    def begin(worker: int) -> None:
+        info: Any = get_worker_info()
+        info.dataset.make = lambda index: torch.tensor(index + 100)
+
+    data = Made(4, torch.tensor)
+    loader = loader_class(data, num_workers=2, worker_init_fn=begin)
+    assert [int(batch) for batch in loader] == [100, 101, 102, 103]
+    assert int(data[0]) == 0
+
+
+def test_start_function_that_fails(loader_class: Any) -> None:
+    def begin(worker: int) -> None:
+        raise ValueError("this start is broken")
+
+    caught = error_of(ValueError, list, loader_class(Numbers(4), num_workers=2, worker_init_fn=begin))
+    assert str(caught).startswith("Caught ValueError in DataLoader worker process ")
+    assert "this start is broken" in str(caught)
+
+
+def test_samples_are_made_by_the_workers(loader_class: Any, num_workers: int) -> None:
+    pids = {int(pid) for batch in loader_class(ProcessIds(8), 2, num_workers=num_workers) for pid in batch[:, 1]}
+    assert (pids == {os.getpid()}) if num_workers == 0 else (os.getpid() not in pids)
+
+
+def test_collation_runs_in_the_workers(loader_class: Any, num_workers: int) -> None:
+    def collate(samples: list[Any]) -> tuple[int, bool, list[int]]:
+        return os.getpid(), get_worker_info() is None, [int(sample) for sample in samples]
+
+    batches = list(loader_class(Numbers(5), 2, num_workers=num_workers, collate_fn=collate))
+    assert [numbers for *_, numbers in batches] == [[0, 1], [2, 3], [4]]
+    assert {(pid == os.getpid(), in_main) for pid, in_main, _ in batches} == {(num_workers == 0,) * 2}
+
+
+def test_samples_that_cannot_be_pickled_are_fine_for_a_collate_function(loader_class: Any, num_workers: int) -> None:
+    data = Made(5, lambda index: lambda: index)
+
+    def collate(samples: list[Any]) -> Any:
+        return default_collate([make() for make in samples])
+
+    loader = loader_class(data, 2, num_workers=num_workers, collate_fn=collate)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+
+
+def test_workers_use_one_torch_thread(loader_class: Any) -> None:
+    data = Made(4, lambda index: torch.tensor(torch.get_num_threads()))
+    assert {int(batch) for batch in loader_class(data, num_workers=2)} == {1}
+
+
+def test_affinity_set_in_the_start_function_holds(loader_class: Any) -> None:
+    core = min(os.sched_getaffinity(0))
+    data = Made(4, lambda index: torch.tensor(sorted(os.sched_getaffinity(0))))
+    loader = loader_class(data, num_workers=2, worker_init_fn=lambda worker: os.sched_setaffinity(0, {core}))
+    assert {tuple(batch[0].tolist()) for batch in loader} == {(core,)}
+
+
+def _pids(batches: Any) -> set[int]:
+    return {int(pid) for batch in batches for pid in batch[:, 1]}
+
+
+def test_persistent_workers_stay(loader_class: Any) -> None:
+    """The same processes serve every epoch; two workers can appear at most, over all epochs together."""
+    loader = loader_class(ProcessIds(12), 2, num_workers=2, persistent_workers=True)
+    assert len(set.union(*(_pids(loader) for _ in range(4)))) <= 2
+    other = loader_class(ProcessIds(12), 2, num_workers=2)
+    assert not _pids(other) & _pids(other)
+
+
+class _Remembering(Numbers):
+    """Counts in each worker's copy how many samples it has made."""
+
+    made = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.made += 1
+        return torch.tensor([self.made, self.length])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_state_of_the_workers_copy(loader_class: Any, persistent: bool) -> None:
+    data = _Remembering(3)
+    loader = loader_class(data, num_workers=1, persistent_workers=persistent)
+    counts = [[int(batch[0, 0]) for batch in loader] for _ in range(2)]
+    assert counts == [[1, 2, 3], [4, 5, 6] if persistent else [1, 2, 3]]
+    assert data.made == 0
+
+
+def test_persistent_workers_keep_the_data_set_of_the_first_epoch(loader_class: Any) -> None:
+    data = Made(2, torch.tensor)
+    loader = loader_class(data, num_workers=2, persistent_workers=True)
+    assert [int(batch) for batch in loader] == [0, 1]
+    data.make = lambda index: torch.tensor(-1)
+    assert [int(batch) for batch in loader] == [0, 1]
+
+
+def test_persistent_workers_after_an_early_break(loader_class: Any) -> None:
+    loader = loader_class(ProcessIds(40), 2, num_workers=2, persistent_workers=True)
+    seen = set()
+    for _ in range(3):
+        for batch in loader:
+            seen |= {int(pid) for pid in batch[:, 1]}
+            assert batch[:, 0].tolist() == [0, 1]
+            break
+    assert [index for batch in loader for index in batch[:, 0].tolist()] == list(range(40))
+    assert len(seen | _pids(loader)) <= 2
+
+
+def test_persistent_workers_end_with_the_loader(loader_class: Any) -> None:
+    loader = loader_class(ProcessIds(8), num_workers=2, persistent_workers=True)
+    pids = _pids(loader)
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    del loader
+    assert wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_main_process_generators_are_left_alone_by_workers(loader_class: Any) -> None:
+    before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+    data = Made(6, lambda index: [random.random(), float(np.random.rand()), float(torch.rand(()))])
+    list(loader_class(data, 2, num_workers=2))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index]
+
+
+def test_iteration_from_another_thread(loader_class: Any, num_workers: int) -> None:
+    received: list[int] = []
+    loader = loader_class(Numbers(6), 2, num_workers=num_workers)
+    thread = threading.Thread(target=lambda: received.extend(int(n) for batch in loader for n in batch))
+    thread.start()
+    thread.join()
+    assert received == list(range(6))
