@@ -1,0 +1,97 @@
+"""Run one measurement in a fresh process, as a user's training process would be, and leave nothing behind.
+
+The process is forked, so that importing costs nothing, and leads its own process group: whatever a loader leaves
+running is killed with it and cannot disturb the next measurement. What it writes to standard error (SPDL's shared
+memory makes CPython's resource tracker complain at length) is shown only where the measurement fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import psutil
+
+Result = TypeVar("Result")
+
+
+class MeasurementError(RuntimeError):
+    """The measurement raised (its traceback is the message), died, or took too long."""
+
+
+def isolated(function: Callable[..., Result], *arguments: Any, timeout_s: float = 300.0) -> Result:
+    """What ``function(*arguments)`` returns in a fresh forked process; the result must pickle.
+
+    Raises MeasurementError when it raises, dies, or takes longer than ``timeout_s`` seconds.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
+        process = context.Process(target=_child, args=(sender, complaints, function, arguments))
+        process.start()
+        sender.close()
+        try:
+            return _received(receiver, timeout_s)  # type: ignore[no-any-return]
+        except MeasurementError as error:
+            complaints.seek(0)
+            raise MeasurementError(f"{error}\n{complaints.read()[-2000:]}".rstrip()) from None
+        finally:
+            _end(process)
+            receiver.close()
+
+
+def tree_peak_rss_bytes() -> int:
+    """Peak resident bytes of this process and its descendants: the sum of each one's own high-water mark.
+
+    Pages that processes share count in each of them, for every loader alike. Read once, at the end of the work, so
+    that measuring costs the measured nothing. Linux only.
+    """
+    this = psutil.Process()
+    return sum(_peak_rss_bytes(process.pid) for process in (this, *this.children(recursive=True)))
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    """Kill the measurement's process group."""
+    if process.pid is not None:
+        # The leader is not reaped yet, so its number, which is the group's too, cannot belong to anyone else.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def _received(receiver: Connection, timeout_s: float) -> Any:
+    if not receiver.poll(timeout_s):
+        raise MeasurementError(f"no result after {timeout_s:g} s")
+    try:
+        succeeded, value = receiver.recv()
+    except EOFError:
+        raise MeasurementError("the measuring process died without a result") from None
+    if not succeeded:
+        raise MeasurementError(value)
+    return value
+
+
+def _child(sender: Connection, complaints: IO[str], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.setsid()
+    os.dup2(complaints.fileno(), 2)
+    try:
+        sender.send((True, function(*arguments)))
+    except BaseException:
+        sender.send((False, traceback.format_exc()))
+    signal.pause()  # the parent ends the whole group; a loader's own end is not what is measured
+
+
+def _peak_rss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # ended since it was listed
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)

@@ -1,0 +1,47 @@
+"""This project's loader: strict order (the default) and bounded lateness."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.peers.base import Job
+
+
+def constructor() -> Any:
+    """``minato_gpu.DataLoader``."""
+    return importlib.import_module("minato_gpu").DataLoader
+
+
+@dataclass(frozen=True)
+class Minato:
+    """``minato_gpu.DataLoader`` with its defaults, but for the order and the persistent workers."""
+
+    name: str
+    in_order: bool = True
+    package: str = "minato_gpu.loader"
+    warm: bool = True
+
+    @property
+    def order(self) -> str:
+        return "in order" if self.in_order else "bounded"
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        chosen: dict[str, Any] = {"num_workers": job.workers}
+        if not self.in_order:
+            chosen["in_order"] = False
+        if job.keep_workers:
+            chosen["persistent_workers"] = True
+        return chosen
+
+    def make(self, job: Job) -> Iterable[Any]:
+        loader: Iterable[Any] = constructor()(job.dataset, batch_size=job.batch_size, **self.settings(job))
+        return loader
+
+    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
+        return int(loader.stats()["bytes_in_flight_peak"])
+
+    def close(self, loader: Any) -> None:
+        """Nothing to do: its workers end when the connection to the measuring process closes."""

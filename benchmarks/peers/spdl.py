@@ -1,0 +1,239 @@
+"""SPDL 0.8, by the means that its guide names: a process pool, threads, threads in a subprocess, plain subprocesses.
+
+Its best, as tried here: the thread-backed output queue (``use_thread_output_queue``, less time per batch); a
+continuous source where several epochs follow, so that the pipeline stays warm; costly samples go through one by one
+and are stacked afterwards, cheap ones by the batch. For cheap samples nothing of SPDL's came near subprocesses that
+run a plain iterator and hand their batches over by a shared-memory arena (``iterate_in_subprocess``): the pipeline's
+event loop takes about a millisecond for each batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.content import Int64
+from benchmarks.peers.base import Epochs, Job
+
+_SINK = 3  # SPDL's default
+_QUEUE = 2  # each stage's output queue, SPDL's default
+_dataset: Any = None  # set before workers are forked: SPDL pickles a stage's function with every call
+
+
+@dataclass(frozen=True)
+class SpdlPool:
+    """``PipelineBuilder`` with a process pool or threads. ``by_batch``: one call prepares a whole batch."""
+
+    name: str
+    processes: bool
+    in_order: bool = False
+    by_batch: bool = False
+    concurrency: int | None = None
+    package: str = "spdl.pipeline"
+    warm: bool = True
+
+    @property
+    def order(self) -> str:
+        return "in order" if self.in_order else "completion"
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        return {
+            "executor": f"{job.workers} {'processes' if self.processes else 'threads'}",
+            "concurrency": self._calls(job),
+            "output_order": "input" if self.in_order else "completion",
+            "unit": "batch" if self.by_batch else "sample",
+            "sink": _SINK,
+            "continuous": job.keep_workers,
+            "use_thread_output_queue": True,
+        }
+
+    def make(self, job: Job) -> Iterable[Any]:
+        from spdl.pipeline import PipelineBuilder
+
+        _fork_with(job.dataset)
+        source: Any = job.batches if self.by_batch else range(len(job.dataset))
+        executor = None
+        if self.processes:
+            executor = ProcessPoolExecutor(job.workers, mp_context=multiprocessing.get_context("fork"))
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder().add_source(source, continuous=job.keep_workers)
+        builder.pipe(
+            _prepare_batch if self.by_batch else _prepare,
+            executor=executor,
+            concurrency=self._calls(job),
+            output_order="input" if self.in_order else "completion",
+        )
+        if not self.by_batch:
+            builder.aggregate(job.batch_size).pipe(np.stack)
+        builder.add_sink(_SINK)
+        threads = 1 if self.processes else job.workers
+        if not self.by_batch:
+            threads += 1  # np.stack
+        return _Running(builder.build(num_threads=threads, use_thread_output_queue=True))
+
+    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
+        samples = self._calls(job) * (job.batch_size if self.by_batch else 1)
+        batches = _SINK + _QUEUE
+        if not self.by_batch:
+            samples += _QUEUE
+            batches += 2 + _QUEUE  # the batch being gathered, the one being stacked, and the queue between
+        return samples * job.sample_bytes + batches * job.batch_bytes
+
+    def close(self, loader: Any) -> None:
+        loader.close()
+
+    def _calls(self, job: Job) -> int:
+        return self.concurrency or job.workers
+
+
+@dataclass(frozen=True)
+class SpdlSubprocess:
+    """``run_pipeline_in_subprocess``: threads in one subprocess, batches handed over by a shared-memory arena."""
+
+    name: str
+    by_batch: bool = False
+    order: str = "completion"
+    package: str = "spdl.pipeline"
+    warm: bool = True
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        return {
+            "threads": job.workers,
+            "unit": "batch" if self.by_batch else "sample",
+            "sink": _SINK,
+            "buffer_size": _SINK,
+            "arena": f"SharedMemorySegmentPool, {self._segments} segments",
+            "continuous": job.keep_workers,
+        }
+
+    def make(self, job: Job) -> Iterable[Any]:
+        from spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+
+        _fork_with(job.dataset)
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder()
+        if self.by_batch:
+            builder.add_source(job.batches, continuous=job.keep_workers)
+            builder.pipe(_prepare_batch, concurrency=job.workers)
+        else:
+            builder.add_source(range(len(job.dataset)), continuous=job.keep_workers)
+            builder.pipe(_prepare, concurrency=job.workers).aggregate(job.batch_size).pipe(np.stack)
+        config = builder.add_sink(_SINK).get_config()
+        return Epochs(
+            run_pipeline_in_subprocess(
+                config,
+                num_threads=job.workers + 1,
+                use_thread_output_queue=True,
+                mp_context="fork",
+                buffer_size=_SINK,
+                arena=_arena(job, self._segments),
+            )
+        )
+
+    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
+        samples = job.workers * (job.batch_size if self.by_batch else 1) + (0 if self.by_batch else _QUEUE)
+        batches = _SINK + _QUEUE + self._segments + (0 if self.by_batch else 2 + _QUEUE)
+        return samples * job.sample_bytes + batches * job.batch_bytes
+
+    def close(self, loader: Any) -> None:
+        _drop(loader)
+
+    @property
+    def _segments(self) -> int:
+        return _SINK + 3  # queued, in the making, and in the consumer's hands
+
+
+@dataclass(frozen=True)
+class SpdlSharded:
+    """``iterate_in_subprocess`` in each worker on its share of the batches, merged in order; arenas; no pipeline."""
+
+    name: str
+    buffer: int = 4
+    order: str = "in order"
+    package: str = "spdl.pipeline"
+    warm: bool = True
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        return {
+            "subprocesses": job.workers,
+            "buffer_size": self.buffer,
+            "arena": f"SharedMemorySegmentPool, {2 * self.buffer} segments each",
+            "unit": "batch",
+        }
+
+    def make(self, job: Job) -> Iterable[Any]:
+        from spdl.pipeline import iterate_in_subprocess
+        from spdl.source.utils import MergeIterator
+
+        _fork_with(job.dataset)
+        parts = [
+            iterate_in_subprocess(
+                partial(_Shard, job.batches[worker :: job.workers]),
+                buffer_size=self.buffer,
+                mp_context="fork",
+                arena=_arena(job, 2 * self.buffer),
+            )
+            for worker in range(job.workers)
+        ]
+        return Epochs(MergeIterator(parts))
+
+    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
+        return job.workers * 2 * self.buffer * job.batch_bytes
+
+    def close(self, loader: Any) -> None:
+        _drop(loader)
+
+
+class _Running:
+    """A started pipeline; each ``iter`` is one epoch of it."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+        pipeline.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._pipeline.get_iterator())
+
+    def close(self) -> None:
+        self._pipeline.stop()
+
+
+class _Shard:
+    """The batches of one subprocess, prepared in turn."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Int64]:
+        return (_prepare_batch(batch) for batch in self._batches)
+
+
+def _fork_with(dataset: Any) -> None:
+    global _dataset
+    _dataset = dataset
+
+
+def _prepare(index: int) -> Int64:
+    row: Int64 = _dataset[index]
+    return row
+
+
+def _prepare_batch(indices: list[int]) -> Int64:
+    return np.stack([_dataset[index] for index in indices])
+
+
+def _arena(job: Job, segments: int) -> Any:
+    from spdl.pipeline import SharedMemorySegmentPool
+
+    return SharedMemorySegmentPool(segment_size=job.batch_bytes + 4096, count=segments)
+
+
+def _drop(loader: Epochs) -> None:
+    """SPDL's subprocesses and arenas go with the last reference to their iterable."""
+    loader.source = ()
+    gc.collect()

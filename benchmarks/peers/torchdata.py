@@ -1,0 +1,85 @@
+"""torchdata 0.11 nodes: ``ParallelMapper`` with processes and with threads, in order and by completion.
+
+Its best, as tried here: no snapshots of its state (``snapshot_frequency`` beyond the epoch); a ``Prefetcher`` behind
+the batching, without which the mapper's limit of twice the workers samples in flight idles them during every step;
+costly samples one by one, cheap ones by the batch, as tensors from processes (they travel by shared memory) and as
+arrays from threads. It starts its workers anew for every epoch, and has nothing to change that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.peers.base import Job
+
+_NO_SNAPSHOTS = 10**9
+
+
+@dataclass(frozen=True)
+class TorchdataNodes:
+    """sampler -> ParallelMapper -> (Batcher -> stack) -> Prefetcher -> Loader."""
+
+    name: str
+    processes: bool
+    in_order: bool = False
+    by_batch: bool = False
+    prefetch: int = 4
+    package: str = "torchdata.nodes"
+    warm: bool = False
+
+    @property
+    def order(self) -> str:
+        return "in order" if self.in_order else "completion"
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        return {
+            "num_workers": job.workers,
+            "method": "process" if self.processes else "thread",
+            "in_order": self.in_order,
+            "unit": "batch" if self.by_batch else "sample",
+            "prefetch_factor": self.prefetch,
+            "snapshot_frequency": _NO_SNAPSHOTS,
+            "multiprocessing_context": "fork",
+        }
+
+    def make(self, job: Job) -> Iterable[Any]:
+        from torchdata import nodes
+
+        source = nodes.SamplerWrapper(job.batches if self.by_batch else range(len(job.dataset)))
+        node = nodes.ParallelMapper(
+            source,
+            self._function(job),
+            num_workers=job.workers,
+            in_order=self.in_order,
+            method="process" if self.processes else "thread",
+            multiprocessing_context="fork",
+            snapshot_frequency=_NO_SNAPSHOTS,
+        )
+        if not self.by_batch:
+            node = nodes.Mapper(nodes.Batcher(node, job.batch_size, drop_last=False), np.stack)
+        if self.prefetch:
+            node = nodes.Prefetcher(node, self.prefetch, snapshot_frequency=_NO_SNAPSHOTS)
+        loader: Iterable[Any] = nodes.Loader(node)
+        return loader
+
+    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
+        # The mapper's semaphore admits twice the workers; the prefetcher's its own number of batches.
+        calls = 2 * job.workers * (job.batch_size if self.by_batch else 1)
+        gathering = 0 if self.by_batch else job.batch_bytes
+        return calls * job.sample_bytes + gathering + self.prefetch * job.batch_bytes
+
+    def close(self, loader: Any) -> None:
+        """Nothing to do: its workers are daemons of the measuring process."""
+
+    def _function(self, job: Job) -> Callable[[Any], Any]:
+        dataset = job.dataset
+        if not self.by_batch:
+            return lambda index: dataset[index]
+        if self.processes:
+            return lambda indices: torch.from_numpy(np.stack([dataset[index] for index in indices]))
+        return lambda indices: np.stack([dataset[index] for index in indices])

@@ -1,0 +1,97 @@
+"""What every benchmark prints: repetitions reduced to a median and a spread, one JSON document, one table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from minato_gpu import report
+
+_PEERS = ("spdl", "torchdata", "scipy")
+
+
+def median(values: Sequence[float]) -> float:
+    """The median of the repetitions."""
+    return float(np.median(values))
+
+
+def spread(values: Sequence[float]) -> float:
+    """The interquartile range of the repetitions, in the unit of the values."""
+    return float(stats.iqr(values))
+
+
+def summarise(name: str, values: Sequence[float], unit: str = "") -> dict[str, float]:
+    """``name`` (median), ``name_spread`` (interquartile range), ``name_min``, ``name_max``, with their unit."""
+    if not values:
+        raise ValueError(f"no repetition of {name} to summarise")
+    return {
+        f"{name}{unit}": median(values),
+        f"{name}_spread{unit}": spread(values),
+        f"{name}_min{unit}": float(np.min(values)),
+        f"{name}_max{unit}": float(np.max(values)),
+    }
+
+
+def document(benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One benchmark's document: ``benchmark``, ``machine``, ``versions`` (the peers' too), ``settings``, ``rows``."""
+    content = report.document(settings, rows, benchmark=benchmark)
+    content["versions"] = report.versions(_PEERS)
+    return content
+
+
+def publish(content: Mapping[str, Any], json_path: str | None, columns: Sequence[str]) -> None:
+    """Write the document to ``json_path`` where one is given; print tables unless the document takes their place."""
+    if json_path is not None:
+        report.write(content, json_path)
+    if json_path == "-":
+        return
+    cases = dict.fromkeys(row.get("case", content["benchmark"]) for row in content["rows"])
+    for case in cases:
+        print_table(str(case), [row for row in content["rows"] if row.get("case", case) == case], columns)
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A table of those ``columns`` that some row has, on standard output."""
+    shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in shown:
+        numeric = all(isinstance(row.get(column), (int, float, type(None))) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=column == "loader")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in shown))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def progress(text: str) -> None:
+    """One line on standard error, so that standard output stays the document."""
+    click.echo(text, err=True)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that every benchmark has: ``--json``, ``--quick`` and ``--repetitions``."""
+    options = (
+        click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON; - for standard output."),
+        click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing."),
+        click.option("--repetitions", type=click.IntRange(min=1), help="How often everything is repeated."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)

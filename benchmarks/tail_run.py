@@ -1,0 +1,192 @@
+"""One run of one loader on one case of the tail benchmark, and the bound that it is measured against."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.cases import Case
+from benchmarks.content import Consumer, Int64
+from benchmarks.datasets import Costly, WorkLog
+from benchmarks.isolate import tree_peak_rss_bytes
+from benchmarks.peers import Job, Loader
+from minato_gpu.report import usable_cores
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run measured; times in seconds."""
+
+    first_batch_s: float
+    elapsed_s: float
+    bound_s: float
+    prepared_ahead_s: float
+    peak_bytes_in_flight: int
+    peak_rss_bytes: int
+
+    @property
+    def efficiency(self) -> float:
+        return self.bound_s / self.elapsed_s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A case with everything fixed that its runs share.
+
+    ``cpu_s`` is what one process, alone on the machine, needs for an epoch (CPU seconds); ``first_s`` the least time
+    to any batch; ``expected`` each sample's row sum, from that process. ``parallel_slowdown`` is how much longer the
+    same work takes when bare processes share it on all cores than ``cpu_s / cores``: what the machine, not a loader,
+    takes off any efficiency at more than 100 % load.
+    """
+
+    case: Case
+    workers: int
+    cores: int
+    operations: NDArray[np.int64]
+    expected: Int64
+    epochs: int
+    cpu_s: float
+    first_s: float
+    parallel_slowdown: float
+    overshoot_s: float
+
+    @classmethod
+    def measured(cls, case: Case, workers: int, per_ms: float, overshoot_s: float, quick: bool) -> Plan:
+        """Measure what the case's work costs here. ``quick``: at toy size."""
+        operations = case.operations(case.quick_samples if quick else case.samples, workers, per_ms)
+        cores = usable_cores()
+        dataset = Costly(operations, case.words)
+        expected, cpu_s = _alone(dataset)
+        per_operation = cpu_s / float(operations.sum())
+        cheapest = np.sort(operations)[: case.batch_size] * per_operation
+        return cls(
+            case=case,
+            workers=workers,
+            cores=cores,
+            operations=operations,
+            expected=expected,
+            epochs=case.quick_epochs if quick else case.epochs,
+            cpu_s=cpu_s,
+            first_s=max(float(cheapest.max()), float(cheapest.sum()) / cores),
+            parallel_slowdown=_shared(dataset, cores) / (cpu_s / cores),
+            overshoot_s=overshoot_s,
+        )
+
+    @property
+    def batches(self) -> int:
+        """Batches of one epoch."""
+        return -(-len(self.operations) // self.case.batch_size)
+
+    @property
+    def step_s(self) -> float:
+        """The emulated step: the work of an epoch takes ``load`` times as long on all cores as its steps."""
+        return self.cpu_s / self.cores / self.case.load / self.batches
+
+    def bound_s(self, prepared_ahead_s: float = 0.0) -> float:
+        """The least time that the timed epochs can take when so much of their work had been done before."""
+        work_s = max(0.0, self.epochs * self.cpu_s - prepared_ahead_s) / self.cores
+        first_s = max(0.0, self.first_s - prepared_ahead_s / self.cores)
+        return first_s + max(self.epochs * self.batches * self.step_s, work_s)
+
+    def job(self, log: WorkLog | None = None) -> Job:
+        """What the loaders are asked to do; ``log`` notes when each sample is prepared."""
+        dataset = Costly(self.operations, self.case.words, log)
+        return Job(dataset, self.case.batch_size, self.workers, 8 * self.case.words, keep_workers=True)
+
+
+def run(plan: Plan, loader: Loader) -> Run:
+    """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed."""
+    log = WorkLog(len(plan.operations), 1 + plan.epochs)
+    job = plan.job(log)
+    start = time.perf_counter()
+    made = loader.make(job)
+    first_batch_s = _warm_up(made, plan) - start
+    clock, moment = time.perf_counter(), time.monotonic()
+    consumer = Consumer()
+    for _ in range(plan.epochs):
+        for batch in made:
+            _step(consumer, batch, plan.step_s - plan.overshoot_s)
+    elapsed_s = time.perf_counter() - clock
+    ahead_s = log.done_before(moment, first_epoch=1)
+    outcome = Run(
+        first_batch_s=first_batch_s,
+        elapsed_s=elapsed_s,
+        bound_s=plan.bound_s(ahead_s),
+        prepared_ahead_s=ahead_s,
+        peak_bytes_in_flight=loader.peak_bytes_in_flight(made, job),
+        peak_rss_bytes=tree_peak_rss_bytes(),
+    )
+    del batch  # views of a loader's shared memory would keep it from closing
+    consumer.check(plan.expected, plan.epochs)
+    loader.close(made)
+    return outcome
+
+
+def _warm_up(made: Iterable[Any], plan: Plan) -> float:
+    """One epoch without steps; the moment (``time.perf_counter``) of its first batch.
+
+    No batch is held longer than until the next one, as in a training loop: SPDL's arena waits for old ones.
+    """
+    consumer = Consumer()
+    first = 0.0
+    for batch in made:
+        first = first or time.perf_counter()
+        consumer.read(batch)
+    consumer.check(plan.expected)
+    return first
+
+
+def _step(consumer: Consumer, batch: Any, seconds: float) -> None:
+    """The emulated training step: read every byte, then sleep until the step is over."""
+    until = time.perf_counter() + seconds
+    consumer.read(batch)
+    rest = until - time.perf_counter()
+    if rest > 0:
+        time.sleep(rest)
+
+
+def _alone(dataset: Costly) -> tuple[Int64, float]:
+    """Every sample's row sum, and the CPU seconds that this process took to prepare them: the lesser of two goes."""
+    sums = np.empty(len(dataset), dtype=np.int64)
+    took = []
+    for _ in range(2):
+        start = time.process_time()
+        rows = 0.0
+        for index in range(len(dataset)):
+            row = dataset[index]
+            reading = time.process_time()
+            sums[index] = row.sum()  # the consumer's work, not the loader's
+            rows += time.process_time() - reading
+        took.append(time.process_time() - start - rows)
+    return sums, min(took)
+
+
+def _shared(dataset: Costly, cores: int) -> float:
+    """Seconds that bare processes, one on each core, take for the data set together, without any loader."""
+    context = multiprocessing.get_context("fork")
+    counter = context.Value("l", 0)
+    processes = [context.Process(target=_take_turns, args=(dataset, counter)) for _ in range(cores)]
+    start = time.perf_counter()
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return time.perf_counter() - start
+
+
+def _take_turns(dataset: Costly, counter: Any) -> None:
+    """Prepare whatever sample is next until none is left, the costliest first, so that all end together."""
+    order = np.argsort(-dataset.operations, kind="stable")
+    while True:
+        with counter.get_lock():
+            position = counter.value
+            counter.value += 1
+        if position >= len(order):
+            return
+        dataset[int(order[position])]

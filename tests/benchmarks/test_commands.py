@@ -1,0 +1,122 @@
+"""Each benchmark runs at toy size; its document has the keys that are promised and its figures make sense."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import COSTLY, TRIVIAL, Job, Loader, choose, installed
+from benchmarks.tail_run import Plan
+
+_TAIL_KEYS = {
+    "case",
+    "loader",
+    "efficiency",
+    "efficiency_spread",
+    "first_batch_s",
+    "first_batch_spread_s",
+    "peak_bytes_in_flight",
+    "peak_rss_bytes",
+    "elapsed_s",
+    "bound_s",
+    "emulated_step_s",
+    "repetitions",
+}
+
+
+def _document(*command: str) -> dict[str, Any]:
+    """Standard output of the benchmark, which must be one JSON document and nothing else."""
+    completed = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{command[0]}", "--quick", "--json", "-", *command[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    document: dict[str, Any] = json.loads(completed.stdout)
+    assert {"machine", "versions", "settings", "rows"} <= set(document)
+    assert document["machine"]["cores"] >= 1
+    assert {"torch", "spdl", "torchdata"} <= set(document["versions"])
+    assert document["settings"]["quick"] is True
+    return document
+
+
+def _present(loaders: tuple[Loader, ...]) -> set[str]:
+    return {loader.name for loader in loaders if installed(loader)}
+
+
+@pytest.mark.timeout(180)
+def test_overhead() -> None:
+    document = _document("overhead")
+    loaders = [row for row in document["rows"] if "samples_per_s" in row]
+    assert _present(TRIVIAL) <= {row["loader"] for row in loaders}
+    assert all(row["samples_per_s"] > 0 and "samples_per_s_spread" in row for row in loaders)
+    pytorch = [row for row in loaders if row["loader"].startswith("pytorch")]
+    assert max(row["ratio_to_best_pytorch"] for row in pytorch) == 1.0
+    decisions = [row for row in document["rows"] if "scheduler_us_per_sample" in row]
+    assert {row["window"] for row in decisions} == {256, 4096}
+    assert all(0 < row["scheduler_us_per_sample"] < 1e4 for row in decisions)
+    assert {row["samples"].split(",")[0] for row in decisions} == {"costly", "trivial"}
+
+
+@pytest.mark.timeout(180)
+def test_tails() -> None:
+    document = _document("tails", "--case", "scattered, 81", "--case", "rare")
+    rows = document["rows"]
+    assert {row["case"] for row in rows} == {"scattered, 81 %", "rare, 81 %"}
+    assert _present(COSTLY) == {row["loader"] for row in rows if row["case"].startswith("scattered")}
+    assert _present(TRIVIAL) == {row["loader"] for row in rows if row["case"].startswith("rare")}
+    for row in rows:
+        assert set(row) >= _TAIL_KEYS
+        assert 0 < row["efficiency"] <= 1.05
+        assert row["elapsed_s"] > 0
+        assert 0 < row["first_batch_s"] < 60
+        assert row["peak_bytes_in_flight"] > 0
+        assert row["peak_rss_bytes"] > 1_000_000
+
+
+@pytest.mark.timeout(120)
+def test_short_epochs() -> None:
+    document = _document("tails", "--case", "short epochs, 105", "--loader", "in order")
+    assert {"pytorch in order", "spdl processes in order"} <= {row["loader"] for row in document["rows"]}
+
+
+@pytest.mark.timeout(120)
+def test_large() -> None:
+    document = _document("large")
+    assert {row["sampler"] for row in document["rows"]} == {"sequential", "random"}
+    for row in document["rows"]:
+        assert row["indices"] == document["settings"]["indices"]
+        assert row["start_s"] > 0
+        assert {"start_beyond_sampler_s", "held_bytes_per_index", "reserved_bytes_per_index"} <= set(row)
+
+
+def test_a_name_that_fits_no_loader_is_refused() -> None:
+    with pytest.raises(ValueError, match="no loader is called 'torhc'"):
+        choose(COSTLY, ["torhc"])
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 0.5, 100.0])
+def test_work_done_ahead_lowers_the_bound(ahead_s: float) -> None:
+    plan = _plan()
+    assert plan.bound_s(ahead_s) <= plan.bound_s()
+    assert plan.bound_s(ahead_s) >= plan.epochs * plan.batches * plan.step_s
+
+
+def test_the_step_asks_for_the_load_of_the_case() -> None:
+    plan = _plan()
+    assert plan.cpu_s / plan.cores / (plan.batches * plan.step_s) == pytest.approx(plan.case.load)
+
+
+def test_a_job_keeps_a_short_last_batch() -> None:
+    assert Job(range(5), 2, 1, 8).batches == [[0, 1], [2, 3], [4]]
+
+
+def _plan() -> Plan:
+    from benchmarks.cases import CASES
+
+    return Plan.measured(CASES[1], workers=2, per_ms=20.0, overshoot_s=0.0, quick=True)

@@ -1,0 +1,88 @@
+"""Fixed work, the log of who did it when, and isolation."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.cases import CASES, bursts, kits19, rare, scattered
+from benchmarks.datasets import Costly, WorkLog
+from benchmarks.isolate import MeasurementError, isolated, tree_peak_rss_bytes
+from benchmarks.work import calibrate, work
+
+
+def test_work_depends_on_the_seed_and_on_every_operation() -> None:
+    assert work(130, 1) == work(130, 1)
+    assert len({work(130, 1), work(130, 2), work(129, 1), work(66, 1), work(0, 1)}) == 5
+
+
+def test_calibration_counts_operations() -> None:
+    assert calibrate(trials=3, operations=200) > 0
+
+
+def test_slow_samples_are_where_the_case_says() -> None:
+    rng = np.random.default_rng(0)
+    assert sorted(set(scattered(1500, 2, rng))) == [3.0, 120.0]
+    assert np.sum(scattered(1500, 2, rng) > 3) == 75
+    slow = np.flatnonzero(bursts(1500, 2, rng) > 3)
+    runs = np.split(slow, np.flatnonzero(np.diff(slow) > 1) + 1)
+    assert {len(run) for run in runs} == {4}
+    assert len(slow) == 76
+    assert np.sum(rare(24_000, 2, rng) > 1) == 24
+
+
+def test_short_epochs_have_the_published_distribution() -> None:
+    costs = kits19(200_000, 2, np.random.default_rng(0)) * 160
+    assert np.percentile(costs, [50, 75, 90]) == pytest.approx([470, 630, 750], rel=0.01)
+    assert costs.min() >= 10
+    assert costs.max() <= 2230
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_work_of_a_case_is_fixed(case: object) -> None:
+    assert np.array_equal(case.operations(64, 2, 50.0), case.operations(64, 2, 50.0))  # type: ignore[attr-defined]
+
+
+def test_work_done_before_the_clock_is_counted() -> None:
+    log = WorkLog(samples=2, epochs=2)
+    for index in (0, 1):
+        log.end(index, log.begin(index))
+    between = time.monotonic()
+    assert log.done_before(between, first_epoch=1) == 0.0
+    epoch = log.begin(0)
+    started = time.monotonic()
+    assert log.done_before(started + 1.0, first_epoch=1) == pytest.approx(1.0, abs=0.1)  # not ended yet
+    log.end(0, epoch)
+    assert log.done_before(time.monotonic() + 1.0, first_epoch=1) < 0.5
+    assert log.done_before(between, first_epoch=0) > 0.0
+
+
+def test_the_log_is_seen_across_processes() -> None:
+    log = WorkLog(samples=4, epochs=1)
+    dataset = Costly(np.full(4, 200), words=8, log=log)
+    isolated(dataset.__getitem__, 3)
+    assert log.done_before(time.monotonic(), first_epoch=0) > 0.0
+
+
+def _exit() -> None:
+    os._exit(3)
+
+
+def test_a_measurement_that_fails_says_why() -> None:
+    with pytest.raises(MeasurementError, match="ZeroDivisionError"):
+        isolated(divmod, 1, 0)
+    with pytest.raises(MeasurementError, match="died without a result"):
+        isolated(_exit)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_measurement_that_hangs_is_ended() -> None:
+    with pytest.raises(MeasurementError, match=r"no result after 0\.2 s"):
+        isolated(time.sleep, 60.0, timeout_s=0.2)
+
+
+def test_peak_memory_counts_this_process() -> None:
+    assert isolated(tree_peak_rss_bytes) > 1_000_000
