@@ -218,8 +218,8 @@ def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "stage": row["stage"],
             "runs as": row["implementation"],
             "samples": row["samples"],
-            "largest": f"{row['max_deviation']:.3g} (limit {row['limit_max']:g})",
-            "mean": f"{row['mean_deviation']:.3g} (limit {row['limit_mean']:g})",
+            "largest (limit)": f"{row['max_deviation']:.3g} ({row['limit_max']:g})",
+            "mean (limit)": f"{row['mean_deviation']:.3g} ({row['limit_mean']:g})",
             "passed": row["passed"],
             **({"problem": row["problem"]} if troubled else {}),
         }

@@ -51,6 +51,11 @@ class HandOver(NamedTuple):
 
 def draw(timelines: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], title: str) -> None:
     """Save a PNG with one panel for each timeline (for example one for each epoch) at ``path``."""
+    figure(timelines, title).savefig(path, facecolor="white")
+
+
+def figure(timelines: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """The picture as a matplotlib figure, one axes for each timeline. Touches no window system."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,15 +63,15 @@ def draw(timelines: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], t
     rows = [_slots(spans) for spans, _ in panels]
     # Inches: a strip for each slot and for the consumer, and room for the axis and the panel's title.
     heights = [0.42 * (len(slots) + 1) + 0.85 for slots in rows]
-    figure = Figure(figsize=(13.0, sum(heights) + 1.25), layout="constrained", dpi=130)
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    made = Figure(figsize=(13.0, sum(heights) + 1.25), layout="constrained", dpi=130)
+    FigureCanvasAgg(made)
+    made.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
+    axes = made.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for number, (axis, slots, (spans, batches)) in enumerate(zip(axes, rows, panels, strict=True), start=1):
         _panel(axis, slots, spans, batches, f"epoch {number} of {len(panels)}")
     axes[-1].set_xlabel("seconds from the start of the epoch", color=_INK)
-    _legend(figure, {span.lane for spans, _ in panels for span in spans}, _any_ahead(panels))
-    figure.savefig(path, facecolor="white")
+    _legend(made, {span.lane for spans, _ in panels for span in spans}, _any_ahead(panels))
+    return made
 
 
 def _parsed(timeline: Mapping[str, Any]) -> tuple[list[Span], list[HandOver]]:

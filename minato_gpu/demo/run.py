@@ -31,7 +31,7 @@ def run(
     device = "cuda" if torch.cuda.is_available() else None
     folder = data if data is not None else _made(console, out / "data", size, seed)
     settings = Settings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
-    console.print(f"training for {epochs} epochs with {workers} workers and a device lane on {device or 'the CPU'}")
+    console.print(f"training for {epochs} epoch{'s' if epochs > 1 else ''} with {workers} workers and a device lane on {device or 'the CPU'}")
     with display.LiveBars(console, epochs) as bars:
         outcome = train(settings, bars)
     document = summary.document(outcome, _said(settings, size if data is None else None))

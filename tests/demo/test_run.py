@@ -1,0 +1,99 @@
+"""``minato-gpu demo`` at toy size: the figures that it leaves add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from minato_gpu.cli import main
+
+COUNT, EPOCHS = 24, 2
+
+
+def _demo(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["demo", "--batch-size", "8", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("demo")
+    return out, _demo("--out", out, "--size", str(COUNT), "--epochs", str(EPOCHS), "--json", out / "copy.json")
+
+
+@pytest.fixture(scope="module")
+def left(finished: tuple[Path, Result]) -> dict[str, Any]:
+    out, result = finished
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return document
+
+
+def test_every_sample_arrives_and_is_counted_on_its_lane(left: dict[str, Any]) -> None:
+    assert left["samples_expected"] == left["samples_delivered"] == COUNT * EPOCHS
+    assert left["every_sample_once"] is True
+    assert left["samples_by_lane"].keys() == {"cpu", "device"}
+    assert sum(left["samples_by_lane"].values()) == COUNT * EPOCHS
+
+
+def test_the_rows_are_the_epochs_and_add_up_to_the_totals(left: dict[str, Any]) -> None:
+    rows = left["rows"]
+    assert [row["epoch"] for row in rows] == list(range(EPOCHS))
+    assert sum(row["samples_delivered"] for row in rows) == left["samples_delivered"]
+    assert sum(row["samples_cpu_lane"] for row in rows) == left["samples_by_lane"]["cpu"]
+    assert left["samples_per_s"] == pytest.approx(left["samples_delivered"] / sum(row["elapsed_s"] for row in rows))
+    for row in rows:
+        assert row["wait_p50_s"] <= row["wait_p95_s"] <= row["wait_p99_s"] <= row["wait_total_s"] <= row["elapsed_s"]
+        assert 0 < row["first_batch_s"] <= row["elapsed_s"]
+
+
+def test_the_first_and_last_figures_are_those_of_their_epochs(left: dict[str, Any]) -> None:
+    assert left["first_batch_s"] == left["rows"][0]["first_batch_s"]
+    assert left["final_loss"] == left["rows"][-1]["loss"]
+    assert np.isfinite(left["final_loss"])
+
+
+def test_the_results_are_a_picture_a_table_and_one_document(
+    finished: tuple[Path, Result], left: dict[str, Any]
+) -> None:
+    out, result = finished
+    assert (out / "timeline.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert json.loads((out / "copy.json").read_text()) == left
+    assert left.keys() >= {"machine", "versions", "settings", "rows"}
+    assert "What the loader did" in result.output
+
+
+def test_the_users_own_folder_is_read_and_not_touched(tmp_path: Path) -> None:
+    data = tmp_path / "mine"
+    for number in range(13):
+        folder = data / ("cats" if number % 3 else "dogs")
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = np.random.default_rng(number).integers(0, 256, (40 + number, 57, 3), dtype=np.uint8)
+        cv2.imwrite(str(folder / f"{number}.{'png' if number % 2 else 'jpg'}"), picture)
+    before = sorted(data.rglob("*"))
+    result = _demo("--data", data, "--out", tmp_path / "out", "--epochs", "1")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["samples_delivered"] == 13
+    assert sorted(data.rglob("*")) == before
+    assert not (tmp_path / "out" / "data").exists()
+
+
+def test_a_broken_photograph_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "cats").mkdir(parents=True)
+    (tmp_path / "mine" / "cats" / "broken.jpg").write_bytes(b"\xff\xd8 no photograph")
+    result = _demo("--data", tmp_path / "mine", "--out", tmp_path / "out", "--epochs", "1")
+    assert result.exit_code == 1
+    assert "broken.jpg" in result.output
+    assert "Traceback (most recent call last)" not in result.output
+
+
+def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "cats").mkdir(parents=True)
+    result = _demo("--data", tmp_path / "mine", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "has no class folders" in result.output

@@ -1,0 +1,137 @@
+"""The command line: what each command says and with what code it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from minato_gpu import parity
+from minato_gpu.cli import main
+from minato_gpu.scheduling import simulation
+
+ROW: dict[str, Any] = {
+    "stage": "flip",
+    "implementation": "dali on cpu",
+    "samples": 2,
+    "max_deviation": 1.0,
+    "mean_deviation": 0.5,
+    "limit_max": 2.0,
+    "limit_mean": 0.25,
+    "problem": "",
+    "passed": True,
+}
+
+
+def _run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def _report(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any]) -> None:
+    monkeypatch.setattr(parity, "run_check", lambda *_: parity.ParityReport(list(rows), ["path 'a.jpg': broken"]))
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    code = (
+        "import sys; from minato_gpu import cli; cli.main(['--help'], standalone_mode=False); "
+        "sys.exit(bool({'cv2', 'matplotlib', 'rich', 'nvidia.dali'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in ("demo", "check", "simulate"))
+
+
+def test_check_passes_on_the_example_pipeline() -> None:
+    result = _run("check", "pipelines.image_classification", "--json", "-")
+    document = json.loads(result.stdout)
+    assert {"decode", "resize", "flip", "normalise"} <= {row["stage"] for row in document["rows"]}
+    assert all(row["passed"] for row in document["rows"])
+    assert document["settings"]["module"] == "pipelines.image_classification"
+    assert "within its tolerance" in result.stderr
+
+
+def test_check_fails_above_the_tolerance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _report(monkeypatch, ROW, ROW | {"stage": "resize", "passed": False})
+    result = _run("check", "pipelines.image_classification", "--json", str(tmp_path / "c.json"), code=1)
+    assert "deviates by more than its tolerance" in result.output
+    assert [row["passed"] for row in json.loads((tmp_path / "c.json").read_text())["rows"]] == [True, False]
+
+
+def test_check_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    _report(monkeypatch, ROW)
+    assert "left out: path 'a.jpg': broken" in _run("check", "pipelines.image_classification").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_such_module"], "no module named no_such_module"),
+        (["json"], "defines no pipeline"),
+        (["pipelines.image_classification", "--device", "tpu-ish"], "is no device"),
+        (["pipelines.image_classification", "--device", "mps"], "no pipeline runs on 'mps'"),
+        (["pipelines.image_classification", "--device", "cuda:77"], "there is no 'cuda:77'"),
+        (["pipelines.image_classification", "--data", "/no/such/folder"], "does not exist"),
+    ],
+)
+def test_check_refuses_wrong_arguments(arguments: list[str], message: str) -> None:
+    assert message in _run("check", *arguments, code=2).output
+
+
+def test_check_takes_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_pipeline.py").write_text("import no_such_dependency\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    result = _run("check", "my_own_pipeline", code=1)
+    assert "No module named 'no_such_dependency'" in result.output
+
+
+def test_simulate_writes_a_row_for_each_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], int]] = []
+
+    def run(names: list[str], seeds: int) -> list[dict[str, Any]]:
+        asked.append((names, seeds))
+        return [{"scenario": name, "of_bound": 0.9} for name in names]
+
+    monkeypatch.setattr(simulation, "run", run)
+    document = json.loads(_run("simulate", "hybrid", "tail", "--seeds", "2", "--json", "-").stdout)
+    assert asked == [(["hybrid", "tail"], 2)]
+    assert [row["scenario"] for row in document["rows"]] == ["hybrid", "tail"]
+    assert document["settings"] == {"command": "simulate", "seeds": 2, "ablation": False}
+    _run("simulate")
+    assert asked[-1] == (list(simulation.SCENARIOS), 10)
+
+
+def test_simulate_lists_its_scenarios_and_refuses_others() -> None:
+    listed = _run("simulate", "--list").output
+    assert all(name in listed for name in simulation.SCENARIOS)
+    assert "no scenario nonsense; there are hybrid" in _run("simulate", "nonsense", code=2).output
+    assert "name none" in _run("simulate", "hybrid", "--ablation", code=2).output
+
+
+def test_simulate_runs_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "run_ablation", lambda seeds: [{"without": "threshold", "of_bound": 0.1 * seeds}])
+    assert "threshold" in _run("simulate", "--ablation", "--seeds", "3").output
+
+
+def test_an_error_is_one_line_unless_a_traceback_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(parity, "run_check", fail)
+    assert (
+        "Error: RuntimeError: the device is on fire" in _run("check", "pipelines.image_classification", code=1).output
+    )
+    raised = CliRunner().invoke(main, ["--traceback", "check", "pipelines.image_classification"]).exception
+    assert isinstance(raised, RuntimeError)
+
+
+@pytest.mark.parametrize("wrong", [["--epochs", "0"], ["--data", "/no/such/folder"], ["--workers", "0"]])
+def test_demo_refuses_wrong_arguments(wrong: list[str]) -> None:
+    assert "Invalid value" in _run("demo", *wrong, code=2).output

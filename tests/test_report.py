@@ -1,0 +1,34 @@
+"""The JSON document of commands and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minato_gpu import report
+
+
+def test_the_document_has_its_four_keys_and_what_is_added() -> None:
+    document = report.document({"seeds": 3}, [{"a_s": 1.0}], total=7)
+    assert document["total"] == 7
+    assert document["settings"] == {"seeds": 3}
+    assert document["rows"] == [{"a_s": 1.0}]
+    assert document["machine"]["cores"] >= 1
+    assert document["versions"].keys() >= {"python", "minato-gpu", "torch", "numpy"}
+
+
+def test_a_file_holds_plain_json(tmp_path: Path) -> None:
+    content = {"nan": math.nan, "inf": [math.inf], "numpy": np.float32(0.5), "path": tmp_path, "pair": (1, True)}
+    report.write(content, tmp_path / "new" / "report.json")
+    read = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert read == {"nan": None, "inf": [None], "numpy": 0.5, "path": str(tmp_path), "pair": [1, True]}
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["report.json"]
+
+
+def test_a_dash_is_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    report.write({"a": 1}, "-")
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
