@@ -31,14 +31,14 @@ def run(
     device = "cuda" if torch.cuda.is_available() else None
     folder = data if data is not None else _made(console, out / "data", size, seed)
     settings = Settings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
-    console.print(f"training for {epochs} epoch{'s' if epochs > 1 else ''} with {workers} workers and a device lane on {device or 'the CPU'}")
+    console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
     with display.LiveBars(console, epochs) as bars:
         outcome = train(settings, bars)
     document = summary.document(outcome, _said(settings, size if data is None else None))
     out.mkdir(parents=True, exist_ok=True)
     report.write(document, out / "summary.json")
-    samples = f"{document['samples_expected'] // epochs:,} photographs, {epochs} epochs"
-    picture.draw(outcome.timelines, out / "timeline.png", f"How the loader spent its time: {samples}")
+    samples = f"{document['samples_expected'] // epochs:,}"
+    picture.draw(outcome.timelines, out / "timeline.png", f"How the loader spent its time on {samples} photographs")
     console.print(display.summary_table(document["rows"]))
     console.print(f"left {out / 'summary.json'} and {out / 'timeline.png'}")
     return document
