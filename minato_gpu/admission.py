@@ -95,10 +95,12 @@ def _one_permutation(sampler: RandomSampler) -> bool:
 class Speculation:
     """The next epoch's order and seed, drawn ahead on generators that were put back afterwards."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], *, draws_seed: bool) -> None:
         self._generators = _generators(loader)
         self._before = [g.get_state() for g in self._generators]
-        self.seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        self.seed = 0
+        if draws_seed:
+            self.seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
         order = iter(loader._index_sampler)
         first = next(order, None)
         self._after = [g.get_state() for g in self._generators]
@@ -114,11 +116,6 @@ class Speculation:
         """The epoch begins: leave the generators as drawing its order now would have left them."""
         for generator, state in zip(self._generators, self._after, strict=True):
             generator.set_state(state)
-
-
-def can_speculate(loader: DataLoader[Any]) -> bool:
-    """Whether the next epoch's order follows from the states of known generators alone."""
-    return never_repeats(loader)
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:

@@ -49,12 +49,13 @@ class Record:
 class Batch:
     """A composed batch: what it is made of until it is ready, then the way to its value."""
 
-    __slots__ = ("failure", "item", "nbytes", "objects", "owner", "ready", "size", "spans")
+    __slots__ = ("failed", "failure", "item", "nbytes", "objects", "owner", "ready", "size", "spans")
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         self.spans = spans
         self.size = sum(hi - lo for lo, hi in spans)
         self.nbytes = 0
+        self.failed = 0
         self.ready = False
         self.failure: Failure | None = None
         self.owner: Any = None
@@ -69,14 +70,14 @@ class Assembly:
     ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated there.
     """
 
-    def __init__(self, links: Links, leases: Leases, *, stacks: bool, joins_whole: bool, layout: Layout | None) -> None:
+    def __init__(self, links: Links, leases: Leases, *, stacks: bool, joins_whole: bool) -> None:
         self._links = links
         self._leases = leases
-        self._stacks = stacks
         self._joins_whole = joins_whole
-        self._layout = layout
-        self._layout_bytes = pickle.dumps(layout) if layout is not None else (b"" if stacks else None)
-        self._row_bytes = sum(leaf.nbytes for leaf in layout.leaves) if layout is not None else 0
+        self._layout: Layout | None = None
+        self._layout_bytes: bytes | None = b"" if stacks else None
+        self._row_bytes = 0
+        self._inspects = False
         self._records: list[Record] = []
         self._firsts: list[int] = []
         self._batches: dict[int, Batch] = {}
@@ -93,6 +94,11 @@ class Assembly:
     def record(self, serial: int) -> Record:
         """The place that holds the serial."""
         return self._records[bisect_right(self._firsts, serial) - 1]
+
+    def key(self, serial: int) -> Any:
+        """The data set's key of a ticket."""
+        record = self.record(serial)
+        return record.keys[serial - record.first]
 
     @property
     def layout_bytes(self) -> bytes | None:
@@ -167,10 +173,13 @@ class Assembly:
 
     def inspected(self, serial: int, item: Any) -> None:
         """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
+        self._inspects = True
         self.record(serial).sources[serial] = item
 
     def used(self, spans: Iterable[Span]) -> None:
         """The host reads of these tickets are no longer needed."""
+        if not self._inspects:
+            return
         for lo, hi in spans:
             for serial in range(lo, hi):
                 source = self.record(serial).sources.pop(serial, None)
@@ -193,7 +202,7 @@ class Assembly:
         batch = self._batches[compose.order] = Batch(compose.spans)
         failure = self._failure(compose)
         if failure is not None:
-            batch.failure, batch.ready = failure, True
+            batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
             batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
             self._drop(compose.spans)
             return None
@@ -238,6 +247,16 @@ class Assembly:
             return blobs.load(self._leases.lend(self._links.buffer(item.worker), item.worker, item.offset, item.nbytes))
         assert self._layout is not None
         return self._layout.batch(batch.owner, batch.size, batch.objects)
+
+    def reclaim(self) -> None:
+        """Take back the blocks whose last view has died."""
+        returned, links = self._leases.returned, self._links
+        for _ in range(len(returned)):
+            owner, offset = returned.popleft()
+            if owner < 0:
+                links.engine_arena.free(offset)
+            elif not links.board.give_back(owner, offset):
+                returned.append((owner, offset))
 
     def clear(self) -> None:
         """Drop everything that waits here."""

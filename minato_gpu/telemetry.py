@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.lanes.base import Report
+
 _RING = 1 << 14
 
 
@@ -39,17 +41,15 @@ class Telemetry:
         self.spans: deque[tuple[float, float, str, int, int, int, int, float]] = deque(maxlen=_RING)
         self.handed: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
-    def worked(
-        self, lane: str, slot: int, epoch: int, position: int, count: int, begin: float, end: float, sent: float, busy: float
-    ) -> None:
-        """A lane reported ``count`` samples that it worked on from ``begin`` to ``end``."""
-        log = self.lanes[lane]
+    def worked(self, lane: str, report: Report, epoch: int, position: int, sent: float) -> None:
+        """A lane reported work on samples from ``position`` on, in a chunk that was sent at ``sent``."""
+        log, count = self.lanes[lane], report.done - report.first
+        begin, end = (report.begin if report.first == 0 else report.end - report.seconds), report.end
         log.samples += count
-        log.busy_s += busy
-        if count:
-            log.queue_s.append(max(0.0, begin - sent))
-            log.service_s.append(busy / count)
-        self.spans.append((begin, end, lane, slot, epoch, position, count, busy / max(count, 1)))
+        log.busy_s += report.seconds
+        log.queue_s.append(max(0.0, report.begin - sent))
+        log.service_s.append(report.seconds / count)
+        self.spans.append((begin, end, lane, report.worker, epoch, position, count, report.seconds / count))
 
     def delivered(self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int]) -> None:
         """A batch was handed to the consumer, who had waited ``wait`` seconds."""
@@ -61,6 +61,15 @@ class Telemetry:
         self.wait_s += wait
         self.lateness.extend(late)
         self.handed.append((now, epoch, number, size, wait))
+
+    def inline(self, begin: float, end: float, size: int) -> None:
+        """A batch of ``size`` samples was prepared on the consumer's own thread, which waited all the while."""
+        log = self.lanes["cpu"]
+        log.samples += size
+        log.busy_s += end - begin
+        log.service_s.append((end - begin) / max(size, 1))
+        self.spans.append((begin, end, "cpu", 0, 0, self.samples, size, (end - begin) / max(size, 1)))
+        self.delivered(end, 0, self.batches, size, end - begin, (0,))
 
     def stalled(self, cause: str, seconds: float) -> None:
         """The consumer waited for this cause."""

@@ -42,7 +42,7 @@ class Links:
         self.report_receiver.setblocking(False)
         for sender in self.task_senders:
             sender.setblocking(False)
-        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC)
         _open_links.add(self)
 
     def buffer(self, owner: int) -> Any:

@@ -91,7 +91,9 @@ class Producer:
         """The host read of a pipeline, and the cost features that it reveals."""
         pipeline = self._job.pipeline
         fields = pipeline.run(self._seeded(task, piece, at), self._seed_of(task, piece, at), stop=pipeline.host_prefix)
-        return Features(self._store.put(fields), pipeline.features(fields))
+        wanted = pipeline.live(pipeline.host_prefix) | {"path"}
+        kept = {name: value for name, value in fields.items() if name in wanted}
+        return Features(self._store.put(kept), pipeline.features(fields))
 
     def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         """The error of one sample, with its origin, ready to be raised in the training process."""
@@ -106,7 +108,7 @@ class Producer:
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
-        return sample_seed(task.seed, task.epoch, piece.keys[at], occurrence)
+        return sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
     def _seeded(self, task: Task, piece: Piece, at: int) -> Any:
         """``dataset[key]`` with the global generators seeded for this sample."""

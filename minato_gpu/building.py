@@ -1,0 +1,104 @@
+"""From a loader's arguments to a running engine."""
+
+from __future__ import annotations
+
+import weakref
+from multiprocessing import util
+from typing import Any
+
+from torch.utils.data import IterableDataset, default_collate
+
+from minato_gpu.assembly import Assembly
+from minato_gpu.engine import Engine
+from minato_gpu.estimates import Estimator
+from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
+from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.produce import Job
+from minato_gpu.memory.leases import Leases
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.scheduler import Scheduler
+
+_MICRO_BATCH = 16
+
+
+def build_engine(loader: Any, base_seed: int) -> Engine:
+    """Start workers and device executors for the loader; the engine is closed at the latest when Python ends."""
+    options = loader._options
+    iterable = isinstance(loader.dataset, IterableDataset)
+    job = Job(
+        loader.dataset,
+        loader.collate_fn,
+        loader._auto_collation,
+        loader.drop_last,
+        iterable,
+        loader.pipeline,
+        loader.worker_init_fn,
+        loader.num_workers,
+        base_seed,
+        not options.threads,
+    )
+    links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
+    lanes: dict[str, Any] = {}
+    try:
+        lanes["cpu"] = (
+            ThreadLane(links, job) if options.threads else ProcessLane(links, job, loader.multiprocessing_context)
+        )
+        if "device" in options.lanes:
+            lanes["device"] = DeviceLane(links, loader.pipeline, str(options.device), _MICRO_BATCH)
+        engine = _engine(loader, links, lanes)
+    except BaseException:
+        for lane in lanes.values():
+            lane.close(0.0)
+        links.close()
+        raise
+    # multiprocessing waits for its children when Python ends, before most other clean-up: close the engine first
+    util.Finalize(engine, _close, args=(weakref.ref(engine),), exitpriority=100)
+    return engine
+
+
+def _close(engine: weakref.ref[Engine]) -> None:
+    target = engine()
+    if target is not None:
+        target.close()
+
+
+def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
+    options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
+    batched = loader._auto_collation
+    stacks = batched and not iterable and loader.collate_fn is default_collate
+    place = loader.batch_size or 1
+    window = max(1, loader.prefetch_factor or 0) * loader.num_workers
+    policy = m.Policy(
+        window=window * place,
+        fixed=not options.free,
+        max_lateness=options.lateness,
+        budget_bytes=loader.host_memory_budget,
+        inspect="device" in lanes,
+        micro_batch=_MICRO_BATCH,
+    )
+    assembly = Assembly(
+        links, Leases(), stacks=stacks, joins_whole=not batched or (not options.free and not iterable)
+    )
+    estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
+    return Engine(
+        links,
+        lanes,
+        assembly,
+        lambda: Scheduler(policy),
+        window=window,
+        place_size=place,
+        estimates=estimator,
+        timeout=loader.timeout,
+        order_log=loader._order if not loader.in_order else None,
+    )
+
+
+def _costs(loader: Any, lanes: dict[str, Any]) -> CostModel:
+    features = 0 if loader.pipeline is None else len(loader.pipeline.feature_names)
+    try:
+        length: int | None = len(loader.dataset)
+    except TypeError:
+        length = None
+    return CostModel(tuple(lanes), features, length)

@@ -1,0 +1,57 @@
+"""Predicted costs for the engine: the cost model, fed with what lanes measure, asked by key or by features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minato_gpu.scheduling.costs import CostModel
+
+_COSTLY_S = 100e-6
+
+
+class Estimator:
+    """Binds a ``CostModel`` to the lanes of one loader.
+
+    Keys are asked for only once costs are known to be worth it: samples under 100 microseconds are dispatched by
+    the hundred, whatever they cost.
+    """
+
+    def __init__(self, model: CostModel, lanes: tuple[str, ...]) -> None:
+        self.model = model
+        self._lanes = lanes
+        self._features: dict[int, tuple[float, ...]] = {}
+        self._costly = False
+
+    def begin_epoch(self) -> None:
+        """Start a new report of prediction errors."""
+        self.model.reset_report()
+        self._features.clear()
+
+    def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
+        """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
+        if not self._costly or len(self._lanes) > 1 or not self.model.recorded[self._lanes[0]]:
+            return None, None
+        costs = self.model.predict(self._lanes[0], keys=keys)
+        return (None if np.isnan(costs).any() else costs.tolist()), None
+
+    def of_features(self, serials: list[int], keys: list[Any], features: list[tuple[float, ...]]) -> tuple[Any, Any]:
+        """Predicted seconds from cost features (and history), for each lane; a guess of 1 ms where none is known."""
+        self._features.update(zip(serials, features, strict=True))
+        out = []
+        for lane in self._lanes:
+            costs = self.model.predict(lane, features, keys)
+            out.append(np.where(np.isnan(costs), 1e-3, costs).tolist())
+        return out[0], out[1] if len(out) > 1 else None
+
+    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float]) -> None:
+        """What samples really took, in seconds of one slot."""
+        self._costly = self._costly or max(seconds) > _COSTLY_S
+        features = [self._features.pop(serial, None) for serial in serials]
+        given = None if any(f is None for f in features) else features
+        self.model.observe_many(lane, keys, given, seconds)
+
+    def report(self) -> dict[str, Any]:
+        """Samples predicted, sigma of the log error, and rank correlation with what they took."""
+        return dict(self.model.report())

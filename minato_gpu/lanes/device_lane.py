@@ -1,0 +1,162 @@
+"""The device lane: one executor in a thread of the training process, fed with what CPU workers have read.
+
+It takes every task that waits, one micro-batch at a time, and writes finished samples into their rows of the batch.
+A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its
+failure counts.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch._utils import ExceptionWrapper
+
+from minato_gpu.lanes.base import Extra, Failure, Local, Piece, Report, Task
+from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.store import Store, approximate_bytes
+from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.layout import Mismatch
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Origin, StageError, sample_seed
+
+
+class DeviceLane:
+    """One executor and its thread. ``repeated`` counts samples that ran a second time, on the CPU."""
+
+    name = "device"
+    slots = 1
+
+    def __init__(self, links: Links, pipeline: Pipeline, device: str, micro_batch: int) -> None:
+        self._links = links
+        self._pipeline = pipeline
+        self._executor = build_executor(pipeline, pipeline.host_prefix, device=device, max_batch=micro_batch, threads=1)
+        self._store = Store(-1, links, None, links.board)
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._reports: deque[Report] = deque()
+        self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.repeated = 0
+        self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
+        self._thread.start()
+
+    def send(self, task: Task, worker: int = 0) -> None:
+        """Queue a task; never blocks."""
+        self._tasks.put(task)
+
+    def receive(self) -> list[Report]:
+        """All reports that have arrived; never blocks."""
+        if not self._reports:
+            return []
+        try:
+            os.eventfd_read(self._arrived)
+        except BlockingIOError:
+            pass
+        return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def fds(self) -> list[int]:
+        """Readable when there is something to receive."""
+        return [self._arrived]
+
+    def exits(self) -> list[Any]:
+        """The thread does not end by itself."""
+        return []
+
+    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
+        """A micro-batch is not looked into."""
+        return None
+
+    def revoke(self, run: int, chunk: int, keep: int) -> int | None:
+        """A micro-batch is not cut."""
+        return None
+
+    def close(self, timeout: float) -> None:
+        """Wait for the micro-batch under way, then let go of graphs and memory; idempotent."""
+        if self._thread is None:
+            return
+        self._tasks.put(None)
+        self._thread.join()
+        self._thread = None
+        self._executor.close()
+        os.close(self._arrived)
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            report = self._run(task)
+            del task
+            self._reports.append(report)
+            os.eventfd_write(self._arrived, 1)
+            if self._links.board.words[ATTENTION]:
+                os.eventfd_write(self._links.wake, 1)
+
+    def _run(self, task: Task) -> Report:
+        begin = perf_counter()
+        tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
+        items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
+        ready = [number for number, item in enumerate(items) if item is None]
+        fields = [self._fields(*tickets[number], task) for number in ready]
+        results = self._executor.run(fields)
+        for number, (given, seed), result in zip(ready, fields, results, strict=True):
+            piece, at = tickets[number]
+            items[number] = self._finish(task, piece, at, given, seed, result)
+        end = perf_counter()
+        count = len(tickets)
+        return Report(
+            run=task.run,
+            chunk=task.chunk,
+            worker=0,
+            first=0,
+            done=count,
+            seconds=end - begin,
+            begin=begin,
+            end=end,
+            final=True,
+            nbytes=sum(item.nbytes for item in items if isinstance(item, Local)),
+            items=items if any(item is not None for item in items) else None,
+            times=[(end - begin) / count] * count,
+        )
+
+    def _known_failure(self, piece: Piece, at: int) -> Failure | None:
+        assert piece.sources is not None
+        source = piece.sources[at]
+        return source if isinstance(source, Failure) else None
+
+    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int]:
+        assert piece.sources is not None
+        occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
+        return self._store.get(piece.sources[at]), sample_seed(task.seed, 0, piece.keys[at], occurrence)
+
+    def _finish(self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any) -> Any:
+        """Put a result into its row; on failure ask the CPU implementation."""
+        if isinstance(result, StageError):
+            self.repeated += 1
+            try:
+                result = self._pipeline.run(fields, seed, start=self._pipeline.host_prefix)
+            except Exception as error:
+                return self._failure(task, piece, at, error)
+        if piece.slab >= 0 and task.layout:
+            views = self._store.views(piece.slab, piece.rows, task.layout)
+            try:
+                objects = self._store.layout(task.layout).write(views, piece.row + at, result)
+                return None if objects is None else Extra(objects)
+            except Mismatch:
+                pass
+        # the fields lie in memory that goes back to its worker when this sample is reported
+        value = {name: np.array(item) if isinstance(item, np.ndarray) else item for name, item in result.items()}
+        return Local(value, approximate_bytes(value))
+
+    def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
+        cause, stage, path = error, None, None
+        if isinstance(error, StageError):
+            stage, path = error.origin.stage, error.origin.path
+            if isinstance(error.__cause__, Exception):
+                cause = error.__cause__
+        origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage, "device, then cpu", path)
+        return Failure(ExceptionWrapper((type(cause), cause, cause.__traceback__), f"in DataLoader device lane ({origin})"))

@@ -1,0 +1,309 @@
+"""DataLoader: the PyTorch face. It builds the parts and owns their lifetime; the work is in ``engine``."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, Sampler
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data._utils.pin_memory import pin_memory as pin
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from minato_gpu.admission import Occurrences, OrderLog, Source, Speculation, never_repeats
+from minato_gpu.building import build_engine
+from minato_gpu.engine import Engine, WorkerDied
+from minato_gpu.inline import InlineIterator
+from minato_gpu.options import Options
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import sample_seed
+
+
+class DataLoader(TorchDataLoader[Any]):
+    """PyTorch's DataLoader, in which a slow sample holds up no batch that can do without it.
+
+    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others:
+
+    pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and
+        a batch is a dict of stacked tensors of the pipeline's outputs.
+    device: where batches live (None: the CPU).
+    lanes: which lanes prepare samples, of "cpu" and "device" (None: the device lane too where there is a pipeline
+        that has device stages and ``device`` is a GPU).
+    max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's
+        order (None: 8). ``in_order=True`` means 0.
+    host_memory_budget, device_memory_budget: bytes in flight; None: the window of ``prefetch_factor`` batches for
+        each worker is the only limit.
+    worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
+    order_log: path; an out-of-order run records the order of delivery there, and if the file exists already, that
+        order is replayed exactly.
+    epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last.
+
+    Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        pipeline: Pipeline | None = None,
+        device: str | torch.device | None = None,
+        lanes: Sequence[str] | None = None,
+        max_lateness: int | None = None,
+        host_memory_budget: int | None = None,
+        device_memory_budget: int | None = None,
+        worker_kind: str = "auto",
+        order_log: str | os.PathLike[str] | None = None,
+        epochs: int | None = None,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.pipeline = pipeline
+        self.device = device
+        self.lanes = lanes
+        self.max_lateness = max_lateness
+        self.host_memory_budget = host_memory_budget
+        self.device_memory_budget = device_memory_budget
+        self.worker_kind = worker_kind
+        self.order_log = order_log
+        self.epochs = epochs
+        self._options = Options.check(self)
+        self._order = OrderLog(Path(order_log)) if order_log is not None and not in_order else None
+        self._engine: Engine | None = None  # kept between epochs: persistent workers, or a declared number of epochs
+        self._user: weakref.ref[EngineIterator] | None = None
+        self._shown: Any = None
+        self._begun = 0
+        self._base_seed = self._first = 0  # of the engine that is kept: its seed, and its first epoch
+        self._ahead: tuple[Source, Speculation] | None = None
+        self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
+        self._prepared = self._discarded = 0
+
+    # --- iterating -----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        number, self._begun = self._begun, self._begun + 1
+        if self.num_workers == 0:
+            inline = InlineIterator(self, self._expected())
+            self._shown = inline
+            return inline
+        self.check_worker_number_rationality()
+        user = self._user() if self._user is not None else None
+        keeps = self.persistent_workers or self.epochs is not None
+        iterator = EngineIterator(self, number, keeps and (user is None or user.ended))
+        self._shown = iterator.view
+        return iterator
+
+    def _get_iterator(self) -> Any:
+        return self.__iter__()
+
+    def _expected(self) -> int | None:
+        """Samples of an epoch, where the sampler tells."""
+        if self._dataset_kind == _DatasetKind.Iterable:
+            return None
+        try:
+            if self.batch_sampler is None:
+                return len(self.sampler)  # type: ignore[arg-type]
+            if type(self.batch_sampler) is not BatchSampler:
+                return None
+            count = len(self.batch_sampler.sampler)  # type: ignore[arg-type]
+            return count // self.batch_sampler.batch_size * self.batch_sampler.batch_size if self.drop_last else count
+        except TypeError:
+            return None
+
+    def _to_device(self, batch: Any) -> Any:
+        """The batch on ``device``."""
+        return batch if self._options.device.type == "cpu" else to_device(batch, self._options.device)
+
+    def _source(self, number: int, seed: int, order: Any) -> Source:
+        try:
+            length: int | None = len(self.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            length = None
+        occurrences = Occurrences(length, unique=never_repeats(self))
+        return Source(number, seed, order, batched=self._auto_collation, occurrences=occurrences)
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the current or last epoch run, as plain data (times in seconds, sizes in bytes).
+
+        Raises RuntimeError before the first ``iter()``.
+        """
+        if self._shown is None:
+            raise RuntimeError("stats() has nothing to tell before the first iter() of this loader")
+        stats: dict[str, Any] = self._shown.log.stats(perf_counter())
+        stats.update(self._shown.memory())
+        stats["speculation"] = {"epochs_prepared": self._prepared, "epochs_discarded": self._discarded}
+        return stats
+
+    def timeline(self) -> dict[str, Any]:
+        """What each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.
+
+        ``spans``: (start_s, end_s, lane, slot, epoch, first_position, count, slow); ``batches``: (handed_over_s,
+        epoch, batch_number, size, wait_s). Seconds from ``iter()``. Raises RuntimeError before the first ``iter()``.
+        """
+        if self._shown is None:
+            raise RuntimeError("timeline() has nothing to tell before the first iter() of this loader")
+        timeline: dict[str, Any] = self._shown.log.timeline()
+        return timeline
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a pickled loader starts afresh: it takes its arguments along, not its workers
+        state = dict(self.__dict__)
+        state.update(_engine=None, _user=None, _shown=None, _ahead=None)
+        return state
+
+
+class View:
+    """What stays of an epoch run for ``stats()`` when its iterator has gone: the log, and its engine's figures."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.log = engine.log
+        self._assembly = engine.assembly
+        self._estimates = engine.estimates
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes in flight, and how good the cost predictions were."""
+        nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
+        return {
+            "prediction": nothing if self._estimates is None else self._estimates.report(),
+            "bytes_in_flight": self._assembly.bytes,
+            "bytes_in_flight_peak": self._assembly.peak,
+        }
+
+
+class EngineIterator(_BaseDataLoaderIter):
+    """One epoch through an engine. ``ended``: it will deliver nothing more."""
+
+    def __init__(self, loader: DataLoader, number: int, keeps: bool) -> None:
+        engine = loader._engine if keeps else None
+        generator = torch.default_generator if loader.generator is None else loader.generator
+        goes_on = engine is not None and not engine.closed
+        ahead = loader._ahead if goes_on else None
+        holds = ahead is not None and ahead[0].number == number and engine is not None and engine.delivered_all
+        holds = holds and ahead is not None and ahead[1].holds()
+        before = generator.get_state() if goes_on and loader.persistent_workers else None
+        super().__init__(loader)
+        if before is not None:  # PyTorch draws a seed when persistent workers start, not for every epoch
+            generator.set_state(before)
+            self._base_seed = loader._base_seed
+        self.ended = False
+        self._number = number
+        self._loader = loader
+        if engine is None or engine.closed:
+            engine = build_engine(loader, self._base_seed)
+            if keeps:
+                loader._engine, loader._base_seed, loader._first = engine, self._base_seed, number
+                weakref.finalize(loader, engine.close)
+            else:
+                weakref.finalize(self, engine.close)
+        if keeps:
+            loader._user = weakref.ref(self)
+        self._keeps = keeps
+        self._engine = engine
+        self._begin(ahead if holds else None, discard=ahead is not None and not holds)
+        self.view = View(engine)
+
+    def _begin(self, ahead: tuple[Source, Speculation] | None, *, discard: bool) -> None:
+        loader, engine = self._loader, self._engine
+        loader._ahead = None
+        if discard:
+            loader._discarded += 1
+            loader._speculates = False  # the generators move between epochs: the next guess would be wrong too
+        if ahead is not None:
+            ahead[1].adopt()
+            engine.begin(ahead[0], loader._expected(), prefetched=True)
+            return
+        seed = self._base_seed
+        if self._keeps and loader.persistent_workers and self._number != loader._first:
+            seed = sample_seed(seed, self._number - loader._first, "epoch")
+        source = loader._source(self._number, seed, self._sampler_iter)
+        engine.begin(source, loader._expected(), prefetched=False)
+
+    def _next_data(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        try:
+            data = self._engine.next(self._number)
+        except StopIteration:
+            self._end()
+            raise
+        except WorkerDied:
+            self.ended = True
+            self._engine.close()
+            raise
+        if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
+            self._prepare_next()
+        if self._pin_memory:
+            data = pin(data, self._pin_memory_device)
+        return self._loader._to_device(data)
+
+    def _prepare_next(self) -> None:
+        """The sampler has ended and the window has room: go on with the next epoch, if there will be one."""
+        loader, number = self._loader, self._number + 1
+        if loader.epochs is not None and number >= loader.epochs:
+            return
+        ahead = Speculation(loader, draws_seed=not loader.persistent_workers)
+        seed = ahead.seed
+        if loader.persistent_workers:
+            seed = sample_seed(loader._base_seed, number - loader._first, "epoch")
+        source = loader._source(number, seed, ahead.order)
+        loader._ahead = (source, ahead)
+        loader._prepared += 1
+        self._engine.prefetch(source)
+
+    def _end(self) -> None:
+        self.ended = True
+        last = self._loader.epochs is not None and self._number + 1 >= self._loader.epochs
+        if not self._keeps or (last and not self._loader.persistent_workers):
+            self._engine.close()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Tensors of a nested batch on ``device``; everything else as it is."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return type(batch)({key: to_device(item, device) for key, item in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(item, device) for item in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(item, device) for item in batch)
+    return batch

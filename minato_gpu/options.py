@@ -1,0 +1,114 @@
+"""The loader's own arguments, checked and resolved at construction."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset
+
+_DEFAULT_LATENESS = 8
+LANES = ("cpu", "device")
+KINDS = ("auto", "process", "thread")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the arguments mean together.
+
+    ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
+    ``lanes``: the lanes to open, "cpu" first; ``device``: where batches live.
+    """
+
+    lateness: int
+    free: bool
+    threads: bool
+    lanes: tuple[str, ...]
+    device: torch.device
+
+    @classmethod
+    def check(cls, loader: Any) -> Options:
+        """Resolve the arguments of a loader. Raises ValueError naming the one that is wrong and what to do."""
+        for name in ("host_memory_budget", "device_memory_budget", "epochs"):
+            _positive(name, getattr(loader, name))
+        device = _device(loader.device)
+        return cls(
+            lateness=_lateness(loader),
+            free=_free(loader),
+            threads=_threads(loader.worker_kind, loader.multiprocessing_context),
+            lanes=_lanes(loader, device),
+            device=device,
+        )
+
+
+def _positive(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number or None, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}; leave it out for no limit")
+
+
+def _lateness(loader: Any) -> int:
+    value = loader.max_lateness
+    if value is None:
+        return 0 if loader.in_order else _DEFAULT_LATENESS
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"max_lateness must be a whole number of batches or None, got {value!r}")
+    if value < 0:
+        raise ValueError(f"max_lateness must not be negative, got {value}")
+    if loader.in_order and value > 0:
+        raise ValueError(
+            f"max_lateness={value} contradicts in_order=True, which means 0; pass in_order=False for bounded lateness"
+        )
+    return value
+
+
+def _free(loader: Any) -> bool:
+    """Only batches that torch's own BatchSampler cut are taken apart; a user's keep their composition."""
+    if loader.in_order or loader.max_lateness == 0 or isinstance(loader.dataset, IterableDataset):
+        return False
+    return loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
+
+
+def _threads(kind: Any, context: Any) -> bool:
+    if kind not in KINDS:
+        raise ValueError(f"worker_kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+    if kind == "thread" and context is not None:
+        raise ValueError("worker_kind='thread' starts no processes; leave out multiprocessing_context")
+    free_threaded = not getattr(sys, "_is_gil_enabled", lambda: True)()
+    return bool(kind == "thread" or (kind == "auto" and free_threaded and context is None))
+
+
+def _device(value: Any) -> torch.device:
+    device = torch.device("cpu" if value is None else value)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={value!r}: this PyTorch sees no CUDA device; use device='cpu' or leave it out")
+    return device
+
+
+def _lanes(loader: Any, device: torch.device) -> tuple[str, ...]:
+    pipeline, iterable = loader.pipeline, isinstance(loader.dataset, IterableDataset)
+    if pipeline is not None and iterable:
+        raise ValueError("pipeline needs a map-style data set, not an IterableDataset; apply its stages in __iter__")
+    offers = pipeline is not None and pipeline.host_prefix < len(pipeline.stages)
+    if loader.lanes is None:
+        return LANES if offers and device.type == "cuda" and loader.num_workers > 0 else LANES[:1]
+    if isinstance(loader.lanes, str) or not isinstance(loader.lanes, Sequence):
+        raise TypeError(f"lanes must be a sequence of {LANES}, got {loader.lanes!r}")
+    unknown = [name for name in loader.lanes if name not in LANES]
+    if unknown or not loader.lanes:
+        raise ValueError(f"lanes must name at least one of {LANES}, got {tuple(loader.lanes)!r}")
+    if "device" not in loader.lanes:
+        return LANES[:1]
+    if pipeline is None:
+        raise ValueError("lanes: 'device' needs a pipeline with device stages; a plain data set runs on CPU workers")
+    if not offers:
+        raise ValueError(f"lanes: pipeline {pipeline.name!r} ends in a stage without a device implementation")
+    if loader.num_workers == 0:
+        raise ValueError("lanes: 'device' needs num_workers > 0, the workers read its input; pass num_workers=1 or more")
+    return LANES if "cpu" in loader.lanes else LANES[1:]
