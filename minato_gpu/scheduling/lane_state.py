@@ -5,42 +5,43 @@ from __future__ import annotations
 from math import ceil
 
 from minato_gpu.scheduling.messages import CPU, Chunk, Policy
-from minato_gpu.scheduling.waiting import Entry
+from minato_gpu.scheduling.waiting import DEVICE, Entry
 
 
 class LaneState:
-    """Load and mean cost of one lane. ``expected`` and ``mean`` are seconds per sample on one slot."""
+    """Load and measured mean cost of one lane; ``mean`` is seconds per sample on one slot."""
 
     def __init__(self, name: str, policy: Policy) -> None:
         self.name = name
         self.slots = 0
         self.is_device = name != CPU
+        self.side = DEVICE if self.is_device and policy.threshold else CPU
         self.seconds = 0.0
-        self.expected = 0.0
         self.mean = 0.0
         self._policy = policy
-        self._chunks: dict[int, Chunk] = {}
+        self._chunks = 0
         self._slow: set[int] = set()
-        self._expectations = 0
         self._measurements = 0
+        self._limits = (
+            (policy.micro_batch, policy.device_s) if self.is_device else (policy.chunk_samples, policy.chunk_s)
+        )
 
-    def add(self, chunk: Chunk) -> None:
-        """The chunk is on its way to the lane."""
-        self._chunks[chunk.number] = chunk
+    def add(self, chunk: Chunk, slow: bool = False) -> None:
+        """The chunk is on its way to the lane; ``slow``: it is one predicted-slow sample."""
+        self._chunks += 1
         self.seconds += chunk.seconds
-        if chunk.size == 1 and self.expected and chunk.seconds > self._policy.slow_factor * self.expected:
+        if slow:
             self._slow.add(chunk.number)
 
     def remove(self, chunk: Chunk) -> None:
         """The lane is through with the chunk."""
-        del self._chunks[chunk.number]
+        self._chunks -= 1
         self._slow.discard(chunk.number)
         self.seconds = self.seconds - chunk.seconds if self._chunks else 0.0
 
-    def expect(self, cost: float) -> None:
-        """A sample with this predicted cost was admitted."""
-        self._expectations += 1
-        self.expected += (cost - self.expected) / min(self._expectations, 200)
+    def shorten(self, seconds: float) -> None:
+        """So many predicted seconds of a chunk were taken back."""
+        self.seconds -= seconds
 
     def measured(self, seconds: float, samples: int) -> None:
         """``samples`` samples took ``seconds`` together."""
@@ -53,30 +54,20 @@ class LaneState:
         cost = entry.device if self.is_device else entry.cpu
         return self.mean if cost is None else cost
 
-    def head_start(self, cost: float) -> float:
-        """How many positions earlier than its place a sample of this cost should start.
-
-        While it runs on one slot, the others advance by its cost divided by the mean cost, each.
-        """
-        if self.expected <= 0 or self.slots < 2:
-            return 0.0
-        return (cost / self.expected - 1) * (self.slots - 1)
-
     def slow_slots_taken(self) -> bool:
         """Whether slow work holds all slots but one (a lane with one slot has none to reserve)."""
         return self.slots > 1 and len(self._slow) >= self.slots - 1
 
     def chunk_limits(self) -> tuple[int, float]:
         """The most samples of one dispatch and its target in predicted seconds."""
-        policy = self._policy
-        return (policy.micro_batch, policy.device_s) if self.is_device else (policy.chunk_samples, policy.chunk_s)
+        return self._limits
 
     def wants_more(self) -> bool:
         """Whether a slot is free, or the work held ahead would not last a round trip."""
-        count = len(self._chunks)
+        count = self._chunks
         if count < self.slots:
             return True
-        if self.slots == 0 or self._policy.ahead_s <= 0:
+        if self.slots <= 0 or self._policy.ahead_s <= 0:
             return False
         each = self.seconds / count
         ahead = ceil(self.slots * self._policy.ahead_s / each) if each > 0 else self.slots
@@ -84,4 +75,4 @@ class LaneState:
 
     def backlog_s(self) -> float:
         """Predicted seconds until a chunk that is sent now starts."""
-        return self.seconds / self.slots if self.slots else 0.0
+        return self.seconds / self.slots if self.slots > 0 else 0.0

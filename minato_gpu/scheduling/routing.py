@@ -18,26 +18,31 @@ def threshold(
     device_slots: int,
     cpu_backlog: float = 0.0,
     device_backlog: float = 0.0,
-) -> float:
-    """The ratio cpu / device from which on samples should go to the device.
+) -> tuple[float, float]:
+    """The ratio cpu / device from which on samples should go to the device, and when the lanes are then through.
 
     ``cpu`` and ``device``: predicted seconds of each waiting sample, shape (n,). Backlogs: predicted seconds of
-    the work that the lanes already hold. Returns infinity when the device should take nothing, 0.0 when it should
-    take everything.
+    the work that the lanes already hold. The ratio is infinity when the device should take nothing, 0.0 when it
+    should take everything; the time is in seconds from now, backlogs included.
     """
     cpu_costs, device_costs = np.asarray(cpu, dtype=np.float64), np.asarray(device, dtype=np.float64)
+    if device_slots <= 0 and cpu_slots <= 0:
+        return float("inf"), float("inf")
     if device_slots <= 0 or cpu_costs.size == 0:
-        return float("inf")
+        return float("inf"), (cpu_backlog + float(cpu_costs.sum())) / max(cpu_slots, 1)
     if cpu_slots <= 0:
-        return 0.0
+        return 0.0, (device_backlog + float(device_costs.sum())) / device_slots
     ratios = cpu_costs / np.maximum(device_costs, 1e-12)
     order = np.argsort(-ratios, kind="stable")
     device_done = (device_backlog + np.cumsum(device_costs[order])) / device_slots
-    cpu_left = cpu_backlog + cpu_costs.sum() - np.concatenate(([0.0], np.cumsum(cpu_costs[order])[:-1]))
+    taken_off = np.cumsum(cpu_costs[order])
+    cpu_done = (cpu_backlog + taken_off[-1] - taken_off) / cpu_slots  # with samples up to i on the device
+    before = cpu_done + cpu_costs[order] / cpu_slots
     # sample i goes to the device if the device, with it, is through no later than the CPU would be with it
-    taken = int(np.searchsorted(device_done - cpu_left / cpu_slots, 0.0, side="right"))
+    taken = int(np.searchsorted(device_done - before, 0.0, side="right"))
     if taken == 0:
-        return float("inf")
+        return float("inf"), float(max(before[0], device_backlog / device_slots))
+    drain = float(max(device_done[taken - 1], cpu_done[taken - 1]))
     if taken == cpu_costs.size:
-        return 0.0
-    return float(ratios[order[taken - 1]] + ratios[order[taken]]) / 2
+        return 0.0, drain
+    return float(ratios[order[taken - 1]] + ratios[order[taken]]) / 2, drain

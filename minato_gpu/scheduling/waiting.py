@@ -1,18 +1,19 @@
 """Tickets that wait for a lane, in the order in which they should start.
 
 An entry is a run of neighbouring serials that are predicted to cost the same (cheap ones are handled by the
-hundred) or one costly sample. Each entry waits on one *side*, the lane kind that it is meant for; both heaps of
-a side delete lazily.
+hundred) or one costly sample. Each entry waits on one *side*, the lane kind that it is meant for. All heaps delete
+lazily: an item counts only while its entry still waits on the heap's side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
 
 from minato_gpu.scheduling.messages import CPU
 
 DEVICE = "device"
+NEAR = 15  # heap items looked at for one to steal
 SIDES = (CPU, DEVICE)
 
 
@@ -20,28 +21,34 @@ class Entry:
     """A run of serials ``lo`` to ``hi`` with the predicted seconds of each on either kind of lane.
 
     A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``inspect`` marks
-    tickets whose costs must be read from their headers first.
+    tickets whose costs must be read from their headers first. ``ratio`` says how much dearer the CPU is than the
+    device: the larger, the more the device lane gains. ``base`` is the first serial of its place.
     """
 
-    __slots__ = ("cpu", "device", "hi", "inspect", "lo", "priority", "side", "slow", "taken")
+    __slots__ = ("base", "cold", "cpu", "device", "hi", "inspect", "lo", "priority", "ratio", "side", "slow", "waits")
 
-    def __init__(self, lo: int, hi: int, cpu: float | None = None, device: float | None = None) -> None:
+    def __init__(
+        self, lo: int, hi: int, base: int, cpu: float | None = None, device: float | None = None
+    ) -> None:
         self.lo = lo
         self.hi = hi
         self.cpu = cpu
         self.device = device
         self.inspect = False
-        self.priority = float(lo)
+        self.base = base
+        self.priority = float(base)
+        self.cold = False
         self.side = CPU
         self.slow = False
-        self.taken = False
+        self.waits = False
+        self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else float("inf")
 
-    @property
-    def ratio(self) -> float:
-        """How much dearer the CPU is than the device: the larger, the more the device lane gains."""
-        if self.cpu is None or self.device is None:
-            return 0.0
-        return self.cpu / self.device if self.device > 0 else float("inf")
+    def part(self, lo: int, hi: int) -> Entry:
+        """A new entry for some of the serials, otherwise the same."""
+        entry = Entry(lo, hi, self.base, self.cpu, self.device)
+        entry.inspect, entry.side, entry.slow = self.inspect, self.side, self.slow
+        entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
+        return entry
 
     def __lt__(self, other: Entry) -> bool:
         return False  # equal heap keys only meet when an entry was moved away and back
@@ -58,31 +65,49 @@ class Waiting:
         self._slow: dict[str, _Heap] = {side: [] for side in SIDES}
         self._near: dict[str, _Heap] = {side: [] for side in SIDES}
         self._entries: dict[int, Entry] = {}
-        self._counts = dict.fromkeys(SIDES, 0)
+        self._oldest: list[int] = []
+        self._seconds = dict.fromkeys(SIDES, 0.0)
 
     def add(self, entry: Entry) -> None:
         """Queue an entry on its side."""
+        entry.waits = True
         self._entries[entry.lo] = entry
-        self._counts[entry.side] += entry.hi - entry.lo
-        self._push(entry)
+        heappush(self._oldest, entry.lo)
+        if len(self._oldest) > 64 + 4 * len(self._entries):
+            self._oldest = sorted(self._entries)
+        self._push(entry, 1)
 
-    def _push(self, entry: Entry) -> None:
+    def _push(self, entry: Entry, sign: int) -> None:
+        self._account(entry, sign)
         item = (entry.priority, entry.lo, entry)
-        heappush((self._slow if entry.slow else self._fast)[entry.side], item)
+        heap = (self._slow if entry.slow else self._fast)[entry.side]
+        heappush(heap, item)
+        self._sweep(heap, entry.side)
         if entry.device is not None:
             near = entry.ratio if entry.side == DEVICE else -entry.ratio
             heappush(self._near[entry.side], (near, entry.lo, entry))
+            self._sweep(self._near[entry.side], entry.side)
+
+    def _sweep(self, heap: _Heap, side: str) -> None:
+        """Drop the dead items once they are most of the heap, so that it never outgrows the window."""
+        if len(heap) > 64 + 4 * len(self._entries):
+            heap[:] = [item for item in heap if item[2].waits and item[2].side == side]
+            heapify(heap)
+
+    def _account(self, entry: Entry, sign: int) -> None:
+        cost = entry.device if entry.side == DEVICE else entry.cpu
+        if cost:
+            self._seconds[entry.side] += sign * cost * (entry.hi - entry.lo)
 
     def take(self, entry: Entry, count: int) -> None:
         """Remove the first ``count`` serials of the entry; the rest keeps waiting."""
-        entry.taken = True
+        entry.waits = False
         del self._entries[entry.lo]
-        self._counts[entry.side] -= entry.hi - entry.lo
+        self._account(entry, -1)
         if entry.lo + count < entry.hi:
-            rest = Entry(entry.lo + count, entry.hi, entry.cpu, entry.device)
-            rest.inspect, rest.side, rest.slow = entry.inspect, entry.side, entry.slow
-            rest.priority = entry.priority + count
-            self.add(rest)
+            self.add(entry.part(entry.lo + count, entry.hi))
+        if not self._entries:
+            self._seconds = dict.fromkeys(SIDES, 0.0)  # what rounding left behind
 
     def first(self, side: str, fast_only: bool = False) -> Entry | None:
         """The entry of the side that should start first; with ``fast_only`` a slow one only if there is no other."""
@@ -95,13 +120,22 @@ class Waiting:
         """The entry of the side that is nearest to the threshold: the one that the other lane would steal."""
         return self._top(self._near[side], side)
 
+    def near(self, side: str) -> list[Entry]:
+        """A few entries of the side that are near to the threshold, nearest first."""
+        self._top(self._near[side], side)
+        items = [item for item in self._near[side][:NEAR] if item[2].waits and item[2].side == side]
+        return [item[2] for item in sorted(items)]
+
     def at(self, lo: int) -> Entry | None:
         """The entry that begins with serial ``lo``."""
         return self._entries.get(lo)
 
     def oldest(self) -> Entry | None:
-        """The entry with the lowest serial (a scan: only asked when memory is short)."""
-        return self._entries[min(self._entries)] if self._entries else None
+        """The entry with the lowest serial."""
+        heap = self._oldest
+        while heap and heap[0] not in self._entries:
+            heappop(heap)
+        return self._entries[heap[0]] if heap else None
 
     def move(self, threshold: float) -> None:
         """Put every entry on the side of the threshold that its ratio is on."""
@@ -109,14 +143,24 @@ class Waiting:
             while (entry := self.nearest(side)) is not None:
                 if (entry.ratio >= threshold) == (side == DEVICE):
                     break
-                self._counts[side] -= entry.hi - entry.lo
-                self._counts[other] += entry.hi - entry.lo
+                self._account(entry, -1)
                 entry.side = other
-                self._push(entry)
+                self._push(entry, 1)
 
-    def count(self, side: str) -> int:
-        """How many samples wait on the side."""
-        return self._counts[side]
+    def reorder(self, priority: Callable[[Entry], float]) -> None:
+        """Compute every entry's priority anew (lanes have opened or were lost)."""
+        entries = list(self._entries.values())
+        for heaps in (self._fast, self._slow, self._near):
+            for heap in heaps.values():
+                heap.clear()
+        self._seconds = dict.fromkeys(SIDES, 0.0)
+        for entry in entries:
+            entry.priority = priority(entry)
+            self._push(entry, 1)
+
+    def seconds(self, side: str) -> float:
+        """Predicted seconds of what waits on the side; entries of unknown cost are left out."""
+        return self._seconds[side]
 
     def costed(self) -> Iterator[Entry]:
         """Entries whose costs are known for both kinds of lane."""
@@ -129,7 +173,7 @@ class Waiting:
     def _top(heap: _Heap, side: str) -> Entry | None:
         while heap:
             entry = heap[0][2]
-            if not entry.taken and entry.side == side:
+            if entry.waits and entry.side == side:
                 return entry
             heappop(heap)
         return None

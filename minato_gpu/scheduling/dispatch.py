@@ -1,0 +1,346 @@
+"""What starts next on which lane: picks waiting tickets, gathers them into chunks, keeps what is under way.
+
+A free lane takes the ticket of its side that must start first; with none there it steals the one nearest to the
+threshold, if it would finish it sooner than its own side. Cheap samples are dispatched by the chunk, so that a
+dispatch is worth ``chunk_s`` seconds of work. What a slow sample holds up in its chunk is taken back and given to
+others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.lane_state import LaneState
+from minato_gpu.scheduling.ledger import Ledger
+from minato_gpu.scheduling.pacing import Pace
+from minato_gpu.scheduling.routing import threshold
+from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+
+INSPECT_CHUNK = 8
+PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
+
+
+class Flight:
+    """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
+
+    __slots__ = ("chunk", "done", "look_at", "parts")
+
+    def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
+        self.chunk = chunk
+        self.parts = parts
+        self.done = 0
+        self.look_at: float | None = None
+
+
+class Dispatcher:
+    """Waiting and running work of one loader run; ``out`` receives the instructions."""
+
+    def __init__(self, policy: m.Policy, ledger: Ledger) -> None:
+        self.policy = policy
+        self.lanes: dict[str, LaneState] = {}
+        self.waiting = Waiting()
+        self.jobs: deque[m.CollateNeeded] = deque()
+        self.flights: dict[int, Flight] = {}
+        self.threshold = float("inf")
+        self.short_of_memory = False
+        self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
+        self.out: list[m.Instruction] = []
+        self.now = 0.0
+        self._ledger = ledger
+        self.pace = Pace(policy)
+        self._has_device = False
+        self._since_route = 0
+        self._newest = 0  # the end of the serials admitted
+        self._next_chunk = 0
+        self._looks: list[tuple[float, int]] = []  # (when, chunk), with dead entries
+
+    # --- tickets come and go ----------------------------------------------------------------------------------
+
+    def open(self, name: str, slots: int) -> None:
+        """``slots`` more (or fewer) slots of a lane."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = LaneState(name, self.policy)
+        lane.slots += slots
+        self._has_device = any(lane.is_device and lane.slots > 0 for lane in self.lanes.values())
+        self.pace.slots = sum(lane.slots for lane in self.lanes.values())
+        self._route()
+        self.waiting.reorder(self._priority)
+
+    def _priority(self, entry: Entry) -> float:
+        cost = entry.device if entry.side == DEVICE else entry.cpu
+        if cost is None or entry.hi - entry.lo > 1:
+            return entry.priority
+        return self.pace.priority(entry.base, cost, entry.cold)
+
+    def add_unknown(self, lo: int, hi: int) -> None:
+        """Tickets of one place whose costs nobody knows."""
+        entry = Entry(lo, hi, lo)
+        entry.inspect = self.policy.inspect and self._has_device
+        self.waiting.add(entry)
+
+    def add_costed(
+        self, spans: Sequence[m.Span], base: int, cpu: Sequence[float], device: Sequence[float] | None
+    ) -> None:
+        """Queue tickets with predicted costs: neighbours that are cheap as one entry, costly ones alone."""
+        self._newest = max(self._newest, spans[-1][1])
+        cheap = self.policy.chunk_s / 4
+        at = 0
+        for lo, hi in spans:
+            run: list[float] = []
+            for serial in range(lo, hi):
+                cost = cpu[at]
+                if device is None and cost < cheap:
+                    run.append(cost)
+                else:
+                    self._add_run(serial, base, run)
+                    run = []
+                    self._add_one(serial, base, cost, None if device is None else device[at])
+                at += 1
+            self._add_run(hi, base, run)
+        self._since_route += at
+        if self._has_device and self._since_route >= max(8, self.policy.window // 8):
+            self._route()
+
+    def _add_run(self, end: int, base: int, costs: list[float]) -> None:
+        if costs:
+            mean = sum(costs) / len(costs)
+            if mean == mean:
+                self.waiting.add(Entry(end - len(costs), end, base, mean))
+
+    def _add_one(self, serial: int, base: int, cpu: float, device: float | None) -> None:
+        cost, other = self._guess(cpu, device)
+        entry = Entry(serial, serial + 1, base, cost, other)
+        if cost is not None:
+            self.pace.expect(cost)
+            if other is not None and other < cost and cost > self.pace.patience():
+                entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
+            entry.slow = self.pace.is_slow(cost)
+            on_device = other is not None and self.policy.threshold and entry.ratio >= self.threshold
+            entry.side = DEVICE if on_device else m.CPU
+            entry.cold = self.cold
+            entry.priority = self._priority(entry)
+        self.waiting.add(entry)
+
+    def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
+        """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost."""
+        cost: float | None = cpu
+        if cpu != cpu:
+            lane = self.lanes.get(m.CPU)
+            cost = lane.mean if lane is not None and lane.mean > 0 else None
+        if device is not None and device != device:
+            means = [lane.mean for lane in self.lanes.values() if lane.is_device and lane.mean > 0]
+            device = min(means) if means else cost
+        return cost, device
+
+    def give_back(self, flight: Flight, start: int, stop: int) -> None:
+        """Samples number ``start`` to ``stop`` of the chunk wait again, with the costs that they had."""
+        offset = 0
+        for part in flight.parts:
+            lo, hi = max(part.lo, part.lo + start - offset), min(part.hi, part.lo + stop - offset)
+            offset += part.hi - part.lo
+            if lo < hi:
+                self._ledger.running -= hi - lo
+                self.waiting.add(part.part(lo, hi))
+
+    def retire(self, number: int) -> Flight:
+        """The chunk's lane is through with it."""
+        flight = self.flights.pop(number)
+        self.lanes[flight.chunk.lane].remove(flight.chunk)
+        return flight
+
+    def shorten(self, flight: Flight, keep: int) -> None:
+        """The lane will start no sample of the chunk from offset ``keep`` on."""
+        chunk = flight.chunk
+        seconds = chunk.seconds * keep / chunk.size
+        self.lanes[chunk.lane].shorten(chunk.seconds - seconds)
+        self.give_back(flight, keep, chunk.size)
+        flight.chunk = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds)
+
+    # --- looking into chunks ----------------------------------------------------------------------------------
+
+    def look_again(self, flight: Flight, after: float) -> None:
+        """The chunk should be reported ``after`` seconds from now."""
+        flight.look_at = self.now + after
+        heappush(self._looks, (flight.look_at, flight.chunk.number))
+
+    def next_look(self) -> float | None:
+        """When the next unfinished chunk should be reported."""
+        while self._looks:
+            when, number = self._looks[0]
+            flight = self.flights.get(number)
+            if flight is not None and flight.look_at == when:
+                return when
+            heappop(self._looks)
+        return None
+
+    # --- lanes take work --------------------------------------------------------------------------------------
+
+    def _route(self) -> None:
+        """Recompute the threshold from the window's costs and the lanes' backlogs."""
+        self._since_route = 0
+        devices = [lane for lane in self.lanes.values() if lane.is_device]
+        if not self.policy.threshold or not devices:
+            return
+        entries = list(self.waiting.costed())
+        if not entries:
+            return
+        cpu = self.lanes.get(m.CPU)
+        self.threshold, drain = threshold(
+            [e.cpu or 0.0 for e in entries],
+            [e.device or 0.0 for e in entries],
+            cpu.slots if cpu else 0,
+            sum(lane.slots for lane in devices),
+            cpu.seconds if cpu else 0.0,
+            sum(lane.seconds for lane in devices),
+        )
+        self.pace.drain(drain, len(entries) + sum(flight.chunk.size for flight in self.flights.values()))
+        self.waiting.move(self.threshold)
+
+    def fill(self) -> None:
+        """Give work to every lane that would take some."""
+        for lane in self.lanes.values():
+            while (len(self.waiting) or self.jobs) and lane.wants_more():
+                if self.jobs and not lane.is_device:
+                    job = self.jobs.popleft()
+                    self._dispatch(lane, "collate", (), (), job.seconds, job.order)
+                    continue
+                entry = self._pick(lane)
+                if entry is None or not (self._send(lane, entry) or self._send_oldest(lane, entry)):
+                    break
+
+    def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
+        """Memory refused an entry that should start early: the oldest one may still proceed."""
+        entry = self.waiting.oldest()
+        if entry is None or entry is refused or (lane.is_device and entry.device is None):
+            return False
+        return self._send(lane, entry)
+
+    def _pick(self, lane: LaneState) -> Entry | None:
+        """The ticket that the free lane should take next, or None."""
+        fast_only = self.policy.reserve and lane.slow_slots_taken()
+        entry = self.waiting.first(lane.side, fast_only)
+        if entry is not None and not (lane.is_device and entry.device is None):
+            return entry
+        if not self.policy.threshold or not (self._has_device or lane.is_device):
+            return None
+        other = m.CPU if lane.side == DEVICE else DEVICE
+        owners = [owner for owner in self.lanes.values() if owner.side == other]
+        slots = sum(owner.slots for owner in owners)
+        if slots <= 0:
+            return self.waiting.nearest(other)
+        running, oldest = sum(owner.seconds for owner in owners), self.waiting.oldest()
+        first = oldest.lo if oldest is not None else 0
+        per_position = self.waiting.seconds(other) / max(1, self._newest - first)
+        for entry in self.waiting.near(other):
+            mine = (entry.device if lane.is_device else entry.cpu) or 0.0
+            theirs = (entry.cpu if lane.is_device else entry.device) or 0.0
+            if mine <= (running + per_position * (entry.lo - first)) / slots + theirs:
+                return entry
+        return None
+
+    def _send(self, lane: LaneState, entry: Entry) -> bool:
+        """Dispatch a chunk that begins with ``entry``; False when memory forbids it."""
+        if entry.inspect:
+            part = entry.part(entry.lo, min(entry.hi, entry.lo + INSPECT_CHUNK))
+            self.waiting.take(entry, part.hi - part.lo)
+            self._dispatch(lane, "inspect", ((part.lo, part.hi),), (part,), 0.0)
+            return True
+        parts, seconds = self._gather(lane, entry)
+        if not parts:
+            return False
+        self._dispatch(lane, "run", _spans(parts), parts, seconds)
+        return True
+
+    def _gather(self, lane: LaneState, entry: Entry) -> tuple[list[Entry], float]:
+        """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
+        limit, target = lane.chunk_limits()
+        parts: list[Entry] = []
+        total, seconds = 0, 0.0
+        following: Entry | None = entry
+        while following is not None:
+            each = lane.predict(following)
+            if total and (following.inspect or seconds + each > target):
+                break
+            count = min(following.hi - following.lo, limit - total)
+            if count > 1:
+                count = min(count, max(1, int((target - seconds) / each))) if each > 0 else 1
+            count = self._within_budget(following, count, total)
+            if count == 0:
+                break
+            whole = count == following.hi - following.lo
+            self.waiting.take(following, count)
+            parts.append(following if whole else following.part(following.lo, following.lo + count))
+            total += count
+            seconds += count * each
+            if total >= limit or not whole or each == 0.0:
+                break
+            following = self._next_after(lane, following)
+        return parts, seconds
+
+    def _next_after(self, lane: LaneState, entry: Entry) -> Entry | None:
+        """What may travel in the same chunk: for a device the next of its side, else the contiguous cheap run."""
+        if lane.is_device:
+            following = self.waiting.first(lane.side)
+            return following if following is not None and following.device is not None else None
+        following = self.waiting.at(entry.hi)
+        return following if following is not None and following.side == m.CPU and not following.slow else None
+
+    def _within_budget(self, entry: Entry, count: int, taken: int) -> int:
+        """How many of ``count`` tickets memory allows. The oldest sample that is not ready always may (P4)."""
+        lane = self.lanes.get(m.CPU)
+        allowed = self._ledger.fits(count + taken, lane.slots if lane else 1) - taken
+        self.short_of_memory = allowed <= 0
+        if allowed > 0 or taken:
+            return max(allowed, 0)
+        running = (part.lo for flight in self.flights.values() if flight.chunk.kind == "run" for part in flight.parts)
+        return int(self.waiting.oldest() is entry and entry.lo < min(running, default=entry.hi))
+
+    def _dispatch(
+        self,
+        lane: LaneState,
+        kind: str,
+        spans: tuple[m.Span, ...],
+        parts: Sequence[Entry],
+        seconds: float,
+        order: int = -1,
+    ) -> None:
+        chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order)
+        self._next_chunk += 1
+        flight = self.flights[chunk.number] = Flight(chunk, parts)
+        lane.add(chunk, len(parts) == 1 and parts[0].slow)
+        if kind == "run":
+            size = chunk.size
+            self._ledger.running += size
+            if size > 1 and not lane.is_device:
+                self.look_again(flight, max(PATIENCE_S, 2 * seconds + lane.backlog_s()))
+        self.out.append(m.Dispatch(chunk))
+
+
+def cut(spans: tuple[m.Span, ...], start: int, stop: int) -> tuple[m.Span, ...]:
+    """The spans of samples number ``start`` to ``stop`` of a chunk."""
+    out: list[m.Span] = []
+    offset = 0
+    for lo, hi in spans:
+        a, b = max(start - offset, 0), min(stop - offset, hi - lo)
+        if a < b:
+            out.append((lo + a, lo + b))
+        offset += hi - lo
+    return tuple(out)
+
+
+def _spans(parts: Sequence[Entry]) -> tuple[m.Span, ...]:
+    """The serials of the entries, in their order; neighbours joined."""
+    if len(parts) == 1:
+        return ((parts[0].lo, parts[0].hi),)
+    out: list[m.Span] = []
+    for part in parts:
+        if out and out[-1][1] == part.lo:
+            out[-1] = (out[-1][0], part.hi)
+        else:
+            out.append((part.lo, part.hi))
+    return tuple(out)

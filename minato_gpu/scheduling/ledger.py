@@ -1,0 +1,54 @@
+"""Host bytes in flight: what is ready and not delivered, and what the running samples are expected to need (P4).
+
+What a sample will need is only known once it is ready, so running ones count with the mean. The bytes of a batch are
+its share of all that is ready and in no batch yet: nothing is kept per sample, and the sums never drift.
+"""
+
+from __future__ import annotations
+
+
+class Ledger:
+    """Byte account of one loader run. ``budget``: bytes, or None for no limit."""
+
+    def __init__(self, budget: int | None) -> None:
+        self.budget = budget
+        self.sample_bytes = 0.0
+        self.running = 0  # samples dispatched and not ready
+        self._pool_bytes = 0
+        self._pool_samples = 0
+        self._composed = 0
+        self._batches: dict[int, int] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes ready and not delivered, plus the expected bytes of what runs."""
+        return self._pool_bytes + self._composed + int(self.running * self.sample_bytes)
+
+    def ready(self, samples: int, nbytes: int) -> None:
+        """``samples`` running ones became ready and hold ``nbytes`` together."""
+        self.running -= samples
+        self._pool_samples += samples
+        self._pool_bytes += nbytes
+        weight = max(0.02, samples / (samples + 32)) if self.sample_bytes else 1.0
+        self.sample_bytes += (nbytes / samples - self.sample_bytes) * weight
+
+    def compose(self, order: int, samples: int) -> None:
+        """Batch ``order`` takes ``samples`` of the ready ones."""
+        share = self._pool_bytes * samples // self._pool_samples if samples else 0
+        self._pool_samples -= samples
+        self._pool_bytes -= share
+        self._composed += share
+        self._batches[order] = share
+
+    def deliver(self, order: int) -> None:
+        """Batch ``order`` belongs to the consumer."""
+        self._composed -= self._batches.pop(order)
+
+    def fits(self, count: int, slots: int) -> int:
+        """How many of ``count`` further samples may be dispatched; at least one slot's worth until sizes are known."""
+        if self.budget is None:
+            return count
+        if self.sample_bytes == 0:
+            return min(count, max(0, slots - self.running))
+        free = self.budget - self.in_flight
+        return min(count, max(0, int(free / self.sample_bytes)))

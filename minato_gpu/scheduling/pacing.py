@@ -1,0 +1,64 @@
+"""When a ticket should start: what is slow, how early a slow one begins, and how much of the lanes it may take.
+
+A sample is due when its place is. Over all lanes together a sample takes ``tau`` seconds on average, so while one of
+cost c runs, c / tau others are prepared: it should start that many positions before its place, and then it ends with
+the others of its batch. In other words the ticket with the least slack starts first (least slack time first; Mok 1983),
+in units of positions so that no clock is needed. Within a place this is longest processing time first (Graham 1969).
+
+Rejected: MinatoLoader's time-out at a percentile, after which a sample counts as slow: it decides only after the time
+has been lost, where a prediction decides before the sample starts.
+"""
+
+from __future__ import annotations
+
+from minato_gpu.scheduling.messages import Policy
+
+_MEMORY = 256  # samples over which the mean cost is taken
+PATIENT = 0.5  # share of the window that may pass while one sample runs
+
+
+class Pace:
+    """Mean predicted cost, and the time that all lanes together need for one sample."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._count = 0
+        self.slots = 0  # of all lanes
+        self.batch = 1  # samples of a place
+        self.mean = 0.0
+        self.tau = 0.0
+
+    def expect(self, cost: float) -> None:
+        """A sample with this predicted cost was admitted."""
+        self._count += 1
+        share = 1.0 / min(self._count, _MEMORY)
+        self.mean += (cost - self.mean) * share
+        if self.slots:
+            self.tau = self.mean / self.slots
+
+    def drain(self, seconds: float, samples: int) -> None:
+        """With several kinds of lane: routing expects ``samples`` waiting ones to take ``seconds`` together."""
+        if samples:
+            self.tau = seconds / samples
+
+    def is_slow(self, cost: float) -> bool:
+        """Whether the cost counts as slow against the mean."""
+        return self._count > 1 and cost > self._policy.slow_factor * self.mean
+
+    def priority(self, base: int, cost: float, cold: bool) -> float:
+        """The position at which a ticket starts: lower ones first. ``base`` is the first serial of its place.
+
+        ``cold``: the consumer has nothing yet and batches are composed of what is ready, so that the fast ones
+        should come first; a slow one still starts before half of its lateness has passed.
+        """
+        if not self._policy.early or self.tau <= 0:
+            return float(base)
+        lead = cost / self.tau
+        if not cold:
+            return base - lead
+        return base + min(lead, max(-lead, self._policy.max_lateness * self.batch / 2 - lead))
+
+    def patience(self) -> float:
+        """Seconds beyond which a sample would hold up the window although it started when it was admitted."""
+        positions = PATIENT * self._policy.window + self._policy.max_lateness * self.batch
+        return positions * self.tau if self.tau > 0 else float("inf")

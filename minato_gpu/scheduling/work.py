@@ -1,0 +1,83 @@
+"""What a simulated run has to do: true costs, predictions, batches, slots; and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run of a simulated loader. Costs are seconds on one slot, one value per serial.
+
+    ``device`` is None without a device lane. ``predicted_*`` are what the scheduler is told. ``epoch_samples`` is the
+    number of samples of each epoch. ``startup_s``: when the first worker is ready; ``stagger_s``: how much later each
+    further one is. ``device_run_s``: what each micro-batch costs on top of its samples.
+    """
+
+    cpu: Array
+    predicted_cpu: Array
+    batch: int
+    epoch_samples: tuple[int, ...]
+    slots: int
+    device: Array | None = None
+    predicted_device: Array | None = None
+    devices: int = 0
+    startup_s: float = 0.0
+    stagger_s: float = 0.0
+    device_run_s: float = 0.0
+
+    @cached_property
+    def sizes(self) -> Integers:
+        """Size of each batch, all epochs in a row."""
+        sizes: list[int] = []
+        for samples in self.epoch_samples:
+            full, rest = divmod(samples, self.batch)
+            sizes += [self.batch] * full + [rest] * (rest > 0)
+        return np.array(sizes)
+
+    @cached_property
+    def firsts(self) -> Integers:
+        """First serial of each batch, and the number of serials as the last element."""
+        return np.concatenate(([0], np.cumsum(self.sizes)))
+
+    @cached_property
+    def epochs(self) -> Integers:
+        """Epoch of each batch."""
+        counts = [-(-samples // self.batch) for samples in self.epoch_samples]
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @property
+    def batches(self) -> int:
+        return len(self.sizes)
+
+    def ready_times(self) -> list[float]:
+        """When each CPU worker takes its first chunk."""
+        return [self.startup_s + i * self.stagger_s for i in range(self.slots)]
+
+    def places(self, serials: Integers) -> Integers:
+        """The batch of the sampler's order that each serial belongs to."""
+        found: Integers = np.searchsorted(self.firsts, serials, side="right") - 1
+        return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """When each batch was handed over (seconds, shape (batches,)) and the serials in order of delivery."""
+
+    times: Array
+    serials: Integers
+
+    @property
+    def first_batch_s(self) -> float:
+        return float(self.times[0])
+
+    @property
+    def makespan_s(self) -> float:
+        return float(self.times[-1])
