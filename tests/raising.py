@@ -19,6 +19,7 @@ def error_of(error: type[BaseException], function: Callable[..., Any], *argument
     except error as caught:
         caught.__traceback__ = None
         caught.__context__ = None
+        caught.__cause__ = None
         return caught
     pytest.fail(f"{error.__name__} was not raised")
 
