@@ -13,19 +13,17 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from minato_gpu.console import open_console, table
 
 _JSON = click.option(
     "--json", "json_path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
 )
-# A log or a pipe has no width of its own, and a table folded to 80 columns is hard to read there.
-_WIDTH_IN_FILES = 160
+# Columns of ``simulate`` that a terminal has no room for.
+_ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max", "slow_share_deviation"}
 _CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -57,7 +55,7 @@ def demo(context: click.Context, /, json_path: str | None, **options: Any) -> No
 
     Leaves summary.json and timeline.png in the --out folder.
     """
-    console = _console(json_path)
+    console = open_console(json_path)
     with _plain_errors(context):
         _need_dali()
         from minato_gpu.demo.run import run
@@ -90,8 +88,8 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
         from minato_gpu import parity
 
         found = parity.run_check(module, None if data is None else str(data), device)
-        console = _console(json_path)
-        console.print(_table("the device's deviation from the CPU, in grey levels of 255", _shown(found.rows)))
+        console = open_console(json_path)
+        console.print(table("the device's deviation from the CPU, in grey levels of 255", _shown(found.rows)))
         for reason in found.skipped:
             console.print(f"left out: {reason}", markup=False)
         settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
@@ -125,15 +123,19 @@ def simulate(
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
     if ablation and scenarios:
         raise click.UsageError("--ablation runs its own scenarios; name none")
-    console = _console(json_path)
+    console = open_console(json_path)
     if only_list:
-        console.print(_table("scenarios", [{"scenario": name, "what": what} for name, what in known.items()]))
+        console.print(table("scenarios", [{"scenario": name, "what": known[name].description} for name in known]))
         return
     with _plain_errors(context):
         with console.status("simulating"):
             rows = simulation.run_ablation(seeds) if ablation else simulation.run(list(scenarios or known), seeds)
-        console.print(_table(f"ablation, {seeds} seeds" if ablation else f"{seeds} seeds each", rows))
-        _leave_rows({"command": "simulate", "seeds": seeds, "ablation": ablation}, rows, json_path)
+        shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
+        what = "ablation" if ablation else "simulation"
+        console.print(table(f"{what}, mean of {seeds} seeds (every column: --json -)", shown))
+        asked = [] if ablation else list(scenarios or known)
+        settings = {"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}
+        _leave_rows(settings, rows, json_path)
 
 
 @contextmanager
@@ -185,31 +187,6 @@ def _need_pipeline(module: str) -> None:
         raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
 
 
-def _console(json_path: str | None) -> Console:
-    """Standard output, or standard error where the JSON document goes to standard output."""
-    from rich.console import Console
-
-    console = Console(stderr=json_path == "-")
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH_IN_FILES)
-    return console
-
-
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Flat rows as a table: a column for each key, in the order in which keys first appear."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    numeric = {key for key in keys if all(isinstance(row.get(key), (int, float, type(None))) for row in rows)}
-    for key in keys:
-        table.add_column(key.replace("_", " "), justify="right" if key in numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(key)) for key in keys))
-    return table
-
-
 def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of a parity report with limits beside what they limit, so that they fit a terminal."""
     troubled = any(row["problem"] for row in rows)
@@ -225,16 +202,6 @@ def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
 
 
 def _leave_rows(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], json_path: str | None) -> None:
