@@ -33,19 +33,19 @@ def isolated(function: Callable[..., Result], *arguments: Any, timeout_s: float 
     Raises MeasurementError when it raises, dies, or takes longer than ``timeout_s`` seconds.
     """
     context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
+    ours, theirs = context.Pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
-        process = context.Process(target=_child, args=(sender, complaints, function, arguments))
+        process = context.Process(target=_child, args=(ours, theirs, complaints, function, arguments))
         process.start()
-        sender.close()
+        theirs.close()
         try:
-            return _received(receiver, timeout_s)  # type: ignore[no-any-return]
+            return _received(ours, timeout_s)  # type: ignore[no-any-return]
         except MeasurementError as error:
             complaints.seek(0)
             raise MeasurementError(f"{error}\n{complaints.read()[-2000:]}".rstrip()) from None
         finally:
             _end(process)
-            receiver.close()
+            ours.close()
 
 
 def tree_peak_rss_bytes() -> int:
@@ -79,14 +79,27 @@ def _received(receiver: Connection, timeout_s: float) -> Any:
     return value
 
 
-def _child(sender: Connection, complaints: IO[str], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _child(
+    ours: Connection,
+    theirs: Connection,
+    complaints: IO[str],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ours.close()
     os.dup2(complaints.fileno(), 2)
     try:
-        sender.send((True, function(*arguments)))
-    except BaseException:
-        sender.send((False, traceback.format_exc()))
-    signal.pause()  # the parent ends the whole group; a loader's own end is not what is measured
+        try:
+            theirs.send((True, function(*arguments)))
+        except Exception:
+            theirs.send((False, traceback.format_exc()))
+        # The parent kills the whole group: a loader's own end is not what is measured. Should the parent be gone,
+        # the connection ends instead.
+        theirs.poll(None)
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 def _peak_rss_bytes(pid: int) -> int:

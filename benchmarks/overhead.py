@@ -108,7 +108,12 @@ def loader_rows(loaders: Sequence[Loader], job: Job, repetitions: int) -> list[d
 
 
 def _row(loader: Loader, job: Job, rates: Sequence[tuple[float, float]], error: str | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"loader": loader.name, "order": loader.order, "repetitions": len(rates)}
+    row: dict[str, Any] = {
+        "case": "trivial samples",
+        "loader": loader.name,
+        "order": loader.order,
+        "repetitions": len(rates),
+    }
     if rates:
         per_s = [rate for rate, _ in rates]
         row.update(

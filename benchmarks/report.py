@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -82,9 +84,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing."),
         click.option("--repetitions", type=click.IntRange(min=1), help="How often everything is repeated."),
     )
+    wrapped: Callable[..., None] = functools.wraps(function)(functools.partial(_ended_in_order, function))
     for option in reversed(options):
-        function = option(function)
-    return function
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _ended_in_order(function: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """A request to end (SIGTERM, as ``timeout`` sends it) unwinds the stack, so that no measurement is left running."""
+    signal.signal(signal.SIGTERM, _end)
+    function(*arguments, **options)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _cell(value: Any) -> str:

@@ -118,6 +118,7 @@ def scheduler_rows(repetitions: int, quick: bool) -> list[dict[str, Any]]:
             mine.append(replay_s(events, case.policy(window)))
     return [
         {
+            "case": "scheduler's decisions",
             "loader": "minato_gpu scheduler alone",
             "samples": case.name,
             "order": "bounded" if case.max_lateness else "in order",

@@ -108,7 +108,7 @@ def main(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     present = [loader for loader in chosen if installed(loader)]
-    repetitions = repetitions or (1 if quick else 5)
+    repetitions = repetitions or (1 if quick else 3)
     # A toy run takes a tenth of the work for each sample, too.
     per_ms = calibrate() * (0.1 if quick else 1.0)
     overshoot_s = sleep_overshoot_s()

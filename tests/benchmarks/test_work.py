@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks.cases import CASES, bursts, kits19, rare, scattered
 from benchmarks.datasets import Costly, WorkLog
 from benchmarks.isolate import MeasurementError, isolated, tree_peak_rss_bytes
 from benchmarks.work import calibrate, work
+from tests.waiting import wait_until
 
 
 def test_work_depends_on_the_seed_and_on_every_operation() -> None:
@@ -82,6 +87,36 @@ def test_a_measurement_that_fails_says_why() -> None:
 def test_a_measurement_that_hangs_is_ended() -> None:
     with pytest.raises(MeasurementError, match=r"no result after 0\.2 s"):
         isolated(time.sleep, 60.0, timeout_s=0.2)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_an_interrupted_benchmark_takes_its_measurement_with_it() -> None:
+    """SIGTERM to the benchmark: the fresh process and its group are gone when it has ended."""
+    code = (
+        "import click, subprocess, sys\n"
+        "from benchmarks import report\n"
+        "from benchmarks.isolate import isolated\n"
+        "def forever():\n"
+        "    print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+        "    subprocess.Popen(['sleep', '60']).wait()\n"
+        "@click.command()\n"
+        "@report.command\n"
+        "def main(**options): isolated(forever)\n"
+        "main()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout is not None
+        sleeper = int(benchmark.stdout.readline())
+        benchmark.terminate()
+        assert benchmark.wait(30) == 128 + signal.SIGTERM
+    assert wait_until(lambda: not _runs(sleeper))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_peak_memory_counts_this_process() -> None:
