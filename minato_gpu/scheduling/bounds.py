@@ -25,18 +25,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from minato_gpu.scheduling.work import Array, Work
+from minato_gpu.scheduling.work import Array, Integers, Work
 
 
 def lp_bound(work: Work) -> float:
     """Seconds that the whole work takes at least, from the start, worker start-up included."""
     device = _device(work)
-    slots = work.slots
-    alone = float((work.cpu if device is None else np.minimum(work.cpu, device)).max())
+    alone = work.startup_s + float((work.cpu if device is None else np.minimum(work.cpu, device)).max())
     if device is None:
-        return work.startup_s + max(alone, float(work.cpu.sum()) / slots)
-    order = np.argsort(-work.cpu / device, kind="stable")
-    return work.startup_s + max(alone, _cut(work.cpu[order], device[order], slots, work.devices, divisible=True))
+        return max(alone, float(_cpu_time(work, work.cpu.sum())))
+    return max(alone, _cut(work, np.argsort(-work.cpu / device, kind="stable"), divisible=True))
 
 
 def threshold_limit(work: Work) -> float:
@@ -45,8 +43,7 @@ def threshold_limit(work: Work) -> float:
     if device is None or work.predicted_device is None:
         return lp_bound(work)
     order = np.argsort(-work.predicted_cpu / work.predicted_device, kind="stable")
-    cut = _cut(work.cpu[order], device[order], work.slots, work.devices, divisible=False)
-    return max(lp_bound(work), work.startup_s + cut)
+    return max(lp_bound(work), _cut(work, order, divisible=False))
 
 
 def _device(work: Work) -> Array | None:
@@ -55,39 +52,55 @@ def _device(work: Work) -> Array | None:
     return work.device
 
 
-def _cut(cpu: Array, device: Array, slots: int, devices: int, divisible: bool) -> float:
+def _cpu_time(work: Work, seconds: float | Array) -> Array:
+    """When the CPU slots, which start one by one, can have done so many seconds of work."""
+    ready = np.array(work.ready_times())
+    done = np.concatenate(([0.0], np.cumsum(np.arange(1, work.slots) * np.diff(ready))))  # by the start of each slot
+    at = np.searchsorted(done, seconds, side="right") - 1
+    times: Array = ready[at] + (np.asarray(seconds) - done[at]) / (at + 1)
+    return times
+
+
+def _cut(work: Work, order: Integers, divisible: bool) -> float:
     """Time of the best cut of this order: the samples before it on the devices, the others on the CPU slots."""
-    on_device = np.concatenate(([0.0], np.cumsum(device))) / devices
-    on_cpu = (cpu.sum() - np.concatenate(([0.0], np.cumsum(cpu)))) / slots
+    assert work.device is not None
+    cpu, device = work.cpu[order], work.device[order]
+    on_device = work.startup_s + np.concatenate(([0.0], np.cumsum(device))) / work.devices
+    on_cpu = _cpu_time(work, np.maximum(cpu.sum() - np.concatenate(([0.0], np.cumsum(cpu))), 0.0))
     best = int(np.argmin(np.maximum(on_device, on_cpu)))
     time = float(max(on_device[best], on_cpu[best]))
     if not divisible:
         return time
-    for at in (best - 1, best):  # the sample at the cut may be divided
+    for at in (best - 1, best):  # the sample at the cut may be divided: both lines between its two ends
         if 0 <= at < len(cpu):
-            share = (on_cpu[at] - on_device[at]) / (device[at] / devices + cpu[at] / slots)
-            if 0.0 <= share <= 1.0:
-                time = min(time, float(on_device[at] + share * device[at] / devices))
+            gap, other = on_cpu[at] - on_device[at], on_device[at + 1] - on_cpu[at + 1]
+            if gap >= 0 and other >= 0 and gap + other > 0:
+                share = gap / (gap + other)
+                time = min(time, float(on_device[at] + share * (on_device[at + 1] - on_device[at])))
     return time
 
 
-def _interval_work(work: Work) -> Array:
-    """Prefix sums of dual weights, shape (duals, serials + 1): differences bound the time of an interval."""
+def _duals(work: Work) -> tuple[Array, Array]:
+    """Prices u of CPU time, shape (duals,), and prefix sums of the priced work, shape (duals, serials + 1).
+
+    With price v = (1 - u C) / D of device time, differences of the sums bound the seconds of an interval.
+    """
     device = _device(work)
     if device is None:
-        return np.concatenate(([0.0], np.cumsum(work.cpu / work.slots)))[None, :]
-    ratios = np.quantile(work.cpu / device, np.linspace(0.02, 0.98, 33))
-    rows = []
-    for ratio in [0.0, *ratios.tolist()]:
-        # price of device time against CPU time so that a sample of this ratio is indifferent: u = 1, v = ratio
-        scale = work.slots + ratio * work.devices
-        rows.append(np.minimum(work.cpu, ratio * device) / scale if ratio else work.cpu * 0.0)
-    return np.concatenate((np.zeros((len(rows), 1)), np.cumsum(np.array(rows), axis=1)), axis=1)
+        prices, rows = [1.0 / work.slots], [work.cpu / work.slots]
+    else:
+        ratios = np.quantile(work.cpu / device, np.linspace(0.02, 0.98, 33)).tolist()
+        prices = [1.0 / (work.slots + ratio * work.devices) for ratio in ratios]
+        rows = [np.minimum(work.cpu, ratio * device) * u for ratio, u in zip(ratios, prices, strict=True)]
+    sums = np.cumsum(np.array(rows), axis=1)
+    return np.array(prices), np.concatenate((np.zeros((len(rows), 1)), sums), axis=1)
 
 
 def held_bound(work: Work, window: int, lateness: int, period: float) -> float:
     """Seconds until the end of the last step (its hand-over plus ``period``) that hold for every policy."""
-    sums = _interval_work(work)
+    prices, sums = _duals(work)
+    late = np.array(work.ready_times()) - work.startup_s  # CPU time lost to workers that start one by one
+    lost, all_ready = prices * late.sum(), work.startup_s + float(late.max())
     device = _device(work)
     alone = work.cpu if device is None else np.minimum(work.cpu, device)
     firsts, batches = work.firsts, work.batches
@@ -97,19 +110,20 @@ def held_bound(work: Work, window: int, lateness: int, period: float) -> float:
     times = np.zeros(batches)
     done = 0
     for k in range(batches):
-        time = times[k - 1] + period if k else 0.0
+        time = times[k - 1] + period if k else work.startup_s + _first_batch(work, alone, window)
         upto = int(needed[k])
         if upto > done:
             begin = starts[: k + 1]
             inside = begin < upto
-            volume = (sums[:, upto][:, None] - sums[:, begin[inside]]).max(axis=0)
-            time = max(time, float((releases[: k + 1][inside] + volume).max()))
+            volume = sums[:, upto][:, None] - sums[:, begin[inside]]
+            time = max(time, float((releases[: k + 1][inside] + volume.max(axis=0)).max()))
+            from_start = work.startup_s + float((sums[:, upto] + lost).max())
+            if from_start >= all_ready:  # before all are ready, less was lost
+                time = max(time, from_start)
             serials = np.arange(done, upto)
             release = releases[np.searchsorted(starts[: k + 1], serials, side="right") - 1]
             time = max(time, float((release + alone[done:upto]).max()))
             done = upto
-        if k == 0:
-            time = max(time, work.startup_s + _first_batch(work, alone, window))
         times[k] = time
         releases[k + 1] = max(time, work.startup_s)
     return float(times[-1]) + period
@@ -123,7 +137,7 @@ def _first_batch(work: Work, alone: Array, window: int) -> float:
     return max(float(cheapest.max()), float(cheapest.sum()) / (work.slots + work.devices))
 
 
-def _needed(work: Work, lateness: int) -> Array:
+def _needed(work: Work, lateness: int) -> Integers:
     """For each batch, the serials before which all must be ready at its hand-over."""
     firsts = work.firsts
     number = np.arange(work.batches)
@@ -131,5 +145,5 @@ def _needed(work: Work, lateness: int) -> Array:
     starts = np.concatenate(([0], np.cumsum(work.epoch_samples)))
     epoch_start = starts[work.epochs]
     last = np.append(np.diff(work.epochs) > 0, True)
-    needed: Array = np.where(last, firsts[1:], np.maximum(by_lateness, epoch_start))
+    needed: Integers = np.where(last, firsts[1:], np.maximum(by_lateness, epoch_start))
     return needed

@@ -37,7 +37,7 @@ def _burst(rng: np.random.Generator, n: int) -> tuple[Array, Array | None]:
 
 def _large(rng: np.random.Generator, n: int) -> tuple[Array, Array | None]:
     x, factor = rng.lognormal(0.0, 1.0, n), rng.lognormal(0.0, 0.3, n)
-    return 4e-3 * x, (0.1e-3 + 0.5e-3 * x) * factor
+    return 20e-3 * x, (0.5e-3 + 2.5e-3 * x) * factor
 
 
 _ALL = (

@@ -47,6 +47,7 @@ class Dispatcher:
         self.flights: dict[int, Flight] = {}
         self.threshold = float("inf")
         self.short_of_memory = False
+        self.samples_ready = 0  # ready and not delivered
         self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
         self.out: list[m.Instruction] = []
         self.now = 0.0
@@ -69,13 +70,14 @@ class Dispatcher:
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in self.lanes.values())
         self.pace.slots = sum(lane.slots for lane in self.lanes.values())
         self._route()
-        self.waiting.reorder(self._priority)
+        self.waiting.reorder(self._rank)
 
-    def _priority(self, entry: Entry) -> float:
+    def _rank(self, entry: Entry) -> None:
+        """When the entry should start, for what it costs on its side."""
         cost = entry.device if entry.side == DEVICE else entry.cpu
-        if cost is None or entry.hi - entry.lo > 1:
-            return entry.priority
-        return self.pace.priority(entry.base, cost, entry.cold)
+        if cost is not None and entry.hi - entry.lo == 1:
+            entry.slow = self.pace.is_slow(cost)
+            entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
 
     def add_unknown(self, lo: int, hi: int) -> None:
         """Tickets of one place whose costs nobody knows."""
@@ -119,11 +121,10 @@ class Dispatcher:
             self.pace.expect(cost)
             if other is not None and other < cost and cost > self.pace.patience():
                 entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
-            entry.slow = self.pace.is_slow(cost)
             on_device = other is not None and self.policy.threshold and entry.ratio >= self.threshold
             entry.side = DEVICE if on_device else m.CPU
             entry.cold = self.cold
-            entry.priority = self._priority(entry)
+            self._rank(entry)
         self.waiting.add(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
@@ -199,7 +200,7 @@ class Dispatcher:
             sum(lane.seconds for lane in devices),
         )
         self.pace.drain(drain, len(entries) + sum(flight.chunk.size for flight in self.flights.values()))
-        self.waiting.move(self.threshold)
+        self.waiting.move(self.threshold, self._rank)
 
     def fill(self) -> None:
         """Give work to every lane that would take some."""
@@ -222,8 +223,12 @@ class Dispatcher:
 
     def _pick(self, lane: LaneState) -> Entry | None:
         """The ticket that the free lane should take next, or None."""
-        fast_only = self.policy.reserve and lane.slow_slots_taken()
-        entry = self.waiting.first(lane.side, fast_only)
+        patience = 0.0
+        if self.policy.max_lateness and not lane.is_device:
+            patience = self.pace.defer(self.samples_ready)
+            if self.policy.reserve and lane.slow_slots_taken():
+                patience = float("inf")
+        entry = self.waiting.first(lane.side, patience)
         if entry is not None and not (lane.is_device and entry.device is None):
             return entry
         if not self.policy.threshold or not (self._has_device or lane.is_device):

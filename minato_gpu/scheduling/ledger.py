@@ -15,7 +15,7 @@ class Ledger:
         self.sample_bytes = 0.0
         self.running = 0  # samples dispatched and not ready
         self._pool_bytes = 0
-        self._pool_samples = 0
+        self.pool = 0
         self._composed = 0
         self._batches: dict[int, int] = {}
 
@@ -27,15 +27,15 @@ class Ledger:
     def ready(self, samples: int, nbytes: int) -> None:
         """``samples`` running ones became ready and hold ``nbytes`` together."""
         self.running -= samples
-        self._pool_samples += samples
+        self.pool += samples
         self._pool_bytes += nbytes
         weight = max(0.02, samples / (samples + 32)) if self.sample_bytes else 1.0
         self.sample_bytes += (nbytes / samples - self.sample_bytes) * weight
 
     def compose(self, order: int, samples: int) -> None:
         """Batch ``order`` takes ``samples`` of the ready ones."""
-        share = self._pool_bytes * samples // self._pool_samples if samples else 0
-        self._pool_samples -= samples
+        share = self._pool_bytes * samples // self.pool if samples else 0
+        self.pool -= samples
         self._pool_bytes -= share
         self._composed += share
         self._batches[order] = share

@@ -229,7 +229,7 @@ class Policy:
     chunk_s: float = 2e-3
     chunk_samples: int = 1024
     ahead_s: float = 2e-3
-    slow_factor: float = 4.0
+    slow_factor: float = 2.0
     early: bool = True
     reserve: bool = True
     threshold: bool = True

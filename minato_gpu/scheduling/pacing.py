@@ -15,6 +15,9 @@ from minato_gpu.scheduling.messages import Policy
 
 _MEMORY = 256  # samples over which the mean cost is taken
 PATIENT = 0.5  # share of the window that may pass while one sample runs
+SLOW_BATCHES = 1.25  # a slow sample takes longer than this many batches do
+HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
+DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
 class Pace:
@@ -25,6 +28,7 @@ class Pace:
         self._count = 0
         self.slots = 0  # of all lanes
         self.batch = 1  # samples of a place
+        self.ending = False  # the sampler's last batch has been admitted
         self.mean = 0.0
         self.tau = 0.0
 
@@ -42,8 +46,20 @@ class Pace:
             self.tau = seconds / samples
 
     def is_slow(self, cost: float) -> bool:
-        """Whether the cost counts as slow against the mean."""
-        return self._count > 1 and cost > self._policy.slow_factor * self.mean
+        """Whether a sample takes much longer than the others, and longer than a batch takes on all lanes together."""
+        if self.tau <= 0:
+            return False
+        return cost / self.tau > max(SLOW_BATCHES * self.batch, self._policy.slow_factor * self.slots)
+
+    def defer(self, samples_ready: int) -> float:
+        """By how many positions slow tickets should start later than they ask.
+
+        A consumer that finds little prepared is fed with fast samples first, as long as the lateness and the window can
+        take it; with a few batches in hand slow work starts early. Never in strict order, nor at the end of the data.
+        """
+        if self.ending or samples_ready >= HUNGRY_BATCHES * self.batch:
+            return 0.0
+        return DEFER * min(self._policy.max_lateness * self.batch, self._policy.window)
 
     def priority(self, base: int, cost: float, cold: bool) -> float:
         """The position at which a ticket starts: lower ones first. ``base`` is the first serial of its place.

@@ -29,6 +29,7 @@ class Scheduler:
         self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
         self._undelivered = 0
         self._asked = False
+        self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: lambda event: self._work.open(event.lane, event.slots),
             m.Admitted: self._admitted,
@@ -51,6 +52,7 @@ class Scheduler:
         work.now = event.time
         out = work.out = []
         self._handlers[type(event)](event)
+        work.samples_ready = self._ledger.pool + self._composed
         work.fill()
         return out
 
@@ -96,6 +98,7 @@ class Scheduler:
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._work.cold = True
         self._undelivered += event.size
+        self._work.pace.ending = event.last
         self._work.pace.batch = max(event.size, self._work.pace.batch)
         end = event.first + event.size
         if event.cpu is None:
@@ -148,7 +151,9 @@ class Scheduler:
             self._compose(self._composition.asked())
 
     def _delivered(self, event: m.Delivered) -> None:
-        self._undelivered -= self._sizes.pop(event.order)
+        size = self._sizes.pop(event.order)
+        self._undelivered -= size
+        self._composed -= size
         self._ledger.deliver(event.order)
         self._asked = False
 
@@ -171,6 +176,7 @@ class Scheduler:
         for batch in batches:
             size = sum(hi - lo for lo, hi in batch.spans)
             self._sizes[batch.order] = size
+            self._composed += size
             self._work.cold = False
             self._ledger.compose(batch.order, size)
             self._asked = False

@@ -109,12 +109,12 @@ class Waiting:
         if not self._entries:
             self._seconds = dict.fromkeys(SIDES, 0.0)  # what rounding left behind
 
-    def first(self, side: str, fast_only: bool = False) -> Entry | None:
-        """The entry of the side that should start first; with ``fast_only`` a slow one only if there is no other."""
+    def first(self, side: str, patience: float = 0.0) -> Entry | None:
+        """The entry of the side that should start first; slow ones start ``patience`` positions later than they ask."""
         fast, slow = self._top(self._fast[side], side), self._top(self._slow[side], side)
         if fast is None or slow is None:
             return fast or slow
-        return fast if fast_only or fast.priority <= slow.priority else slow
+        return fast if fast.priority <= slow.priority + patience else slow
 
     def nearest(self, side: str) -> Entry | None:
         """The entry of the side that is nearest to the threshold: the one that the other lane would steal."""
@@ -137,25 +137,26 @@ class Waiting:
             heappop(heap)
         return self._entries[heap[0]] if heap else None
 
-    def move(self, threshold: float) -> None:
-        """Put every entry on the side of the threshold that its ratio is on."""
+    def move(self, threshold: float, rank: Callable[[Entry], None]) -> None:
+        """Put every entry on the side of the threshold that its ratio is on; ``rank`` then says when it starts."""
         for side, other in ((DEVICE, CPU), (CPU, DEVICE)):
             while (entry := self.nearest(side)) is not None:
                 if (entry.ratio >= threshold) == (side == DEVICE):
                     break
                 self._account(entry, -1)
                 entry.side = other
+                rank(entry)
                 self._push(entry, 1)
 
-    def reorder(self, priority: Callable[[Entry], float]) -> None:
-        """Compute every entry's priority anew (lanes have opened or were lost)."""
+    def reorder(self, rank: Callable[[Entry], None]) -> None:
+        """Rank every entry anew (lanes have opened or were lost)."""
         entries = list(self._entries.values())
         for heaps in (self._fast, self._slow, self._near):
             for heap in heaps.values():
                 heap.clear()
         self._seconds = dict.fromkeys(SIDES, 0.0)
         for entry in entries:
-            entry.priority = priority(entry)
+            rank(entry)
             self._push(entry, 1)
 
     def seconds(self, side: str) -> float:
