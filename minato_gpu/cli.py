@@ -150,7 +150,15 @@ def _plain_errors(context: click.Context) -> Iterator[None]:
             raise
         plain = isinstance(error, (OSError, ValueError)) or type(error).__module__.startswith("minato_gpu")
         kind = "" if plain else f"{type(error).__name__}: "
-        raise click.ClickException(f"{kind}{error}\n(minato-gpu --traceback ... shows where)") from error
+        raise click.ClickException(f"{kind}{_brief(error)}\n(minato-gpu --traceback ... shows where)") from error
+
+
+def _brief(error: Exception) -> str:
+    """The message; of one that quotes a worker's traceback, as PyTorch's do, where it happened and what it was."""
+    lines = str(error).strip().splitlines()
+    if any("Traceback (most recent call last)" in line for line in lines):
+        return f"{lines[0]}\n{lines[-1]}"
+    return str(error)
 
 
 def _need_dali() -> None:

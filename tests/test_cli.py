@@ -133,6 +133,18 @@ def test_an_error_is_one_line_unless_a_traceback_is_asked_for(monkeypatch: pytes
     assert isinstance(raised, RuntimeError)
 
 
+def test_the_traceback_of_a_worker_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        quoted = "Original Traceback (most recent call last):\n  File deep/inside.py\nValueError: no end marker\n"
+        raise ValueError(f"Caught ValueError in DataLoader worker process 0 (path 'a.jpg').\n{quoted}")
+
+    monkeypatch.setattr(parity, "run_check", fail)
+    output = _run("check", "pipelines.image_classification", code=1).output
+    assert "path 'a.jpg'" in output
+    assert "no end marker" in output
+    assert "deep/inside.py" not in output
+
+
 @pytest.mark.parametrize("wrong", [["--epochs", "0"], ["--data", "/no/such/folder"], ["--workers", "0"]])
 def test_demo_refuses_wrong_arguments(wrong: list[str]) -> None:
     assert "Invalid value" in _run("demo", *wrong, code=2).output
