@@ -162,7 +162,6 @@ _REFUSED: dict[str, tuple[Callable[[int], Any], type[Exception], str]] = {
     "unequal lists": (lambda i: [0] * (i + 1), RuntimeError, "each element in list of batch should be of equal size"),
     "missing key": (lambda i: {"a": 1} if i == 0 else {"b": 1}, KeyError, "'a'"),
     "sparse COO": (lambda i: torch.eye(2).to_sparse(), RuntimeError, "Batches of sparse tensors are not currently"),
-    "negative steps": (lambda i: np.arange(4)[::-1], ValueError, "negative"),
 }
 
 

@@ -93,17 +93,17 @@ def test_timeout(loader_class: Any) -> None:
             gate.wait()
         return torch.tensor(index)
 
-    iterator = iter(loader_class(Made(4, make), 2, num_workers=1, timeout=0.2))
+    iterator = iter(loader_class(Made(4, make), 2, num_workers=1, timeout=1.5))
     assert next(iterator).tolist() == [0, 1]
-    assert str(error_of(RuntimeError, next, iterator)).startswith("DataLoader timed out after 0.2 seconds")
+    assert str(error_of(RuntimeError, next, iterator)).startswith("DataLoader timed out after 1.5 seconds")
     gate.set()
 
 
 def test_timeout_in_the_start_function(loader_class: Any) -> None:
     gate = _FORK.Event()
-    loader = loader_class(Numbers(4), num_workers=1, timeout=0.2, worker_init_fn=lambda worker: gate.wait())
+    loader = loader_class(Numbers(4), num_workers=1, timeout=1.5, worker_init_fn=lambda worker: gate.wait())
     iterator = iter(loader)
-    assert str(error_of(RuntimeError, next, iterator)).startswith("DataLoader timed out after 0.2 seconds")
+    assert str(error_of(RuntimeError, next, iterator)).startswith("DataLoader timed out after 1.5 seconds")
     gate.set()
 
 

@@ -1,0 +1,93 @@
+"""Data sets of the contract tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+
+class Costly(Dataset[Any]):
+    """Sample ``i`` is ``i``; every seventh takes some hundred times longer than the others (fixed work, no clock)."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        total = sum(range(20_000 if index % 7 == 3 else 100))
+        assert total > 0
+        return torch.tensor(index)
+
+
+class Made(Dataset[Any]):
+    """Sample ``i`` is whatever ``make(i)`` returns."""
+
+    def __init__(self, length: int, make: Callable[[Any], Any]) -> None:
+        self.length = length
+        self.make = make
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.make(index)
+
+
+def draw(key: Any) -> list[Any]:
+    """The key with draws from all three global generators; odd numbers of normal draws leave half a pair cached."""
+    return [
+        key,
+        random.random(),
+        random.gauss(0.0, 1.0),
+        float(np.random.random_sample()),
+        float(np.random.standard_normal()),
+        float(torch.rand((), dtype=torch.float64)),
+        float(torch.randn((), dtype=torch.float64)),
+    ]
+
+
+class Streams(IterableDataset[Any]):
+    """Worker ``w`` yields pairs (w, 0), (w, 1), ..., ``sizes[w]`` of them."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        for number in range(self.sizes[worker]):
+            yield torch.tensor([worker, number])
+
+
+class Recorded(Sampler[Any]):
+    """Yields what ``inner`` yields and keeps it, epoch by epoch, in ``epochs``."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.epochs: list[list[Any]] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        yielded: list[Any] = []
+        self.epochs.append(yielded)
+        for key in self.inner:
+            yielded.append(key)
+            yield key
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+def rows(batches: Any) -> list[tuple[Any, ...]]:
+    """The samples of batches of ``draw``'s lists, one tuple for each sample."""
+    flat = []
+    for batch in batches:
+        columns = [column.tolist() if isinstance(column, torch.Tensor) else list(column) for column in batch]
+        flat += list(zip(*columns, strict=True))
+    return flat

@@ -1,0 +1,107 @@
+"""P7 from outside: Ctrl-C, kill -9 of the parent, sys.exit. The workers must be gone, whatever they were doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
+from tests.waiting import wait_until
+
+_ROOT = Path(__file__).resolve().parents[2]
+_MODES = (PYTORCH, IN_ORDER, BOUNDED_8, IN_ORDER_THREADS)
+
+
+@contextmanager
+def _victim(scenario: str, mode: Mode) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """The running program and its workers; whatever is left of them is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore:The pynvml package", "-m", "tests.contracts.victim", scenario, mode.name],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    workers: list[psutil.Process] = []
+    try:
+        for pid in process.stdout.readline().split():
+            try:
+                workers.append(psutil.Process(int(pid)))
+            except psutil.NoSuchProcess:
+                continue
+        yield process, workers
+    finally:
+        process.kill()
+        for worker in workers:
+            if worker.is_running():
+                worker.kill()
+        process.communicate()
+
+
+def _gone(workers: list[psutil.Process]) -> bool:
+    return not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+
+
+def _left(pid: int) -> list[str]:
+    """Entries of shared memory that carry the id of a process in their name."""
+    return [entry for entry in os.listdir("/dev/shm") if str(pid) in entry]
+
+
+@pytest.mark.parametrize("scenario", ["endless_loop", "waiting", "idle"])
+@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+def test_kill_of_the_parent(mode: Mode, scenario: str) -> None:
+    if mode is PYTORCH and scenario == "waiting":
+        pytest.skip("PyTorch's workers look for their parent between samples only")
+    with _victim(scenario, mode) as (process, workers):
+        assert len(workers) >= (2 if mode.processes else 0)
+        process.kill()
+        process.wait()
+        assert wait_until(lambda: _gone(workers))
+        assert _left(process.pid) == []
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["parent alone", "whole group"])
+@pytest.mark.parametrize("scenario", ["endless_loop", "waiting"])
+@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+def test_interrupt(mode: Mode, scenario: str, whole_group: bool) -> None:
+    """Ctrl-C reaches the whole foreground group; a signal from a scheduler only the parent."""
+    if mode is PYTORCH and scenario == "waiting":
+        pytest.skip("PyTorch ends, but takes five seconds per worker")
+    with _victim(scenario, mode) as (process, workers):
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        assert wait_until(lambda: process.poll() is not None)
+        assert wait_until(lambda: _gone(workers))
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        assert process.returncode in (-signal.SIGINT, 1, 130)
+        assert errors.count("KeyboardInterrupt") == 1 or mode is PYTORCH, errors
+        assert errors.count("Traceback") <= 1 or mode is PYTORCH, errors
+
+
+@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+def test_interrupt_that_is_handled(mode: Mode) -> None:
+    """The program catches Ctrl-C, nothing is left, and a new epoch is whole."""
+    with _victim("survives", mode) as (process, workers):
+        os.kill(process.pid, signal.SIGINT)
+        output, errors = process.communicate()
+        assert (process.returncode, output.strip()) == (0, "whole"), errors
+        assert _gone(workers)
+
+
+@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+def test_exit_with_workers_alive(mode: Mode) -> None:
+    with _victim("exits", mode) as (process, workers):
+        output, errors = process.communicate()
+        assert (process.returncode, output, errors) == (3, "", "")
+        assert wait_until(lambda: _gone(workers))
+        assert _left(process.pid) == []

@@ -1,0 +1,172 @@
+"""P2: the content of a sample depends on seed, epoch, index and occurrence alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from tests.contracts.datasets import Made, draw, rows
+from tests.contracts.modes import BOUNDED_1, BOUNDED_8, BY_PROCESSES, IN_ORDER, Mode
+
+_ROOT = Path(__file__).resolve().parents[2]
+_REFERENCE = 2  # workers of the run that the others are compared with, in order
+
+
+def _epochs(mode: Mode, make: Callable[[Any], Any], workers: int, epochs: int = 2, **arguments: Any) -> list[list[Any]]:
+    generator = torch.Generator().manual_seed(17)
+    loader = mode.loader(Made(40, make), 4, num_workers=workers, generator=generator, **arguments)
+    return [sorted(rows(loader)) for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_same_content_in_every_mode(mode: Mode, workers: int, persistent: bool) -> None:
+    reference = _epochs(IN_ORDER, draw, _REFERENCE, persistent_workers=persistent)
+    assert _epochs(mode, draw, workers, persistent_workers=persistent) == reference
+
+
+def _every_thirteenth(index: int) -> list[Any]:
+    return draw(index) if index % 13 == 5 else [index, *[0.0] * 6]
+
+
+def _with_own_seeds(index: int) -> list[Any]:
+    """Some samples set the generators: that must not reach the samples that come after them in the same worker."""
+    if index % 5 == 0:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+    return draw(index)
+
+
+def _one_generator_each(index: int) -> list[Any]:
+    """Index modulo 3 chooses the generator that is drawn from."""
+    value = (random.random, np.random.random_sample, lambda: float(torch.rand((), dtype=torch.float64)))[index % 3]()
+    return [index, float(value)]
+
+
+def _uneven_amounts(index: int) -> list[Any]:
+    """How much is drawn differs from sample to sample."""
+    return [index, sum(random.random() for _ in range(index)), float(np.random.rand(index + 1).sum())]
+
+
+@pytest.mark.parametrize("make", [_every_thirteenth, _with_own_seeds, _one_generator_each, _uneven_amounts])
+def test_what_other_samples_draw_does_not_matter(make: Callable[[Any], Any]) -> None:
+    reference = _epochs(IN_ORDER, make, 1)
+    assert _epochs(IN_ORDER, make, 3) == reference
+    assert _epochs(BOUNDED_8, make, 2, sampler=list(reversed(range(40)))) == reference
+    alone = _epochs(IN_ORDER, make, 1, sampler=[18])
+    assert alone == [[row for row in epoch if row[0] == 18] for epoch in reference]
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_samples_and_epochs_differ(mode: Mode) -> None:
+    epochs = _epochs(mode, draw, 2, epochs=3)
+    drawn = [row[1:] for epoch in epochs for row in epoch]
+    assert len(drawn) == 120
+    for column in zip(*drawn, strict=True):
+        assert len(set(column)) == 120
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 40])
+def test_batch_size_does_not_matter(batch_size: int) -> None:
+    generator = torch.Generator().manual_seed(17)
+    loader = IN_ORDER.loader(Made(40, draw), batch_size, num_workers=2, generator=generator)
+    assert sorted(rows(loader)) == _epochs(IN_ORDER, draw, _REFERENCE, epochs=1)[0]
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_repeated_indices_differ_by_occurrence(mode: Mode) -> None:
+    def run(which: Mode, workers: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(17)
+        sampler = RandomSampler(range(5), replacement=True, num_samples=40, generator=torch.Generator().manual_seed(2))
+        loader = which.loader(Made(5, draw), 4, sampler=sampler, num_workers=workers, generator=generator)
+        return sorted(rows(loader))
+
+    reference = run(IN_ORDER, 1)
+    assert len({row[1:] for row in reference}) == 40
+    assert run(mode, 2) == run(mode, 3) == reference
+
+
+def test_occurrences_are_counted_from_the_start_of_the_epoch() -> None:
+    """The first occurrence has the content that the index has in an epoch without repeats."""
+    once = _epochs(IN_ORDER, draw, 2, epochs=1, sampler=[7])[0]
+    thrice = _epochs(BOUNDED_1, draw, 2, epochs=1, sampler=[7, 1, 7, 2, 7])[0]
+    assert once[0] in thrice
+    assert len({row for row in thrice if row[0] == 7}) == 3
+
+
+def test_the_generators_seed_decides() -> None:
+    def run(seed: int | None) -> list[Any]:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return rows(IN_ORDER.loader(Made(8, draw), 4, num_workers=2, generator=generator))
+
+    assert run(1) == run(1)
+    assert not {row[1:] for row in run(1)} & {row[1:] for row in run(2)}
+    torch.manual_seed(5)
+    first = run(None)
+    torch.manual_seed(5)
+    assert run(None) == first != run(None)
+
+
+def test_string_keys() -> None:
+    keys = ["cat", "dog", "", "pferd/ö", "cat"]
+
+    def run(mode: Mode, workers: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(17)
+        return sorted(rows(mode.loader(Made(5, draw), 2, sampler=keys, num_workers=workers, generator=generator)))
+
+    reference = run(IN_ORDER, 1)
+    assert len({row[1] for row in reference}) == 5
+    assert run(BOUNDED_8, 2) == reference
+
+
+_SCRIPT = """
+import torch
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Made, draw, rows
+keys = ["cat", "dog", ("a", 1), b"raw"]
+loader = DataLoader(Made(4, draw), 2, sampler=keys, num_workers=2, generator=torch.Generator().manual_seed(3))
+print([row[1:] for row in rows(loader)])
+"""
+
+
+def test_keys_mean_the_same_in_another_interpreter() -> None:
+    """Python salts the hash of a string in each interpreter; the content must not depend on it."""
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT],
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": str(_ROOT)},
+            text=True,
+        )
+        for salt in ("1", "2")
+    ]
+    first, second = (run.communicate()[0] for run in runs)
+    assert first.startswith("[(") and first == second
+
+
+def test_numpy_integers_and_python_integers_are_one_key() -> None:
+    reference = _epochs(IN_ORDER, draw, 2, epochs=1, sampler=[3, 4])
+    made = _epochs(IN_ORDER, lambda key: draw(int(key)), 2, epochs=1, sampler=[np.int64(3), np.int64(4)])
+    assert made == reference
+
+
+def test_strict_order_gives_the_same_batches_for_every_worker_count() -> None:
+    def run(workers: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(17)
+        loader = IN_ORDER.loader(Made(40, draw), 4, shuffle=True, num_workers=workers, generator=generator)
+        return [rows([batch]) for _ in range(2) for batch in loader]
+
+    assert run(1) == run(2) == run(3)

@@ -1,0 +1,140 @@
+"""P3 and P5: nothing comes later than promised, and within that nothing waits for a slow sample."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from tests.contracts.checks import NOTHING, batch_lateness, differences, lateness
+from tests.contracts.datasets import Costly, Made, Recorded
+from tests.contracts.modes import BOUNDED, PYTORCH, STRICT, Mode
+from tests.waiting import wait_until
+
+_FORK = multiprocessing.get_context("fork")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("mode", [PYTORCH, *STRICT, *BOUNDED], ids=lambda mode: mode.name)
+def test_lateness_bound(mode: Mode, workers: int) -> None:
+    """Every seventh sample is slow; three epochs."""
+    sampler = Recorded(RandomSampler(range(83)))
+    loader = mode.loader(Costly(83), 4, sampler=sampler, num_workers=workers)
+    for epoch in range(3):
+        batches = [batch.tolist() for batch in loader]
+        assert max(lateness(sampler.epochs[epoch], batches, 4)) <= mode.lateness
+
+
+@pytest.mark.parametrize("mode", [*STRICT, *BOUNDED], ids=lambda mode: mode.name)
+def test_lateness_bound_of_a_users_batches(mode: Mode) -> None:
+    planned = [[start, start + 1, start + 2] for start in range(0, 60, 3)]
+    delivered = [batch.tolist() for batch in mode.loader(Costly(60), batch_sampler=planned, num_workers=2)]
+    assert max(batch_lateness(planned, delivered)) <= mode.lateness
+
+
+class _Blocked:
+    """Sample functions in which some samples wait until the test lets them go."""
+
+    def __init__(self, *blocked: int) -> None:
+        self.blocked = blocked
+        self.gate = _FORK.Event()
+        self.waiting = _FORK.Semaphore(0)
+
+    def __call__(self, index: int) -> Any:
+        if index in self.blocked:
+            self.waiting.release()
+            assert self.gate.wait(50), "the test never let it go"
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("blocked", [0, 1, 5])
+@pytest.mark.parametrize("mode", BOUNDED, ids=lambda mode: mode.name)
+def test_a_blocked_sample_delays_no_other_batch_until_the_limit(mode: Mode, blocked: int) -> None:
+    """All batches that the limit allows come while it is still blocked; then it comes, in the last one allowed."""
+    make = _Blocked(blocked)
+    iterator = iter(mode.loader(Made(80, make), 4, num_workers=2))
+    allowed = blocked // 4 + mode.lateness
+    batches = [next(iterator).tolist() for _ in range(allowed)]
+    assert make.waiting.acquire(timeout=20)
+    make.gate.set()
+    batches += [batch.tolist() for batch in iterator]
+    flat = [index for batch in batches for index in batch]
+    assert differences(range(80), flat) == NOTHING
+    assert blocked not in flat[: 4 * allowed]
+    assert max(lateness(range(80), batches, 4)) <= mode.lateness
+
+
+@pytest.mark.parametrize("mode", BOUNDED, ids=lambda mode: mode.name)
+def test_a_blocked_batch_of_a_user_delays_no_other_batch(mode: Mode) -> None:
+    make = _Blocked(2)
+    planned = [[start, start + 1, start + 2] for start in range(0, 60, 3)]
+    iterator = iter(mode.loader(Made(60, make), batch_sampler=planned, num_workers=2))
+    delivered = [next(iterator).tolist() for _ in range(mode.lateness)]
+    make.gate.set()
+    delivered += [batch.tolist() for batch in iterator]
+    assert differences(map(tuple, planned), map(tuple, delivered)) == NOTHING
+    assert [0, 1, 2] not in delivered[: mode.lateness]
+    assert max(batch_lateness(planned, delivered)) <= mode.lateness
+
+
+@pytest.mark.parametrize("mode", BOUNDED, ids=lambda mode: mode.name)
+def test_two_blocked_samples_and_three_workers(mode: Mode) -> None:
+    make = _Blocked(0, 6)
+    iterator = iter(mode.loader(Made(80, make), 4, num_workers=3))
+    batches = [next(iterator).tolist() for _ in range(mode.lateness)]
+    make.gate.set()
+    batches += [batch.tolist() for batch in iterator]
+    assert differences(range(80), [index for batch in batches for index in batch]) == NOTHING
+    assert max(lateness(range(80), batches, 4)) <= mode.lateness
+
+
+@pytest.mark.parametrize("mode", STRICT, ids=lambda mode: mode.name)
+def test_in_strict_order_the_samples_behind_a_blocked_one_are_made_meanwhile(mode: Mode) -> None:
+    """The worker that is free makes the whole of the next batch while the first sample is blocked."""
+    gate, made = _FORK.Event(), _FORK.Array("i", 16)
+
+    def make(index: int) -> Any:
+        if index == 0:
+            assert gate.wait(50), "the test never let it go"
+        made[index] = 1
+        return torch.tensor(index)
+
+    iterator = iter(mode.loader(Made(16, make), 4, num_workers=2))
+    assert wait_until(lambda: list(made)[1:8] == [1] * 7)
+    assert made[0] == 0
+    gate.set()
+    assert [batch.tolist() for batch in iterator] == [list(range(start, start + 4)) for start in (0, 4, 8, 12)]
+
+
+@pytest.mark.parametrize("mode", BOUNDED[:2], ids=lambda mode: mode.name)
+def test_a_stall_at_the_limit_is_counted_with_its_cause(mode: Mode) -> None:
+    make = _Blocked(0)
+    loader = mode.loader(Made(80, make), 4, num_workers=2)
+    iterator = iter(loader)
+    for _ in range(mode.lateness):
+        next(iterator)
+    before = sum(stall["count"] for stall in loader.stats()["stalls"].values())
+    consumer = threading.Thread(target=lambda: received.extend(next(iterator).tolist()))
+    received: list[int] = []
+    consumer.start()
+    assert wait_until(lambda: _is_inside(consumer, "next"))
+    make.gate.set()
+    consumer.join()
+    assert 0 in received
+    stalls = loader.stats()["stalls"]
+    assert sum(stall["count"] for stall in stalls.values()) > before
+    assert any("late" in cause for cause in stalls), stalls
+
+
+def _is_inside(thread: threading.Thread, function: str) -> bool:
+    """Whether the thread is in a Python function of that name, at whatever depth."""
+    frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None

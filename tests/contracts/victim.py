@@ -1,0 +1,87 @@
+"""A program that the tests of ``test_abrupt_end`` start and end in rude ways.
+
+Usage: ``python -m tests.contracts.victim SCENARIO MODE_NAME``. It prints the ids of its workers on one line when they
+are at work, then "ready" lines as the scenario says.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+
+from tests.contracts.datasets import Made
+from tests.contracts.modes import EVERY, Mode
+from tests.leaks import child_pids, leaks, take_snapshot
+from tests.waiting import wait_until
+
+
+def _quick(index: int) -> Any:
+    return torch.tensor(index)
+
+
+def _sleepy(index: int) -> Any:
+    """Every worker ends up in a sleep that outlasts any test."""
+    if index >= 8:
+        time.sleep(3600)
+    return torch.tensor(index)
+
+
+def _endless_loop(mode: Mode) -> None:
+    """Takes batch after batch of an epoch that outlasts any test; the parent is killed or interrupted meanwhile."""
+    iterator = iter(mode.loader(Made(1_000_000_000, _quick), 2, num_workers=2))
+    _announce(next(iterator))
+    for batch in iterator:
+        assert len(batch) == 2
+
+
+def _waiting(mode: Mode) -> None:
+    """Waits for a batch that never comes, with the workers asleep in the data set."""
+    iterator = iter(mode.loader(Made(40, _sleepy), 2, num_workers=2))
+    _announce(next(iterator))
+    while True:
+        next(iterator)
+
+
+def _idle(mode: Mode) -> None:
+    """Persistent workers wait for work while the program does something else."""
+    loader = mode.loader(Made(8, _quick), 2, num_workers=2, persistent_workers=True)
+    _announce(list(loader))
+    while True:
+        time.sleep(3600)
+
+
+def _exits(mode: Mode) -> None:
+    """Leaves through sys.exit while persistent workers and an unfinished iterator live in globals."""
+    global _kept
+    loader = mode.loader(Made(1000, _quick), 2, num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    _kept = [loader, iterator, next(iterator)]
+    _announce(_kept)
+    sys.exit(3)
+
+
+def _survives(mode: Mode) -> None:
+    """Handles Ctrl-C, cleans up, and runs another whole epoch."""
+    before = take_snapshot()
+    try:
+        _endless_loop(mode)
+    except KeyboardInterrupt:
+        pass
+    assert wait_until(lambda: not leaks(before, descriptors=False)), leaks(before, descriptors=False)
+    numbers = [int(number) for batch in mode.loader(Made(10, _quick), 2, num_workers=2) for number in batch]
+    assert sorted(numbers) == list(range(10))
+    print("whole", flush=True)
+
+
+def _announce(_: Any) -> None:
+    print(*child_pids(), flush=True)
+
+
+_kept: list[Any] = []
+SCENARIOS = {f.__name__.strip("_"): f for f in (_endless_loop, _waiting, _idle, _exits, _survives)}
+
+if __name__ == "__main__":
+    SCENARIOS[sys.argv[1]]({mode.name: mode for mode in EVERY}[sys.argv[2]])
