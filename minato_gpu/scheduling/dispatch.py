@@ -55,6 +55,7 @@ class Dispatcher:
         self.pace = Pace(policy)
         self._has_device = False
         self._since_route = 0
+        self._ranked_for = 0  # open slots when the waiting tickets were last ranked
         self._newest = 0  # the end of the serials admitted
         self._next_chunk = 0
         self._looks: list[tuple[float, int]] = []  # (when, chunk), with dead entries
@@ -69,8 +70,13 @@ class Dispatcher:
         lane.slots += slots
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in self.lanes.values())
         self.pace.slots = sum(lane.slots for lane in self.lanes.values())
+        self.pace.cpu_slots = sum(lane.slots for lane in self.lanes.values() if not lane.is_device)
+        self.pace.measure()
         self._route()
-        self.waiting.reorder(self._rank)
+        ranked_for = self._ranked_for
+        if not ranked_for or not 0.8 < self.pace.slots / ranked_for < 1.25:
+            self._ranked_for = self.pace.slots
+            self.waiting.reorder(self._rank)
 
     def _rank(self, entry: Entry) -> None:
         """When the entry should start, for what it costs on its side."""
@@ -118,7 +124,7 @@ class Dispatcher:
         cost, other = self._guess(cpu, device)
         entry = Entry(serial, serial + 1, base, cost, other)
         if cost is not None:
-            self.pace.expect(cost)
+            self.pace.expect(cost, other)
             if other is not None and other < cost and cost > self.pace.patience():
                 entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
             on_device = other is not None and self.policy.threshold and entry.ratio >= self.threshold
@@ -191,7 +197,7 @@ class Dispatcher:
         if not entries:
             return
         cpu = self.lanes.get(m.CPU)
-        self.threshold, drain = threshold(
+        self.threshold, _ = threshold(
             [e.cpu or 0.0 for e in entries],
             [e.device or 0.0 for e in entries],
             cpu.slots if cpu else 0,
@@ -199,7 +205,6 @@ class Dispatcher:
             cpu.seconds if cpu else 0.0,
             sum(lane.seconds for lane in devices),
         )
-        self.pace.drain(drain, len(entries) + sum(flight.chunk.size for flight in self.flights.values()))
         self.waiting.move(self.threshold, self._rank)
 
     def fill(self) -> None:

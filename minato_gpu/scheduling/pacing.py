@@ -11,39 +11,45 @@ has been lost, where a prediction decides before the sample starts.
 
 from __future__ import annotations
 
-from minato_gpu.scheduling.messages import Policy
+from collections import deque
 
-_MEMORY = 256  # samples over which the mean cost is taken
-PATIENT = 0.5  # share of the window that may pass while one sample runs
-SLOW_BATCHES = 1.25  # a slow sample takes longer than this many batches do
+from minato_gpu.scheduling.messages import Policy
+from minato_gpu.scheduling.routing import threshold
+
+_MEMORY = 256  # recent samples that tau is taken from
+PATIENT = 1.0  # share of the window that may pass while one sample runs
+SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
 class Pace:
-    """Mean predicted cost, and the time that all lanes together need for one sample."""
+    """How long all lanes together need for one sample, and what follows from it for each."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._count = 0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_MEMORY)
+        self._fresh = 0
         self.slots = 0  # of all lanes
+        self.cpu_slots = 0
         self.batch = 1  # samples of a place
         self.ending = False  # the sampler's last batch has been admitted
-        self.mean = 0.0
         self.tau = 0.0
 
-    def expect(self, cost: float) -> None:
-        """A sample with this predicted cost was admitted."""
-        self._count += 1
-        share = 1.0 / min(self._count, _MEMORY)
-        self.mean += (cost - self.mean) * share
-        if self.slots:
-            self.tau = self.mean / self.slots
+    def expect(self, cpu: float, device: float | None) -> None:
+        """A sample with these predicted costs was admitted."""
+        self._recent.append((cpu, cpu if device is None else device))
+        self._fresh += 1
+        if self._fresh >= min(_MEMORY, 1 + len(self._recent) // 2):
+            self.measure()
 
-    def drain(self, seconds: float, samples: int) -> None:
-        """With several kinds of lane: routing expects ``samples`` waiting ones to take ``seconds`` together."""
-        if samples:
-            self.tau = seconds / samples
+    def measure(self) -> None:
+        """Compute ``tau`` anew: the time in which all lanes would prepare the recent samples, shared out."""
+        self._fresh = 0
+        if self._recent and self.slots:
+            cpu, device = zip(*self._recent, strict=True)
+            _, seconds = threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots)
+            self.tau = seconds / len(cpu)
 
     def is_slow(self, cost: float) -> bool:
         """Whether a sample takes much longer than the others, and longer than a batch takes on all lanes together."""
