@@ -28,9 +28,7 @@ class CostModel:
     ``length``: number of indices where keys are indices of a map-style data set (2 bytes per index and lane).
     """
 
-    def __init__(
-        self, lanes: Sequence[str] = ("cpu", "device"), features: int = 0, length: int | None = None
-    ) -> None:
+    def __init__(self, lanes: Sequence[str] = ("cpu", "device"), features: int = 0, length: int | None = None) -> None:
         self.features = features
         self._lanes = {lane: LaneCosts(features, length) for lane in lanes}
 

@@ -14,11 +14,10 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
-from minato_gpu.scheduling.pacing import Pace
-from minato_gpu.scheduling.routing import threshold
-from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+from minato_gpu.scheduling.waiting import Entry, Waiting
 
 INSPECT_CHUNK = 8
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
@@ -45,104 +44,16 @@ class Dispatcher:
         self.waiting = Waiting()
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
-        self.threshold = float("inf")
-        self.short_of_memory = False
+        self.intake = Intake(policy, self.lanes, self.waiting)
         self.samples_ready = 0  # ready and not delivered
-        self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
+        self.short_of_memory = False
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
-        self.pace = Pace(policy)
-        self._has_device = False
-        self._since_route = 0
-        self._ranked_for = 0  # open slots when the waiting tickets were last ranked
-        self._newest = 0  # the end of the serials admitted
         self._next_chunk = 0
         self._looks: list[tuple[float, int]] = []  # (when, chunk), with dead entries
 
-    # --- tickets come and go ----------------------------------------------------------------------------------
-
-    def open(self, name: str, slots: int) -> None:
-        """``slots`` more (or fewer) slots of a lane."""
-        lane = self.lanes.get(name)
-        if lane is None:
-            lane = self.lanes[name] = LaneState(name, self.policy)
-        lane.slots += slots
-        self._has_device = any(lane.is_device and lane.slots > 0 for lane in self.lanes.values())
-        self.pace.slots = sum(lane.slots for lane in self.lanes.values())
-        self.pace.cpu_slots = sum(lane.slots for lane in self.lanes.values() if not lane.is_device)
-        self.pace.measure()
-        self._route()
-        ranked_for = self._ranked_for
-        if not ranked_for or not 0.8 < self.pace.slots / ranked_for < 1.25:
-            self._ranked_for = self.pace.slots
-            self.waiting.reorder(self._rank)
-
-    def _rank(self, entry: Entry) -> None:
-        """When the entry should start, for what it costs on its side."""
-        cost = entry.device if entry.side == DEVICE else entry.cpu
-        if cost is not None and entry.hi - entry.lo == 1:
-            entry.slow = self.pace.is_slow(cost)
-            entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
-
-    def add_unknown(self, lo: int, hi: int) -> None:
-        """Tickets of one place whose costs nobody knows."""
-        entry = Entry(lo, hi, lo)
-        entry.inspect = self.policy.inspect and self._has_device
-        self.waiting.add(entry)
-
-    def add_costed(
-        self, spans: Sequence[m.Span], base: int, cpu: Sequence[float], device: Sequence[float] | None
-    ) -> None:
-        """Queue tickets with predicted costs: neighbours that are cheap as one entry, costly ones alone."""
-        self._newest = max(self._newest, spans[-1][1])
-        cheap = self.policy.chunk_s / 4
-        at = 0
-        for lo, hi in spans:
-            run: list[float] = []
-            for serial in range(lo, hi):
-                cost = cpu[at]
-                if device is None and cost < cheap:
-                    run.append(cost)
-                else:
-                    self._add_run(serial, base, run)
-                    run = []
-                    self._add_one(serial, base, cost, None if device is None else device[at])
-                at += 1
-            self._add_run(hi, base, run)
-        self._since_route += at
-        if self._has_device and self._since_route >= max(8, self.policy.window // 8):
-            self._route()
-
-    def _add_run(self, end: int, base: int, costs: list[float]) -> None:
-        if costs:
-            mean = sum(costs) / len(costs)
-            if mean == mean:
-                self.waiting.add(Entry(end - len(costs), end, base, mean))
-
-    def _add_one(self, serial: int, base: int, cpu: float, device: float | None) -> None:
-        cost, other = self._guess(cpu, device)
-        entry = Entry(serial, serial + 1, base, cost, other)
-        if cost is not None:
-            self.pace.expect(cost, other)
-            if other is not None and other < cost and cost > self.pace.patience():
-                entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
-            on_device = other is not None and self.policy.threshold and entry.ratio >= self.threshold
-            entry.side = DEVICE if on_device else m.CPU
-            entry.cold = self.cold
-            self._rank(entry)
-        self.waiting.add(entry)
-
-    def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
-        """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost."""
-        cost: float | None = cpu
-        if cpu != cpu:
-            lane = self.lanes.get(m.CPU)
-            cost = lane.mean if lane is not None and lane.mean > 0 else None
-        if device is not None and device != device:
-            means = [lane.mean for lane in self.lanes.values() if lane.is_device and lane.mean > 0]
-            device = min(means) if means else cost
-        return cost, device
+    # --- chunks come back -------------------------------------------------------------------------------------
 
     def give_back(self, flight: Flight, start: int, stop: int) -> None:
         """Samples number ``start`` to ``stop`` of the chunk wait again, with the costs that they had."""
@@ -187,26 +98,6 @@ class Dispatcher:
 
     # --- lanes take work --------------------------------------------------------------------------------------
 
-    def _route(self) -> None:
-        """Recompute the threshold from the window's costs and the lanes' backlogs."""
-        self._since_route = 0
-        devices = [lane for lane in self.lanes.values() if lane.is_device]
-        if not self.policy.threshold or not devices:
-            return
-        entries = list(self.waiting.costed())
-        if not entries:
-            return
-        cpu = self.lanes.get(m.CPU)
-        self.threshold, _ = threshold(
-            [e.cpu or 0.0 for e in entries],
-            [e.device or 0.0 for e in entries],
-            cpu.slots if cpu else 0,
-            sum(lane.slots for lane in devices),
-            cpu.seconds if cpu else 0.0,
-            sum(lane.seconds for lane in devices),
-        )
-        self.waiting.move(self.threshold, self._rank)
-
     def fill(self) -> None:
         """Give work to every lane that would take some."""
         for lane in self.lanes.values():
@@ -230,28 +121,15 @@ class Dispatcher:
         """The ticket that the free lane should take next, or None."""
         patience = 0.0
         if self.policy.max_lateness and not lane.is_device:
-            patience = self.pace.defer(self.samples_ready)
+            patience = self.intake.pace.defer(self.samples_ready)
             if self.policy.reserve and lane.slow_slots_taken():
                 patience = float("inf")
         entry = self.waiting.first(lane.side, patience)
         if entry is not None and not (lane.is_device and entry.device is None):
             return entry
-        if not self.policy.threshold or not (self._has_device or lane.is_device):
+        if not self.policy.threshold or len(self.lanes) == 1:
             return None
-        other = m.CPU if lane.side == DEVICE else DEVICE
-        owners = [owner for owner in self.lanes.values() if owner.side == other]
-        slots = sum(owner.slots for owner in owners)
-        if slots <= 0:
-            return self.waiting.nearest(other)
-        running, oldest = sum(owner.seconds for owner in owners), self.waiting.oldest()
-        first = oldest.lo if oldest is not None else 0
-        per_position = self.waiting.seconds(other) / max(1, self._newest - first)
-        for entry in self.waiting.near(other):
-            mine = (entry.device if lane.is_device else entry.cpu) or 0.0
-            theirs = (entry.cpu if lane.is_device else entry.device) or 0.0
-            if mine <= (running + per_position * (entry.lo - first)) / slots + theirs:
-                return entry
-        return None
+        return self.intake.router.steal(lane, self.intake.newest)
 
     def _send(self, lane: LaneState, entry: Entry) -> bool:
         """Dispatch a chunk that begins with ``entry``; False when memory forbids it."""

@@ -16,16 +16,27 @@ class Ledger:
         self.running = 0  # samples dispatched and not ready
         self._pool_bytes = 0
         self.pool = 0
+        self._read_bytes = 0
+        self._read = 0  # samples whose host read is held
         self._composed = 0
         self._batches: dict[int, int] = {}
 
     @property
     def in_flight(self) -> int:
         """Bytes ready and not delivered, plus the expected bytes of what runs."""
-        return self._pool_bytes + self._composed + int(self.running * self.sample_bytes)
+        return self._pool_bytes + self._composed + self._read_bytes + int(self.running * self.sample_bytes)
 
-    def ready(self, samples: int, nbytes: int) -> None:
-        """``samples`` running ones became ready and hold ``nbytes`` together."""
+    def read(self, samples: int, nbytes: int) -> None:
+        """What the host read of ``samples`` waiting ones holds ``nbytes`` until they are prepared."""
+        self._read += samples
+        self._read_bytes += nbytes
+
+    def ready(self, samples: int, nbytes: int, read: int = 0) -> None:
+        """``samples`` running ones became ready and hold ``nbytes`` together; ``read`` of them had been read before."""
+        if read:
+            share = self._read_bytes * read // self._read
+            self._read -= read
+            self._read_bytes -= share
         self.running -= samples
         self.pool += samples
         self._pool_bytes += nbytes

@@ -158,17 +158,7 @@ class Tick:
 
 
 Event = (
-    LaneOpened
-    | Admitted
-    | Ended
-    | Inspected
-    | Finished
-    | Running
-    | Revoked
-    | CollateNeeded
-    | Asked
-    | Delivered
-    | Tick
+    LaneOpened | Admitted | Ended | Inspected | Finished | Running | Revoked | CollateNeeded | Asked | Delivered | Tick
 )
 
 # --- instructions -----------------------------------------------------------------------------------------
@@ -218,7 +208,8 @@ class Policy:
     ``slow_factor``: a sample is slow when it costs this many times the mean. ``early``: start predicted-slow
     samples early. ``reserve``: slow work never takes every slot. ``threshold``: route by the window's
     threshold; otherwise first come, first served. ``micro_batch``: most samples of one device chunk, and
-    ``device_s`` its predicted seconds.
+    ``device_s`` its predicted seconds. ``compose_ahead``: while fewer batches than this are composed and not
+    delivered, one is composed even if it overtakes an older sample, so that assembly overlaps with the consumer's step.
     """
 
     window: int
@@ -235,3 +226,4 @@ class Policy:
     threshold: bool = True
     micro_batch: int = 16
     device_s: float = 10e-3
+    compose_ahead: int = 1

@@ -36,10 +36,10 @@ class Pace:
         self.ending = False  # the sampler's last batch has been admitted
         self.tau = 0.0
 
-    def expect(self, cpu: float, device: float | None) -> None:
-        """A sample with these predicted costs was admitted."""
-        self._recent.append((cpu, cpu if device is None else device))
-        self._fresh += 1
+    def expect(self, cpu: float, device: float | None, samples: int = 1) -> None:
+        """``samples`` with these predicted costs were admitted."""
+        self._recent.extend([(cpu, cpu if device is None else device)] * min(samples, _MEMORY))
+        self._fresh += samples
         if self._fresh >= min(_MEMORY, 1 + len(self._recent) // 2):
             self.measure()
 

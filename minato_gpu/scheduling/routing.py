@@ -7,8 +7,14 @@ machine it is a fractional knapsack). FusionFlow (VLDB 2023) adapts a size thres
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 from numpy.typing import ArrayLike
+
+from minato_gpu.scheduling.lane_state import LaneState
+from minato_gpu.scheduling.messages import CPU, Policy
+from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
 
 
 def threshold(
@@ -46,3 +52,53 @@ def threshold(
     if taken == cpu_costs.size:
         return 0.0, drain
     return float(ratios[order[taken - 1]] + ratios[order[taken]]) / 2, drain
+
+
+class Router:
+    """The current threshold of one loader run, and what a lane without work of its own may take from the others."""
+
+    def __init__(self, policy: Policy, lanes: Mapping[str, LaneState], waiting: Waiting) -> None:
+        self.threshold = float("inf")
+        self._policy = policy
+        self._lanes = lanes
+        self._waiting = waiting
+
+    def update(self, rank: Callable[[Entry], None]) -> None:
+        """Recompute the threshold from the window's costs and the lanes' backlogs, and move what changes sides."""
+        devices = [lane for lane in self._lanes.values() if lane.is_device]
+        if not self._policy.threshold or not devices:
+            return
+        entries = list(self._waiting.costed())
+        if not entries:
+            return
+        cpu = self._lanes.get(CPU)
+        self.threshold, _ = threshold(
+            [e.cpu or 0.0 for e in entries],
+            [e.device or 0.0 for e in entries],
+            cpu.slots if cpu else 0,
+            sum(lane.slots for lane in devices),
+            cpu.seconds if cpu else 0.0,
+            sum(lane.seconds for lane in devices),
+        )
+        self._waiting.move(self.threshold, rank)
+
+    def steal(self, thief: LaneState, newest: int) -> Entry | None:
+        """The ticket nearest to the threshold that the thief would finish before its own side; None if there is none.
+
+        When the own side would come to it is estimated from how far back it stands among the serials up to ``newest``.
+        """
+        owner = CPU if thief.side == DEVICE else DEVICE
+        owners = [lane for lane in self._lanes.values() if lane.side == owner]
+        slots = sum(lane.slots for lane in owners)
+        if slots <= 0:
+            return self._waiting.nearest(owner)
+        oldest = self._waiting.oldest()
+        first = oldest.lo if oldest is not None else 0
+        running = sum(lane.seconds for lane in owners)
+        per_position = self._waiting.seconds(owner) / max(1, newest - first)
+        for entry in self._waiting.near(owner):
+            mine = (entry.device if thief.is_device else entry.cpu) or 0.0
+            theirs = (entry.cpu if thief.is_device else entry.device) or 0.0
+            if mine <= (running + per_position * (entry.lo - first)) / slots + theirs:
+                return entry
+        return None

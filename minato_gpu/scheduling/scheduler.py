@@ -1,8 +1,8 @@
 """The scheduler: a pure state machine from events to instructions.
 
 It reads no clock, starts nothing and touches no queue; the same object runs in production and in simulation.
-Three decisions are taken, each on the state that its own file keeps: what starts next on which lane (``dispatch``,
-with ``waiting``, ``routing``, ``pacing``), what a batch consists of (``places``), and what memory allows (``ledger``).
+Three decisions are taken, each on the state that its own file keeps: what starts next on which lane (``dispatch`` with
+``intake``, ``routing``, ``pacing``), what a batch consists of (``composition``), and what memory allows (``ledger``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.dispatch import PATIENCE_S, Dispatcher, Flight, cut
 from minato_gpu.scheduling.ledger import Ledger
-from minato_gpu.scheduling.places import FixedComposition, FreeComposition, Place, Places
+from minato_gpu.scheduling.places import Place, Places
 
 
 class Scheduler:
@@ -26,12 +27,14 @@ class Scheduler:
         self._composition = composition(self._places, policy.max_lateness)
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger)
+        self._intake = self._work.intake
         self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
         self._undelivered = 0
+        self._next_order = 0  # the one to deliver next
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
-            m.LaneOpened: lambda event: self._work.open(event.lane, event.slots),
+            m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots),
             m.Admitted: self._admitted,
             m.Ended: lambda event: None,
             m.Inspected: self._inspected,
@@ -52,6 +55,7 @@ class Scheduler:
         work.now = event.time
         out = work.out = []
         self._handlers[type(event)](event)
+        self._compose()
         work.samples_ready = self._ledger.pool + self._composed
         work.fill()
         return out
@@ -77,7 +81,7 @@ class Scheduler:
 
     def stall_cause(self) -> str:
         """Why the consumer waits, in one word or two: the first of these that holds."""
-        if self._sizes:
+        if self._next_order in self._sizes:
             return "collate"
         if self._composition.held_back:
             return "lateness"
@@ -96,20 +100,21 @@ class Scheduler:
         self._places.admit(place)
         self._composition.admit(place)
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
-            self._work.cold = True
+            self._intake.cold = True
         self._undelivered += event.size
-        self._work.pace.ending = event.last
-        self._work.pace.batch = max(event.size, self._work.pace.batch)
+        self._intake.pace.ending = event.last
+        self._intake.pace.batch = max(event.size, self._intake.pace.batch)
         end = event.first + event.size
-        if event.cpu is None:
-            self._work.add_unknown(event.first, end)
+        known = event.cpu is not None and (event.device is not None or event.cpu[0] == event.cpu[0])
+        if event.cpu is None or not known:
+            self._intake.add_unknown(event.first, end)
         else:
-            self._work.add_costed([(event.first, end)], event.first, event.cpu, event.device)
+            self._intake.add_costed([(event.first, end)], event.first, event.cpu, event.device)
 
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._work.retire(event.chunk)
-        base = flight.parts[0].base
-        self._work.add_costed(flight.chunk.spans, base, event.cpu, event.device)
+        self._ledger.read(flight.chunk.size, event.nbytes)
+        self._intake.add_costed(flight.chunk.spans, flight.parts[0].base, event.cpu, event.device, read=True)
 
     def _finished(self, event: m.Finished) -> None:
         flight = self._work.flights.get(event.chunk)
@@ -122,7 +127,7 @@ class Scheduler:
         fresh = event.done - flight.done
         if fresh > 0:
             self._work.lanes[chunk.lane].measured(event.seconds, fresh)
-            self._ledger.ready(fresh, event.nbytes)
+            self._ledger.ready(fresh, event.nbytes, fresh if flight.parts[0].read else 0)
             self._mark(flight, event.done, event.failed)
         if event.final:
             self._work.retire(event.chunk)
@@ -146,15 +151,14 @@ class Scheduler:
             self._work.shorten(flight, event.keep)
 
     def _was_asked(self, event: m.Asked) -> None:
-        self._asked = not self._sizes
-        if self._asked:
-            self._compose(self._composition.asked())
+        self._asked = self._next_order not in self._sizes
 
     def _delivered(self, event: m.Delivered) -> None:
         size = self._sizes.pop(event.order)
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.order)
+        self._next_order = event.order + 1
         self._asked = False
 
     # --- composition ------------------------------------------------------------------------------------
@@ -167,17 +171,20 @@ class Scheduler:
             spans = cut(spans, flight.done, done)
         flight.done = done
         for span in spans:
-            complete = self._places.finish(span, serials)
-            self._compose(self._composition.finished(span, serials, complete))
-        if self._asked:
-            self._compose(self._composition.asked())
+            among = tuple(serial for serial in serials if span[0] <= serial < span[1])
+            self._composition.finished(span, among, self._places.finish(span, among))
 
-    def _compose(self, batches: list[m.Compose]) -> None:
-        for batch in batches:
+    def _compose(self) -> None:
+        """Compose what can be; out of order only for a consumer that waits or has fewer batches than it should."""
+        while True:
+            eager = self._asked or len(self._sizes) < self.policy.compose_ahead
+            batch = self._composition.compose(eager)
+            if batch is None:
+                return
             size = sum(hi - lo for lo, hi in batch.spans)
             self._sizes[batch.order] = size
             self._composed += size
-            self._work.cold = False
+            self._intake.cold = False
             self._ledger.compose(batch.order, size)
             self._asked = False
             self._work.out.append(batch)

@@ -1,9 +1,10 @@
 """Named scenarios under a virtual clock: this scheduler, its bounds, and the peers' policies beside it.
 
 Two runs make a row. In one the consumer takes batches at once: its time is ``makespan_s``. In the other it asks for
-95 % of capacity, that is, for a batch every limit / (0.95 batches) seconds, where the limit is what the best threshold in
-hindsight could prepare with the same predictions; ``efficiency`` is ``bounds.held_bound``, the bound that holds for every
-policy under the row's window, lateness and period, over the measured time until the end of the last step.
+95 % of capacity: for a batch every limit / (0.95 batches) seconds, where the limit is the time in which the best
+threshold in hindsight could prepare all with the same predictions. ``efficiency`` is ``bounds.held_bound``, the bound
+that holds for every policy under the row's window, lateness and period, over the time until the end of the last step.
+Displacement (positions, either way) is that of the first run.
 
 The peers get the same window (samples admitted and not delivered) and the same lateness. ``sample by completion`` and
 this scheduler compose batches of what is ready where lateness is allowed. Times are means over the seeds,
@@ -58,9 +59,7 @@ def _cell(scenario: Scenario, window: int, lateness: int, error: float, seeds: i
             simulate = _ours(scenario, window, lateness) if policy == OURS else _peer(policy, window, lateness)
             cells.append(_measure(work, window, lateness, simulate))
     key = {"window": window, "max_lateness": lateness, "prediction_error": error}
-    return [
-        {"scenario": scenario.name, "policy": policy, **key, **_mean(cells)} for policy, cells in measured.items()
-    ]
+    return [{"scenario": scenario.name, "policy": policy, **key, **_mean(cells)} for policy, cells in measured.items()]
 
 
 def _ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: Any) -> _Simulate:
@@ -118,10 +117,10 @@ def _mean(cells: Sequence[Row]) -> Row:
 def run_ablation(seeds: int = 10) -> list[Row]:
     """What each part contributes: every part off in turn, in the scenarios where it can matter.
 
-    ``without`` names the part: ``cost model`` (every sample is predicted to cost its lane's mean), ``threshold`` (lanes
-    take what is oldest), ``pacing`` (no early start of slow samples, no reserve), ``free order`` (strict order instead of 8
-    batches of lateness), ``epoch overlap`` (an epoch starts when the last step of the one before has ended). The row
-    without anything switched off has an empty string; the columns are those of ``run``.
+    ``without`` names the part: ``cost model`` (every sample is predicted to cost its lane's mean), ``threshold``
+    (lanes take what is oldest), ``pacing`` (no early start of slow samples, no reserve), ``free order`` (strict order
+    instead of 8 batches of lateness), ``epoch overlap`` (an epoch starts when the last step of the one before has
+    ended). The row with everything on has an empty string; the other columns are those of ``run``.
     """
     rows: list[Row] = []
     for name in ("hybrid", "speech-10s", "tail", "burst", "short-epochs"):

@@ -187,9 +187,9 @@ class VirtualLoader:
             first, size, epoch = int(work.firsts[at]), int(work.sizes[at]), int(work.epochs[at])
             if self.scheduler.room < size:
                 return
-            if not self._overlap and at and epoch != work.epochs[at - 1]:
-                if len(self._delivered) < at or self._now < self._consumer_ready:
-                    return
+            begins = at > 0 and epoch != work.epochs[at - 1]
+            if begins and not self._overlap and (len(self._delivered) < at or self._now < self._consumer_ready):
+                return
             self._admitted += 1
             stop = first + size
             device = None if self._told_device is None else self._told_device[first:stop]

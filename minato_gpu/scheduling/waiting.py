@@ -20,21 +20,34 @@ SIDES = (CPU, DEVICE)
 class Entry:
     """A run of serials ``lo`` to ``hi`` with the predicted seconds of each on either kind of lane.
 
-    A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``inspect`` marks
-    tickets whose costs must be read from their headers first. ``ratio`` says how much dearer the CPU is than the
-    device: the larger, the more the device lane gains. ``base`` is the first serial of its place.
+    A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``ratio`` says how much dearer
+    the CPU is than the device: the larger, the more the device lane gains. ``base`` is the first serial of its place.
+    ``inspect`` marks tickets whose costs must be read from their headers first, ``read`` those whose host read is held.
     """
 
-    __slots__ = ("base", "cold", "cpu", "device", "hi", "inspect", "lo", "priority", "ratio", "side", "slow", "waits")
+    __slots__ = (
+        "base",
+        "cold",
+        "cpu",
+        "device",
+        "hi",
+        "inspect",
+        "lo",
+        "priority",
+        "ratio",
+        "read",
+        "side",
+        "slow",
+        "waits",
+    )
 
-    def __init__(
-        self, lo: int, hi: int, base: int, cpu: float | None = None, device: float | None = None
-    ) -> None:
+    def __init__(self, lo: int, hi: int, base: int, cpu: float | None = None, device: float | None = None) -> None:
         self.lo = lo
         self.hi = hi
         self.cpu = cpu
         self.device = device
         self.inspect = False
+        self.read = False
         self.base = base
         self.priority = float(base)
         self.cold = False
@@ -46,7 +59,7 @@ class Entry:
     def part(self, lo: int, hi: int) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
         entry = Entry(lo, hi, self.base, self.cpu, self.device)
-        entry.inspect, entry.side, entry.slow = self.inspect, self.side, self.slow
+        entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
         return entry
 

@@ -1,0 +1,148 @@
+"""What the next batch to deliver consists of.
+
+Two rules. *Fixed*: a batch is what the sampler put together; it is complete when its last sample is. *Free*: a batch
+takes the oldest ready samples of its epoch, whatever their place, but never leaves out one whose place is
+``max_lateness`` batches back (promise P3). Both compose a batch of the sampler's own order as soon as they can; one
+out of order only when ``eager``, because until then an older sample may still become ready.
+
+Why free composition can always keep that promise: before batch n is composed, every sample of the places up
+to n - 1 - lateness has been delivered, so all that must be in batch n belong to place n - lateness, and a batch
+has room for one place. (Batch n has the size of place n, and epochs never mix.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from heapq import heappop, heappush
+
+from minato_gpu.scheduling.messages import Compose, Span
+from minato_gpu.scheduling.places import Place, Places
+
+
+class FixedComposition:
+    """Batches as the sampler composed them, delivered at most ``lateness`` batches late (0: in its order)."""
+
+    def __init__(self, places: Places, lateness: int) -> None:
+        self._places = places
+        self._lateness = lateness
+        self._epochs: deque[int] = deque()  # of the places from the next order on
+        self._complete: list[tuple[int, Place]] = []
+        self._next = 0
+
+    def admit(self, place: Place) -> None:
+        """A place was admitted; they come in the sampler's order."""
+        self._epochs.append(place.epoch)
+
+    def finished(self, span: Span, failed: tuple[int, ...], complete: list[Place]) -> None:
+        """``span`` is ready, and with it the places ``complete``."""
+        for place in complete:
+            heappush(self._complete, (place.number, place))
+
+    def compose(self, eager: bool) -> Compose | None:
+        """The next batch, or None. In strict order a complete place is composed at once, whatever its turn."""
+        if not self._complete:
+            return None
+        number, place = self._complete[0]
+        if not self._lateness:
+            heappop(self._complete)
+            return self._batch(number, place)
+        oldest = self._places.oldest
+        overtakes = oldest is not None and oldest.number < number
+        if self._epochs[0] != place.epoch or (overtakes and (not eager or self.held_back)):
+            return None
+        heappop(self._complete)
+        self._epochs.popleft()
+        self._next += 1
+        return self._batch(self._next - 1, place)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the next batch must be an older one than those that are complete."""
+        oldest = self._places.oldest
+        return oldest is not None and bool(self._complete) and oldest.number <= self._next - self._lateness
+
+    @staticmethod
+    def _batch(order: int, place: Place) -> Compose:
+        return Compose(order, ((place.first, place.end),), tuple(place.failed))
+
+
+class FreeComposition:
+    """Batches of whatever is ready, oldest first, at most ``lateness`` batches after its place."""
+
+    def __init__(self, places: Places, lateness: int) -> None:
+        self._places = places
+        self._lateness = lateness
+        self._due: deque[Place] = deque()  # the places that give the next batches' sizes and epochs
+        self._starts: list[tuple[int, int]] = []  # (first serial, epoch) of each epoch with samples to deliver
+        self._ready: list[Span] = []  # ready and in no batch, sorted, never touching
+        self._counts: dict[int, int] = {}  # epoch -> samples ready and in no batch
+        self._failed: set[int] = set()
+        self._next = 0
+
+    def admit(self, place: Place) -> None:
+        """A place was admitted; they come in the sampler's order."""
+        self._due.append(place)
+        if not self._starts or self._starts[-1][1] != place.epoch:
+            while self._starts and self._starts[0][1] != self._due[0].epoch:
+                del self._counts[self._starts.pop(0)[1]]  # all of that epoch is in batches
+            self._starts.append((place.first, place.epoch))
+            self._counts[place.epoch] = 0
+
+    def finished(self, span: Span, failed: tuple[int, ...], complete: list[Place]) -> None:
+        """``span`` is ready, ``failed`` of it as errors."""
+        self._failed.update(failed)
+        self._count(span)
+        lo, hi = span
+        at = bisect_right(self._ready, span)
+        if at < len(self._ready) and self._ready[at][0] == hi:
+            hi = self._ready.pop(at)[1]
+        if at and self._ready[at - 1][1] == lo:
+            lo = self._ready.pop(at - 1)[0]
+        insort(self._ready, (lo, hi))
+
+    def compose(self, eager: bool) -> Compose | None:
+        """The next batch, or None."""
+        place = self._due[0] if self._due else None
+        if place is None or self._counts[place.epoch] < place.end - place.first:
+            return None
+        oldest = self._places.oldest
+        size = place.end - place.first
+        overtakes = oldest is not None and oldest.first < self._ready[0][0] + size
+        if overtakes and (not eager or self.held_back):
+            return None
+        return self._take(place, size)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a sample that must be in the next batch is not ready."""
+        oldest = self._places.oldest
+        return oldest is not None and oldest.number <= self._next - self._lateness
+
+    def _count(self, span: Span) -> None:
+        """Add the span to its epochs' counts."""
+        lo, hi = span
+        for start, epoch in reversed(self._starts):
+            if start < hi:
+                self._counts[epoch] += hi - max(lo, start)
+                hi = start
+            if hi <= lo:
+                break
+
+    def _take(self, place: Place, need: int) -> Compose:
+        self._counts[place.epoch] -= need
+        spans = []
+        while need:
+            lo, hi = self._ready[0]
+            upto = min(hi, lo + need)
+            spans.append((lo, upto))
+            need -= upto - lo
+            if upto == hi:
+                self._ready.pop(0)
+            else:
+                self._ready[0] = (upto, hi)
+        self._due.popleft()
+        self._next += 1
+        failed = tuple(s for s in self._failed if any(lo <= s < hi for lo, hi in spans)) if self._failed else ()
+        self._failed.difference_update(failed)
+        return Compose(self._next - 1, tuple(spans), failed)

@@ -1,0 +1,124 @@
+"""Admitted tickets become waiting entries: what they cost, on which side they wait, when they should start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minato_gpu.scheduling.lane_state import LaneState
+from minato_gpu.scheduling.messages import CPU, Policy, Span
+from minato_gpu.scheduling.pacing import Pace
+from minato_gpu.scheduling.routing import Router
+from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+
+_UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known
+
+
+class Intake:
+    """Ranks and queues tickets for the lanes that are open."""
+
+    def __init__(self, policy: Policy, lanes: dict[str, LaneState], waiting: Waiting) -> None:
+        self.pace = Pace(policy)
+        self.router = Router(policy, lanes, waiting)
+        self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
+        self.newest = 0  # the end of the serials admitted
+        self._policy = policy
+        self._lanes = lanes
+        self._waiting = waiting
+        self._has_device = False
+        self._since_route = 0
+        self._ranked_for = 0  # open slots when the waiting tickets were last ranked
+
+    def open(self, name: str, slots: int) -> None:
+        """``slots`` more (or fewer) slots of a lane."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = LaneState(name, self._policy)
+        lane.slots += slots
+        lanes = self._lanes.values()
+        self._has_device = any(lane.is_device and lane.slots > 0 for lane in lanes)
+        self.pace.slots = sum(lane.slots for lane in lanes)
+        self.pace.cpu_slots = sum(lane.slots for lane in lanes if not lane.is_device)
+        self.pace.measure()
+        self.router.update(self.rank)
+        if not self._ranked_for or not 0.8 < self.pace.slots / self._ranked_for < 1.25:
+            self._ranked_for = self.pace.slots
+            self._waiting.reorder(self.rank)
+
+    def rank(self, entry: Entry) -> None:
+        """When the entry should start, for what it costs on its side."""
+        cost = entry.device if entry.side == DEVICE else entry.cpu
+        if cost is not None and entry.hi - entry.lo == 1:
+            entry.slow = self.pace.is_slow(cost)
+            entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
+
+    def add_unknown(self, lo: int, hi: int) -> None:
+        """Tickets of one place whose costs nobody knows."""
+        self.newest = max(self.newest, hi)
+        entry = Entry(lo, hi, lo)
+        if self._policy.inspect and self._has_device:
+            entry.inspect = True
+            entry.priority -= self._policy.window / 2  # costs should be known when there is still a choice
+        self._waiting.add(entry)
+
+    def add_costed(
+        self,
+        spans: Sequence[Span],
+        base: int,
+        cpu: Sequence[float],
+        device: Sequence[float] | None,
+        read: bool = False,
+    ) -> None:
+        """Queue tickets with predicted costs: neighbours that are cheap as one entry, costly ones alone.
+
+        ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
+        """
+        self.newest = max(self.newest, spans[-1][1])
+        cheap = self._policy.chunk_s / 4
+        at = 0
+        for lo, hi in spans:
+            run: list[float] = []
+            for serial in range(lo, hi):
+                cost = cpu[at]
+                if device is None and cost < cheap:
+                    run.append(cost)
+                else:
+                    self._add_run(serial, base, run)
+                    run = []
+                    self._add_one(serial, base, cost, None if device is None else device[at], read)
+                at += 1
+            self._add_run(hi, base, run)
+        self._since_route += at
+        if self._has_device and self._since_route >= max(8, self._policy.window // 8):
+            self._since_route = 0
+            self.router.update(self.rank)
+
+    def _add_run(self, end: int, base: int, costs: list[float]) -> None:
+        if costs:
+            mean = sum(costs) / len(costs)
+            self.pace.expect(mean, None, len(costs))
+            self._waiting.add(Entry(end - len(costs), end, base, mean))
+
+    def _add_one(self, serial: int, base: int, cpu: float, device: float | None, read: bool) -> None:
+        cost, other = self._guess(cpu, device)
+        entry = Entry(serial, serial + 1, base, cost, other)
+        entry.read = read
+        entry.cold = self.cold
+        if cost is not None:
+            self.pace.expect(cost, other)
+            if other is not None and other < cost and cost > self.pace.patience():
+                entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
+            if other is not None and self._policy.threshold and entry.ratio >= self.router.threshold:
+                entry.side = DEVICE
+            self.rank(entry)
+        self._waiting.add(entry)
+
+    def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
+        """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost."""
+        cost: float | None = cpu
+        if cpu != cpu:
+            lane = self._lanes.get(CPU)
+            cost = lane.mean if lane is not None and lane.mean > 0 else None
+        if device is not None and device != device:
+            means = [lane.mean for lane in self._lanes.values() if lane.is_device and lane.mean > 0]
+            device = min(means) if means else cost or _UNKNOWN_S
+        return cost, device
