@@ -100,6 +100,11 @@ class Assembly:
         record = self.record(serial)
         return record.keys[serial - record.first]
 
+    def position(self, serial: int) -> int:
+        """The ticket's place in the sampler's order of its epoch."""
+        record = self.record(serial)
+        return record.positions[serial - record.first]
+
     @property
     def layout_bytes(self) -> bytes | None:
         """The pickled layout for tasks; empty while it is to be learned, None when rows are not used."""
@@ -118,23 +123,24 @@ class Assembly:
                 self._layout = pickle.loads(layout)
                 self._row_bytes = sum(leaf.nbytes for leaf in self._layout.leaves)
 
-    def pieces(self, spans: Iterable[Span]) -> tuple[Piece, ...]:
-        """The task's tickets: keys, and the rows where the samples go."""
+    def pieces(self, spans: Iterable[Span], *, inspect: bool) -> tuple[Piece, ...]:
+        """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
         out: list[Piece] = []
         for lo, hi in spans:
             while lo < hi:
                 record = self.record(lo)
                 upto = min(hi, record.first + record.rows)
-                out.append(self._piece(record, lo - record.first, upto - record.first))
+                out.append(self._piece(record, lo - record.first, upto - record.first, inspect))
                 lo = upto
         return tuple(out)
 
-    def _piece(self, record: Record, a: int, b: int) -> Piece:
-        if record.slab < 0 and self._layout is not None and not record.items and record.left == record.rows:
+    def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
+        whole_record = record.left == record.rows and not record.items
+        if record.slab < 0 and self._layout is not None and whole_record and not inspect:
             record.slab = self._links.engine_arena.allocate(self._layout.offsets(record.rows)[1])
         complete = b - a == record.rows
         sources = None
-        if record.sources:
+        if record.sources and not inspect:
             sources = [record.sources[serial] for serial in range(record.first + a, record.first + b)]
         positions = record.positions[a:b]
         return Piece(

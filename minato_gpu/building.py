@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from multiprocessing import util
+import atexit
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
@@ -53,15 +52,10 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
             lane.close(0.0)
         links.close()
         raise
-    # multiprocessing waits for its children when Python ends, before most other clean-up: close the engine first
-    util.Finalize(engine, _close, args=(weakref.ref(engine),), exitpriority=100)
+    # what was registered last runs first: before multiprocessing waits for its children and DALI shuts down
+    atexit.register(engine.close)
+    engine.on_close = lambda: atexit.unregister(engine.close)
     return engine
-
-
-def _close(engine: weakref.ref[Engine]) -> None:
-    target = engine()
-    if target is not None:
-        target.close()
 
 
 def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:

@@ -51,17 +51,24 @@ class Estimates(Protocol):
     def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
         """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
 
-    def of_features(self, serials: list[int], keys: list[Any], features: list[tuple[float, ...]]) -> tuple[Any, Any]:
+    def of_features(self, serials: list[int], keys: list[Any], features: list[tuple[float, ...] | None]) -> tuple[Any, Any]:
         """The same from cost features."""
 
+    def took(self, samples: int, seconds: float) -> None:
+        """So many samples took so long together."""
+
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float]) -> None:
-        """What samples really took."""
+        """What each sample really took, where that is known one by one."""
 
     def begin_epoch(self) -> None:
         """Start a new report of prediction errors."""
 
     def report(self) -> dict[str, Any]:
         """How good the predictions were."""
+
+
+class EndOfEpoch(Exception):
+    """The epoch has no further batch. Not StopIteration: a data set may raise that itself."""
 
 
 class WorkerDied(RuntimeError):
@@ -71,12 +78,13 @@ class WorkerDied(RuntimeError):
 class Sent:
     """A chunk on its way: what it holds, when it went, and for which epoch."""
 
-    __slots__ = ("chunk", "epoch", "sent")
+    __slots__ = ("chunk", "done", "epoch", "sent")
 
     def __init__(self, chunk: m.Chunk, epoch: int, sent: float) -> None:
         self.chunk = chunk
         self.epoch = epoch
         self.sent = sent
+        self.done = 0
 
 
 class Epoch:
@@ -129,6 +137,7 @@ class Engine:
         self._lock = threading.Lock()
         self._run = 0
         self._closed = False
+        self.on_close: Callable[[], None] = lambda: None
         self.log = Telemetry(None, perf_counter())
         self._poll = select.poll()
         self._exit_fds: set[int] = set()
@@ -225,11 +234,11 @@ class Engine:
     # --- the consumer's side -------------------------------------------------------------------------------
 
     def next(self, number: int) -> Any:
-        """The epoch's next batch. Raises StopIteration at its end, and whatever preparing the batch raised."""
+        """The epoch's next batch. Raises EndOfEpoch at its end, and whatever preparing the batch raised."""
         started = perf_counter()
         with self._lock:
             if self._closed:
-                raise StopIteration
+                raise EndOfEpoch
             epoch = self._epochs[number]
             self._links.board.words[ATTENTION] = 0
             self.assembly.reclaim()
@@ -240,7 +249,7 @@ class Engine:
             if epoch.end == self._order:
                 self.log.end = perf_counter()
                 self._attention()
-                raise StopIteration
+                raise EndOfEpoch
             order, batch = self._order, self.assembly.take(self._order)
             self._order += 1
             now = perf_counter()
@@ -333,15 +342,16 @@ class Engine:
     def _reported(self, lane: Any, report: Report) -> None:
         sent = self._sent[report.chunk]
         chunk = sent.chunk
+        sent.done = report.done
         if report.layout is not None:
             self.assembly.learn(report.layout)
         if report.final:
             del self._sent[report.chunk]
         spans = cut(chunk.spans, report.first, report.done)
-        if spans:
-            record = self.assembly.record(spans[0][0])
-            position = record.positions[spans[0][0] - record.first]
-            self.log.worked(lane.name, report, sent.epoch, position, sent.sent)
+        if report.done > report.first:
+            position = self.assembly.position(spans[0][0]) if spans else -1
+            prepared = chunk.kind in ("run", "next")
+            self.log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared)
         self._measured(lane.name, chunk, spans, report)
         if chunk.kind == "collate":
             assert report.items is not None
@@ -361,19 +371,21 @@ class Engine:
     def _inspected(self, report: Report, spans: tuple[m.Span, ...]) -> None:
         """Host reads are done: their fields lie ready, and their features give the costs."""
         assert report.items is not None and self.estimates is not None
-        features: list[tuple[float, ...]] = []
+        features: list[tuple[float, ...] | None] = []
         serials = [serial for lo, hi in spans for serial in range(lo, hi)]
         keys = [self.assembly.key(serial) for serial in serials]
-        known = next((item.values for item in report.items if isinstance(item, Features)), ())
         for serial, item in zip(serials, report.items, strict=True):
             good = isinstance(item, Features)
             self.assembly.inspected(serial, item.fields if good else item)
-            features.append(item.values if good else known)
+            features.append(item.values if good else None)
         cpu, device = self.estimates.of_features(serials, keys, features)
         self._handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes))
 
     def _measured(self, lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
-        if self.estimates is not None and report.times is not None and chunk.kind == "run":
+        if self.estimates is None or chunk.kind != "run" or report.done == report.first:
+            return
+        self.estimates.took(report.done - report.first, report.seconds)
+        if report.times is not None:
             serials = [serial for lo, hi in spans for serial in range(lo, hi)]
             keys = [self.assembly.key(serial) for serial in serials]
             self.estimates.measured(lane, keys, serials, report.times)
@@ -383,9 +395,9 @@ class Engine:
         now = perf_counter()
         for sent in list(self._sent.values()):
             if sent.chunk.kind == "run" and sent.chunk.size > 1:
-                state = self._lanes[_lane_kind(sent.chunk)].running(self._run, sent.chunk.number)
-                if state is not None:
-                    self._handle(m.Running(now, sent.chunk.number, *state))
+                since = self._lanes[_lane_kind(sent.chunk)].running_s(self._run, sent.chunk.number)
+                if since is not None:
+                    self._handle(m.Running(now, sent.chunk.number, sent.done, since))
         self._handle(m.Tick(now))
 
     def _handle(self, event: m.Event) -> None:
@@ -415,7 +427,7 @@ class Engine:
             return
         epoch = self._epochs[self.assembly.record(chunk.spans[0][0]).epoch]
         self._sent[chunk.number] = Sent(chunk, epoch.number, now)
-        pieces = self.assembly.pieces(chunk.spans)
+        pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
         lane.send(Task(self._run, chunk.number, chunk.kind, epoch.number, epoch.source.seed, pieces, layout))
 
@@ -438,6 +450,7 @@ class Engine:
             lane.close(timeout)
         self.assembly.clear()
         self._links.close()
+        self.on_close()
 
 
 def _lane_kind(chunk: m.Chunk) -> str:

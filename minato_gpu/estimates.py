@@ -22,7 +22,8 @@ class Estimator:
         self.model = model
         self._lanes = lanes
         self._features: dict[int, tuple[float, ...]] = {}
-        self._costly = False
+        self._mean = 0.0
+        self._samples = 0
 
     def begin_epoch(self) -> None:
         """Start a new report of prediction errors."""
@@ -31,23 +32,30 @@ class Estimator:
 
     def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
         """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
-        if not self._costly or len(self._lanes) > 1 or not self.model.recorded[self._lanes[0]]:
+        if self._mean < _COSTLY_S or len(self._lanes) > 1 or not self.model.recorded[self._lanes[0]]:
             return None, None
         costs = self.model.predict(self._lanes[0], keys=keys)
         return (None if np.isnan(costs).any() else costs.tolist()), None
 
-    def of_features(self, serials: list[int], keys: list[Any], features: list[tuple[float, ...]]) -> tuple[Any, Any]:
+    def of_features(
+        self, serials: list[int], keys: list[Any], given: list[tuple[float, ...] | None]
+    ) -> tuple[Any, Any]:
         """Predicted seconds from cost features (and history), for each lane; a guess of 1 ms where none is known."""
-        self._features.update(zip(serials, features, strict=True))
+        self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
+        features = [values or (np.nan,) * self.model.features for values in given]
         out = []
         for lane in self._lanes:
             costs = self.model.predict(lane, features, keys)
             out.append(np.where(np.isnan(costs), 1e-3, costs).tolist())
         return out[0], out[1] if len(out) > 1 else None
 
+    def took(self, samples: int, seconds: float) -> None:
+        """``samples`` samples took ``seconds`` together, on whatever lane."""
+        self._samples += samples
+        self._mean += (seconds / samples - self._mean) * max(samples / self._samples, samples / (samples + 200))
+
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float]) -> None:
         """What samples really took, in seconds of one slot."""
-        self._costly = self._costly or max(seconds) > _COSTLY_S
         features = [self._features.pop(serial, None) for serial in serials]
         given = None if any(f is None for f in features) else features
         self.model.observe_many(lane, keys, given, seconds)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
@@ -17,14 +17,16 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from minato_gpu.admission import Occurrences, OrderLog, Source, Speculation, never_repeats
 from minato_gpu.building import build_engine
-from minato_gpu.engine import Engine, WorkerDied
+from minato_gpu.engine import EndOfEpoch, Engine, WorkerDied
 from minato_gpu.inline import InlineIterator
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import sample_seed
 
+T = TypeVar("T", covariant=True)
 
-class DataLoader(TorchDataLoader[Any]):
+
+class DataLoader(TorchDataLoader[T]):
     """PyTorch's DataLoader, in which a slow sample holds up no batch that can do without it.
 
     All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others:
@@ -48,7 +50,7 @@ class DataLoader(TorchDataLoader[Any]):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[T],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -262,9 +264,9 @@ class EngineIterator(_BaseDataLoaderIter):
             raise StopIteration
         try:
             data = self._engine.next(self._number)
-        except StopIteration:
+        except EndOfEpoch:
             self._end()
-            raise
+            raise StopIteration from None
         except WorkerDied:
             self.ended = True
             self._engine.close()

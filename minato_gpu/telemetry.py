@@ -41,14 +41,18 @@ class Telemetry:
         self.spans: deque[tuple[float, float, str, int, int, int, int, float]] = deque(maxlen=_RING)
         self.handed: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
-    def worked(self, lane: str, report: Report, epoch: int, position: int, sent: float) -> None:
-        """A lane reported work on samples from ``position`` on, in a chunk that was sent at ``sent``."""
+    def worked(self, lane: str, report: Report, epoch: int, position: int, sent: float, *, prepared: bool) -> None:
+        """A lane reported work on samples from ``position`` on, in a chunk that was sent at ``sent``.
+
+        Host reads and collation keep a slot busy but prepare no sample.
+        """
         log, count = self.lanes[lane], report.done - report.first
         begin, end = (report.begin if report.first == 0 else report.end - report.seconds), report.end
-        log.samples += count
         log.busy_s += report.seconds
-        log.queue_s.append(max(0.0, report.begin - sent))
-        log.service_s.append(report.seconds / count)
+        if prepared:
+            log.samples += count
+            log.queue_s.append(max(0.0, report.begin - sent))
+            log.service_s.append(report.seconds / count)
         self.spans.append((begin, end, lane, report.worker, epoch, position, count, report.seconds / count))
 
     def delivered(self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int]) -> None:

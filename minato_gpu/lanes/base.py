@@ -93,6 +93,7 @@ class Extra:
     """A sample in its own row, with object leaves that travel beside the slab."""
 
     objects: list[Any]
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,11 @@ class Features:
     fields: Any
     values: tuple[float, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the fields."""
+        return int(self.fields.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -128,6 +134,7 @@ class Failure:
 
     error: ExceptionWrapper
     collated: bool = False
+    nbytes: int = 0
 
 
 class Lane(Protocol):
@@ -148,8 +155,8 @@ class Lane(Protocol):
     def fds(self) -> list[int]:
         """Descriptors that become readable when there may be something to receive."""
 
-    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
-        """Samples of the chunk that are ready and for how long the next has run; None when it is not running."""
+    def running_s(self, run: int, chunk: int) -> float | None:
+        """For how long the chunk's current sample has run; None when it is not running. Finished ones get reported."""
 
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""

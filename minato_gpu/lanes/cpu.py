@@ -21,7 +21,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import BUFFER, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import blobs
-from minato_gpu.memory.board import DONE, SINCE_NS
+from minato_gpu.memory.board import LIMIT, SINCE_NS
 
 
 class _CpuLane:
@@ -33,13 +33,17 @@ class _CpuLane:
         self.links = links
         self.slots = links.workers
 
-    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
-        """Samples of the chunk that are ready and for how long the next has run; None when it is not running."""
+    def running_s(self, run: int, chunk: int) -> float | None:
+        """For how long the chunk's current sample has run; None when no worker is at the chunk.
+
+        The worker is asked to report what it has finished of it.
+        """
         worker = self.links.board.find(run, chunk)
         if worker is None:
             return None
+        os.eventfd_write(self.links.pokes[worker], 1)
         row, words = self.links.board.row(worker), self.links.board.words
-        return words[row + DONE], perf_counter() - words[row + SINCE_NS] / 1e9
+        return perf_counter() - words[row + SINCE_NS] / 1e9
 
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if too late."""
@@ -72,7 +76,7 @@ class ProcessLane(_CpuLane):
         if len(data) > LARGE:
             arena = self.links.engine_arena
             offset = arena.allocate(len(data))
-            memoryview(arena.buffer)[offset : offset + len(data)] = data
+            arena.buffer[offset : offset + len(data)] = data
             self._large[task.run, task.chunk] = offset
             data = pickle.dumps((offset, len(data)))
         queue = self._waiting[worker % len(self._waiting)]
@@ -145,7 +149,7 @@ class ThreadLane(_CpuLane):
         self._threads: list[threading.Thread] = []
         for number in range(links.workers):
             channel = self._channels[number % len(self._channels)]
-            args = (number, job, channel, Store(number, links, None, links.board), links.board)
+            args = (number, job, channel, Store(number, links, None, links.board), links)
             thread = threading.Thread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -179,15 +183,15 @@ class ThreadLane(_CpuLane):
     def close(self, timeout: float) -> None:
         """Stop every worker after its current sample; idempotent."""
         for number in range(self.links.workers):
-            self.links.board.words[self.links.board.row(number) + 3] = 0
+            self.links.board.words[self.links.board.row(number) + LIMIT] = 0
             self._channels[number % len(self._channels)].tasks.put(None)
         for thread in self._threads:
             thread.join()
         self._threads = []
 
 
-def _thread_main(number: int, job: Job, channel: QueueChannel, store: Store, board: Any) -> None:
-    Worker(number, job, channel, store, board).run()
+def _thread_main(number: int, job: Job, channel: QueueChannel, store: Store, links: Links) -> None:
+    Worker(number, job, channel, store, links.board, links.pokes[number]).run()
 
 
 __all__ = ["Blob", "ProcessLane", "ThreadLane"]

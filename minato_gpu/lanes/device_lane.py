@@ -67,7 +67,7 @@ class DeviceLane:
         """The thread does not end by itself."""
         return []
 
-    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
+    def running_s(self, run: int, chunk: int) -> float | None:
         """A micro-batch is not looked into."""
         return None
 

@@ -3,7 +3,8 @@
 Tasks go through one socket that all workers read: the kernel hands each message to exactly one of them, whole, so
 a free worker takes the next chunk without asking, and a killed one takes at most its own chunk along. A data set
 that each worker iterates for itself needs addressed tasks, so there every worker has a socket of its own. Reports
-come back through one socket that all workers write. Everything ends when the parent's ends are closed.
+come back through one socket that all workers write. A poke asks one worker to report what it has finished while a
+slow sample runs. Everything ends when the parent's ends are closed.
 
 Decision: SOCK_SEQPACKET instead of ``multiprocessing.Queue``: no feeder thread, no lock that a killed worker can
 take with it, and message boundaries are kept by the kernel.
@@ -43,6 +44,7 @@ class Links:
         for sender in self.task_senders:
             sender.setblocking(False)
         self.wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self.pokes = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(workers)]
         _open_links.add(self)
 
     def buffer(self, owner: int) -> Any:
@@ -68,7 +70,8 @@ class Links:
         for end in (*self.task_senders, *self.task_receivers, self.report_receiver, self.report_sender):
             end.close()
         if self.wake >= 0:
-            os.close(self.wake)
+            for fd in (self.wake, *self.pokes):
+                os.close(fd)
             self.wake = -1
             self.board.close()
             self.engine_arena.close()
@@ -83,6 +86,7 @@ class Links:
             "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
             "board": reduction.DupFd(self.board.fd),
             "wake": reduction.DupFd(self.wake),
+            "pokes": [reduction.DupFd(fd) for fd in self.pokes],
             "receivers": [reduction.DupFd(end.fileno()) for end in self.task_receivers],
             "reports": reduction.DupFd(self.report_sender.fileno()),
         }
@@ -93,6 +97,7 @@ class Links:
         self.engine_arena, self.arenas = arenas[0], arenas[1:]
         self.board = Board(self.workers, fd=state["board"].detach())
         self.wake = state["wake"].detach()
+        self.pokes = [dup.detach() for dup in state["pokes"]]
         self.task_senders = []
         self.task_receivers = [socket.socket(fileno=dup.detach()) for dup in state["receivers"]]
         self.report_sender = socket.socket(fileno=state["reports"].detach())

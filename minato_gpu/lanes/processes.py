@@ -74,7 +74,7 @@ def worker_main(number: int, job: Job, links: Links, parent: int, alive: Any) ->
     )
     torch_worker._worker_info = info
     store = Store(number, links, links.arenas[number], links.board)
-    Worker(number, job, SocketChannel(links, number), store, links.board).run()
+    Worker(number, job, SocketChannel(links, number), store, links.board, links.pokes[number]).run()
 
 
 def _end_with(alive: Any) -> None:

@@ -78,8 +78,9 @@ class Producer:
         """The way to prepare the samples of this piece."""
         if self._init_error is not None:
             return lambda at: self.check_started()
-        if self._getitems is not None and (batch := self._fetch_many(task, piece, unseeded)) is not None:
-            return batch.__getitem__
+        if self._getitems is not None:
+            batch = self._fetch_many(task, piece, unseeded)
+            return batch.__getitem__ if batch is not None else lambda at: self._fetch_one(task, piece, at)
         if self._job.pipeline is not None:
             return lambda at: self._through_pipeline(task, piece, at)
         dataset, keys = self._job.dataset, piece.keys
@@ -129,19 +130,27 @@ class Producer:
         return pipeline.run(self._seeded(task, piece, at), seed)
 
     def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Any] | None:
-        """All samples of the piece by ``__getitems__``, or None when they must be fetched one by one.
+        """All samples of the piece by one ``__getitems__``, or None when they must be fetched one by one.
 
-        Draws belong to single samples, so a data set that draws is asked for one sample at a time.
+        Draws belong to single samples, so a data set that draws is asked for one sample at a time; and so is one
+        that raises, to find the sample that it raises for.
         """
         assert self._getitems is not None
         if not unseeded and self.seeder is not None:
-            if len(piece.keys) > 1:
-                return None
-            self.seeder.seed(self._seed_of(task, piece, 0))
+            return None
         try:
             batch = list(self._getitems(list(piece.keys)))
         except Exception:
-            return None  # the single fetches will find, and name, the sample that raises
-        if not unseeded and self.seeder is not None:
-            self.seeder.seeded_sample_done()
+            return None
         return batch if len(batch) == len(piece.keys) else None
+
+    def _fetch_one(self, task: Task, piece: Piece, at: int) -> Any:
+        assert self._getitems is not None
+        if self.seeder is not None:
+            self.seeder.seed(self._seed_of(task, piece, at))
+        batch = self._getitems([piece.keys[at]])
+        if self.seeder is not None:
+            self.seeder.seeded_sample_done()
+        if len(batch) != 1:
+            raise ValueError(f"__getitems__ was given 1 index and returned {len(batch)} samples")
+        return batch[0]

@@ -20,6 +20,7 @@ import torch
 _UNSEEDED_FROM = 8  # chunks of fewer samples are always seeded: the check would cost as much
 _EVIDENCE = 16  # seeded samples that are looked at for draws
 _MASK = (1 << 64) - 1
+_TORCH_MASK = _MASK >> 1  # torch.initial_seed() must fit a signed 64-bit tensor element, as PyTorch's own seeds do
 
 
 class Seeder:
@@ -82,7 +83,7 @@ class Seeder:
         seed_generators(seed)
         self._random.seed(seed)
         self._numpy.seed((seed ^ (seed >> 32)) & 0xFFFFFFFF)
-        self._torch.manual_seed(seed)
+        self._torch.manual_seed(seed & _TORCH_MASK)
         self._in_step = True
 
 
@@ -90,7 +91,7 @@ def seed_generators(seed: int) -> None:
     """Seed ``random``, NumPy's legacy generator and torch's CPU generator from one unsigned 64-bit number."""
     random.seed(seed)
     np.random.seed((seed ^ (seed >> 32)) & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed & _TORCH_MASK)
 
 
 def show_initial_seed(seed: int) -> None:

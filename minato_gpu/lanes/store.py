@@ -26,7 +26,7 @@ class Buffers(Protocol):
 
 
 class Store:
-    """A worker's way to write and to read samples; ``nbytes`` counts what was put since it was last reset."""
+    """A worker's way to write and to read samples."""
 
     def __init__(self, worker: int, buffers: Buffers, arena: Arena | None, board: Board) -> None:
         self._worker = worker
@@ -36,7 +36,6 @@ class Store:
         self._layouts: dict[bytes, Layout] = {}
         self._slab: tuple[Any, ...] = ()
         self._views: list[NDArray[Any] | None] = []
-        self.nbytes = 0
 
     def layout(self, data: bytes) -> Layout:
         """The layout with this pickle."""
@@ -55,15 +54,12 @@ class Store:
     def put(self, value: Any, *, collated: bool = False) -> Blob | Local:
         """Lay an object down for other processes to read."""
         if self._arena is None:
-            nbytes = approximate_bytes(value)
-            self.nbytes += nbytes
-            return Local(value, nbytes, collated)
+            return Local(value, approximate_bytes(value), collated)
         for offset in self._board.returned(self._worker):
             self._arena.free(offset)
         data, views, nbytes = blobs.dump(value)
         offset = self._arena.allocate(nbytes)
-        blobs.write(memoryview(self._arena.buffer)[offset : offset + nbytes], data, views)
-        self.nbytes += nbytes
+        blobs.write(self._arena.buffer[offset : offset + nbytes], data, views)
         return Blob(self._worker, offset, nbytes, collated)
 
     def discard(self, item: Any) -> None:

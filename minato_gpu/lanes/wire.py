@@ -61,7 +61,7 @@ class SocketChannel:
             arena = self._links.arenas[self._worker]
             parts, views, nbytes = blobs.dump(tuple(report))
             offset = arena.allocate(nbytes)
-            blobs.write(memoryview(arena.buffer)[offset : offset + nbytes], parts, views)
+            blobs.write(arena.buffer[offset : offset + nbytes], parts, views)
             data = pickle.dumps((self._worker, offset, nbytes))
         self._reports.send(data)
         if self._words[ATTENTION]:

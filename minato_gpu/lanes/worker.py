@@ -2,13 +2,15 @@
 
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
-others; finished samples are reported when the chunk ends, or at the first sample boundary a few milliseconds after
-the last report.
+others. Finished samples are reported when the chunk ends, at the first sample boundary a few milliseconds after the
+last report, or when the engine *pokes* the worker because a slow sample is keeping the others from being reported.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -20,11 +22,11 @@ from minato_gpu.lanes.base import Extra, Failure, Piece, Report, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
-from minato_gpu.memory.board import CHUNK, DONE, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
+from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
 from minato_gpu.memory.layout import Layout, Mismatch
 
 REPORT_S = 2e-3
-_FEW = 16  # chunks of at most this many samples report the time of each
+_COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
 
 class Progress:
@@ -53,11 +55,12 @@ class Progress:
         items, self.items, self.times, self.done = self.items, [], [], self.reported
         return items
 
-    def report(self, worker: int, nbytes: int, *, final: bool, status: str = "") -> Report:
+    def report(self, worker: int, *, final: bool, status: str = "") -> Report:
         """All that is ready and not reported yet."""
         items, times, seconds = self.items, self.times, sum(self.times)
-        telling = len(times) <= _FEW or max(times) > 4 * seconds / len(times)
+        telling = seconds > _COSTLY_S and max(times) > _COSTLY_S
         plain = items.count(None) == len(items)
+        nbytes = 0 if plain else sum(item.nbytes for item in items if item is not None)
         first, self.reported, self.last = self.reported, self.done, self.now
         layout, self.layout, self.items, self.times = self.layout, None, [], []
         return Report(
@@ -81,7 +84,7 @@ class Progress:
 class Worker:
     """Worker ``number``: ``run`` takes tasks until the channel ends."""
 
-    def __init__(self, number: int, job: Job, channel: Channel, store: Store, board: Board) -> None:
+    def __init__(self, number: int, job: Job, channel: Channel, store: Store, board: Board, poke: int) -> None:
         self._number = number
         self._job = job
         self._channel = channel
@@ -93,6 +96,11 @@ class Worker:
         self._stream: Any = None
         self._stream_of: tuple[int, int] | None = None
         self._learned: bytes | None = None
+        self._poke = poke  # an event descriptor
+        self._lock = threading.Lock()  # over the progress below, which the watcher reports from
+        self._open: tuple[Progress, bool] | None = None  # a chunk that may be reported at any time; unseeded?
+        self._watcher: threading.Thread | None = None
+        self._ended = False
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
@@ -101,13 +109,14 @@ class Worker:
         while (task := self._channel.receive()) is not None:
             progress = Progress(task)
             words[row + LIMIT] = NO_LIMIT
-            words[row + STARTED] = words[row + DONE] = 0
+            words[row + STARTED] = 0
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
             status = kinds[task.kind](task, progress)
             words[row + CHUNK] = -1
             self._report(progress, final=True, status=status)
             del task, progress
+        self._end()
 
     # --- kinds of task -------------------------------------------------------------------------------------
 
@@ -119,6 +128,30 @@ class Worker:
                 self._store.discard(item)
             self._attempt(task, progress, False)
         return ""
+
+    def _open_to_pokes(self, progress: tuple[Progress, bool] | None) -> None:
+        """From now on the watcher may report what is finished of this chunk (of none)."""
+        with self._lock:
+            self._open = progress
+        if progress is not None and self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="minato-watcher", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        """Answer pokes. A chunk whose samples may have drawn random numbers unseeded stays unreported."""
+        while not self._ended:
+            os.eventfd_read(self._poke)
+            with self._lock:
+                if self._open is not None:
+                    progress, unseeded = self._open
+                    if progress.done > progress.reported and not (unseeded and self._moved()):
+                        self._report(progress, final=False)
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._watcher is not None:
+            os.eventfd_write(self._poke, 1)
+            self._watcher.join()
 
     def _inspect(self, task: Task, progress: Progress) -> str:
         for piece in task.pieces:
@@ -166,6 +199,7 @@ class Worker:
                 continue
             whole = piece.whole and piece.slab < 0
             samples: list[Any] = []
+            self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
             produce = self._producer.of(task, piece, unseeded)
             put = _append_to(samples) if whole else self._putter(task, progress, piece)
             for at in range(skip, size):
@@ -175,9 +209,8 @@ class Worker:
                     item = put(at, produce(at))
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
-                progress.add(item)
-                if not (unseeded or whole):
-                    self._words[self._row + DONE] = progress.done
+                with self._lock:
+                    progress.add(item)
                 if not whole and progress.now - progress.last > REPORT_S and not self._publish(progress, unseeded):
                     return False
             skip = 0
@@ -185,6 +218,8 @@ class Worker:
                 self._join(progress, piece, samples)
                 if progress.now - progress.last > REPORT_S and not self._publish(progress, unseeded):
                     return False
+        with self._lock:
+            self._open = None
         return not (unseeded and self._moved())
 
     def _may_start(self, progress: Progress) -> bool:
@@ -259,17 +294,16 @@ class Worker:
 
     def _publish(self, progress: Progress, unseeded: bool) -> bool:
         """Report in between; False when samples prepared without seeds drew, and must not be reported."""
-        if unseeded and self._moved():
-            return False
-        if progress.done < progress.size:
-            self._report(progress, final=False)
-            self._words[self._row + DONE] = progress.done
+        with self._lock:
+            if unseeded and self._moved():
+                self._open = None
+                return False
+            if progress.done < progress.size:
+                self._report(progress, final=False)
         return True
 
     def _report(self, progress: Progress, *, final: bool, status: str = "") -> None:
-        report = progress.report(self._number, self._store.nbytes, final=final, status=status)
-        self._store.nbytes = 0
-        self._channel.send(report)
+        self._channel.send(progress.report(self._number, final=final, status=status))
 
 
 def _append_to(samples: list[Any]) -> Callable[[int, Any], Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 
 _ALIGN = 4096
 _KEEP_FREE = 256 << 20  # free bytes kept for reuse before pages are given back
@@ -32,47 +33,54 @@ class Arena:
     def __init__(self, name: str, capacity: int = 1 << 36, fd: int | None = None) -> None:
         self.fd = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC) if fd is None else fd
         self.capacity, self._map = _map(self.fd, capacity, attach=fd is not None)
+        # arrays that outlive the arena refer to this view, which keeps the mapping from being closed under them
+        self._view: memoryview | None = memoryview(self._map)
         self.allocated = 0
         self._top = 0
         self._free: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
         self._free_bytes = 0
+        self._lock = threading.Lock()
 
     def allocate(self, nbytes: int) -> int:
         """The offset of a block of at least ``nbytes`` bytes. Raises MemoryError when the arena is full."""
         size = _size_class(nbytes)
-        blocks = self._free.get(size)
-        if blocks:
-            offset = blocks.pop()
-            self._free_bytes -= size
-        else:
-            offset = self._top
-            if offset + size > self.capacity:
-                raise MemoryError(f"arena of {self.capacity} bytes is full: {self.allocated} bytes are in use")
-            self._top += size
-            self._sizes[offset] = size
-        self.allocated += size
+        with self._lock:
+            blocks = self._free.get(size)
+            if blocks:
+                offset = blocks.pop()
+                self._free_bytes -= size
+            else:
+                offset = self._top
+                if offset + size > self.capacity:
+                    raise MemoryError(f"arena of {self.capacity} bytes is full: {self.allocated} bytes are in use")
+                self._top += size
+                self._sizes[offset] = size
+            self.allocated += size
         return offset
 
     def free(self, offset: int) -> None:
         """Give a block back. Its pages stay mapped for reuse unless much memory lies free already."""
-        size = self._sizes[offset]
-        self.allocated -= size
-        self._free_bytes += size
-        self._free.setdefault(size, []).append(offset)
-        if self._free_bytes > _KEEP_FREE and self._free_bytes > self.allocated:
-            self._map.madvise(mmap.MADV_REMOVE, offset, size)
+        with self._lock:
+            size = self._sizes[offset]
+            if self._free_bytes > _KEEP_FREE and self._free_bytes > self.allocated:
+                self._map.madvise(mmap.MADV_REMOVE, offset, size)
+            self.allocated -= size
+            self._free_bytes += size
+            self._free.setdefault(size, []).append(offset)
 
     @property
-    def buffer(self) -> mmap.mmap:
+    def buffer(self) -> memoryview:
         """The whole mapping, for views; it lives until the last view of it dies."""
-        return self._map
+        assert self._view is not None, "the arena is closed"
+        return self._view
 
     def close(self) -> None:
         """Drop the descriptor and, where no view is left, the mapping."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        self._view = None
         try:
             self._map.close()
         except BufferError:

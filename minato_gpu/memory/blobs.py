@@ -28,20 +28,46 @@ class _Pickler(ForkingPickler):
     def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> None:
         # positional: ForkingPickler forwards nothing else, and adds multiprocessing's and torch's own reducers
         super().__init__(file, 5, True, keep)
+        self._bases: dict[int, torch.Tensor] = {}  # storage -> all of it, as bytes
+        self._base_ids: set[int] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is torch.Tensor and obj.device.type == "cpu":
-            if obj.layout is not torch.strided:
-                return _reduce_sparse(obj)
-            if obj.requires_grad and not obj.is_leaf:
-                raise RuntimeError(
-                    "a tensor that requires grad and is not a leaf cannot leave its worker; detach() it first"
-                )
-            if not obj.is_quantized and not obj.is_conj() and not obj.is_neg():
-                flat = obj.detach().contiguous().reshape(-1).view(torch.uint8) if obj.numel() else None
-                data = pickle.PickleBuffer(b"" if flat is None else flat.numpy())
-                return _tensor, (data, obj.dtype, tuple(obj.shape), obj.requires_grad)
-        return NotImplemented
+        if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)) and obj.device.type == "cpu":
+            return obj.__reduce__()  # the bytes themselves; torch's reducer would share a file descriptor
+        if not isinstance(obj, torch.Tensor) or obj.device.type != "cpu":
+            return NotImplemented
+        if obj.requires_grad and not obj.is_leaf:
+            raise RuntimeError(
+                "a tensor that requires grad and is not a leaf cannot leave its worker; detach() it first"
+            )
+        if type(obj) is torch.Tensor and obj.layout is not torch.strided:
+            return _reduce_sparse(obj)
+        if id(obj) in self._base_ids:
+            return _bytes, (pickle.PickleBuffer(obj.numpy()),)
+        if type(obj) in (torch.Tensor, torch.nn.Parameter) and not (obj.is_quantized or obj.is_conj() or obj.is_neg()):
+            base, stride, offset = self._base(obj.detach())
+            parts = (base, obj.dtype, tuple(obj.shape), stride, offset)
+            return _tensor, (*parts, obj.requires_grad, type(obj) is torch.nn.Parameter, dict(obj.__dict__))
+        return obj.__reduce_ex__(2)
+
+    def _base(self, obj: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...], int]:
+        """The bytes that hold the tensor, its strides and its offset in them (both in elements).
+
+        A tensor that fills its storage takes the storage along, and later views of it share it, as they did before.
+        Any other view takes its own elements only: a sample is often a small view of a whole data set.
+        """
+        storage = obj.untyped_storage()
+        key = storage.data_ptr()
+        whole = obj.is_contiguous() and obj.numel() * obj.element_size() == storage.nbytes()
+        if not whole and key in self._bases and key:
+            return self._bases[key], obj.stride(), obj.storage_offset()
+        own = obj.contiguous()
+        base = self._bases.get(key) if whole and key else None
+        if base is None:
+            base = own.reshape(-1).view(torch.uint8) if own.numel() else torch.empty(0, dtype=torch.uint8)
+            self._base_ids.add(id(base))
+            self._bases[key if whole and key else -1 - len(self._bases)] = base
+        return base, own.stride(), 0
 
 
 def _reduce_sparse(obj: torch.Tensor) -> Any:
@@ -65,10 +91,30 @@ def _compressed(
     return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
 
 
-def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    flat = np.frombuffer(data, np.uint8) if len(memoryview(data)) else None
-    tensor = torch.empty(shape, dtype=dtype) if flat is None else torch.from_numpy(flat).view(dtype).view(shape)
-    return tensor.requires_grad_() if requires_grad else tensor
+def _bytes(data: Any) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8)) if len(memoryview(data)) else torch.empty(0, dtype=torch.uint8)
+
+
+def _tensor(
+    base: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    grad: bool,
+    parameter: bool,
+    attributes: dict[str, Any],
+) -> torch.Tensor:
+    if base.numel():
+        tensor = base.view(dtype).as_strided(shape, stride, offset)
+    else:
+        tensor = torch.empty(shape, dtype=dtype)
+    if parameter:
+        tensor = torch.nn.Parameter(tensor, requires_grad=grad)
+    elif grad:
+        tensor.requires_grad_()
+    tensor.__dict__.update(attributes)
+    return tensor
 
 
 def dump(value: Any) -> tuple[bytes, list[memoryview], int]:

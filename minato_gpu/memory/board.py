@@ -1,6 +1,6 @@
 """The board: a page of shared memory on which every worker shows what it is doing, without a message.
 
-One row of 64-bit words per worker. A worker writes CHUNK, STARTED, DONE, SINCE_NS; the parent writes LIMIT to take
+One row of 64-bit words per worker. A worker writes CHUNK, STARTED, SINCE_NS; the parent writes LIMIT to take
 samples back that have not started. The hand-shake is Dekker's: a worker writes STARTED, then reads LIMIT; the
 parent writes LIMIT, then reads STARTED; a lock operation between the two (a full fence on the processors that
 PyTorch supports) makes sure that at least one of them sees the other.
@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 
-CHUNK, STARTED, DONE, LIMIT, SINCE_NS, HEAD, TAIL, RUN = range(8)
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN = range(7)
 _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62

@@ -8,8 +8,10 @@ are stacked, and to what, follows ``torch.utils.data.default_collate``; the test
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,10 +51,10 @@ class Leaf:
     dtype: torch.dtype | None
     in_sequence: bool = False
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one row."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.raw.itemsize
+        return math.prod(self.shape) * self.raw.itemsize
 
 
 Tree = Any
@@ -65,6 +67,7 @@ class Layout:
 
     tree: Tree
     leaves: tuple[Leaf, ...]
+    _offsets: dict[int, tuple[list[int], int]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, sample: Any) -> Layout | None:
@@ -80,11 +83,14 @@ class Layout:
 
     def offsets(self, rows: int) -> tuple[list[int], int]:
         """Where each leaf's block of ``rows`` rows begins in a slab, and the slab's size in bytes."""
-        offsets, at = [], 0
-        for leaf in self.leaves:
-            offsets.append(at)
-            at += round_up(leaf.nbytes * rows, _ALIGN)
-        return offsets, max(at, _ALIGN)
+        known = self._offsets.get(rows)
+        if known is None:
+            offsets, at = [], 0
+            for leaf in self.leaves:
+                offsets.append(at)
+                at += round_up(leaf.nbytes * rows, _ALIGN)
+            known = self._offsets[rows] = offsets, max(at, _ALIGN)
+        return known
 
     def views(self, buffer: Any, offset: int, rows: int) -> list[NDArray[Any] | None]:
         """An array of shape (rows, *leaf.shape) for each stored leaf of the slab at ``offset``."""
@@ -94,7 +100,7 @@ class Layout:
             for leaf, at in zip(self.leaves, offsets, strict=True)
         ]
 
-    @property
+    @cached_property
     def objects(self) -> int:
         """How many leaves travel beside the slab (strings and bytes)."""
         return sum(leaf.kind == "object" for leaf in self.leaves)
@@ -114,7 +120,7 @@ class Layout:
                 objects = objects or []
                 objects.append(value)
             elif leaf.kind == "array":
-                if value.dtype != leaf.raw or value.shape != leaf.shape:
+                if value.dtype != leaf.raw or value.shape != leaf.shape or _backwards(value):
                     raise Mismatch
                 view[row] = value
             elif leaf.kind == "tensor":
@@ -137,7 +143,7 @@ class Layout:
         assert view is not None
 
         def write_array(row: int, sample: Any) -> None:
-            if type(sample) is not np.ndarray or sample.dtype != dtype or sample.shape != shape:
+            if type(sample) is not np.ndarray or sample.dtype != dtype or sample.shape != shape or _backwards(sample):
                 raise Mismatch
             view[row] = sample
 
@@ -200,7 +206,7 @@ def _leaf(value: Any, in_sequence: bool) -> Leaf:
     kind = type(value)
     if kind is torch.Tensor and _plain(value):
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
-    if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim:
+    if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
         dtype = torch.from_numpy(np.empty(0, value.dtype)).dtype
         return Leaf("array", kind, value.shape, value.dtype, dtype)
     if kind in _SCALARS:
@@ -211,6 +217,11 @@ def _leaf(value: Any, in_sequence: bool) -> Leaf:
     if kind in (str, bytes):
         return Leaf("object", kind, (), np.dtype(np.uint8), None, in_sequence)
     raise Mismatch
+
+
+def _backwards(value: NDArray[Any]) -> bool:
+    """Whether a stride is negative, which torch refuses."""
+    return not value.flags.c_contiguous and min(value.strides) < 0
 
 
 def _plain(value: torch.Tensor) -> bool:

@@ -7,7 +7,6 @@ run in any thread at any moment, so it only appends to a queue that the engine e
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from typing import Any
 from weakref import ref
@@ -32,9 +31,10 @@ class Leases:
         self.returned: deque[tuple[int, int]] = deque()
         self._live: dict[int, Any] = {}
 
-    def lend(self, buffer: mmap.mmap, owner: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
+    def lend(self, buffer: memoryview, owner: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Bytes ``offset`` to ``offset + nbytes`` of the arena as an array, shape (nbytes,), that owns the block."""
-        array = np.ndarray((nbytes,), np.uint8, buffer, offset)
+        # frombuffer, not ndarray(buffer=...): that would refer to the mapping itself, without keeping it from closing
+        array = np.frombuffer(buffer, np.uint8, nbytes, offset)
         lease = _Lease(array, _came_back)
         lease.block = (owner, offset)
         lease.pool = self
