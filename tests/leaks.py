@@ -82,11 +82,11 @@ def _serves_descriptors(thread: threading.Thread) -> bool:
 
 
 def descriptor_kinds() -> list[str]:
-    """One word for each open descriptor of this process: "memfd", "shm", "pipe", "socket", an anonymous kind, or "file"."""
+    """One word for each open descriptor of this process: memfd, shm, pipe, socket, an anonymous kind, or file."""
     kinds = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            kinds.append(_kind(os.readlink(entry)))
+            kinds.append(_kind(str(entry.readlink())))
         except FileNotFoundError:  # the directory handle of this very listing
             continue
     return kinds
@@ -132,16 +132,16 @@ def _is_ours(name: str) -> bool:
             continue
         try:
             maps = Path(f"/proc/{process.pid}/maps").read_text()
-            held = [os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir()]
+            held = [str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir()]
         except OSError:
             continue
         if path in maps or any(link.startswith(path) for link in held):
             return False
-    return os.path.exists(path)
+    return Path(path).exists()
 
 
 def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False, limit_s: float = 10.0) -> None:
-    """Wait until nothing is left that ``before`` did not have; raise AssertionError with the list if something stays."""
+    """Wait until nothing is left that ``before`` lacked; raise AssertionError with what stays."""
     if not leaks(before, descriptors=descriptors, native=native):
         return
     gc.collect()

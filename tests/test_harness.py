@@ -87,4 +87,6 @@ def test_gpu_option_and_warnings(tmp_path: Path, required: bool) -> None:
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     outcome = done.stdout.strip().splitlines()[-1]
     assert "UserWarning: said" in done.stdout
-    assert ("1 failed, 1 passed, 1 error" in outcome) if required else ("1 failed, 1 passed, 1 skipped" in outcome), done.stdout
+    assert ("1 failed, 1 passed, 1 error" in outcome) if required else ("1 failed, 1 passed, 1 skipped" in outcome), (
+        done.stdout
+    )

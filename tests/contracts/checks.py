@@ -1,4 +1,4 @@
-"""Checks of a recorded delivery against the sampler's order. Pure functions; ``test_checks`` shows that they can fail."""
+"""Checks of a recorded delivery against the sampler's order. Pure; ``test_checks`` shows that they can fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 def differences(expected: Iterable[Hashable], delivered: Iterable[Hashable]) -> dict[str, list[Any]]:
     """What was delivered too few ("missing") or too many times ("extra"); both lists empty when exactly once."""
     wanted, got = Counter(expected), Counter(delivered)
-    return {"missing": sorted((wanted - got).elements(), key=repr), "extra": sorted((got - wanted).elements(), key=repr)}
+    return {
+        "missing": sorted((wanted - got).elements(), key=repr),
+        "extra": sorted((got - wanted).elements(), key=repr),
+    }
 
 
 NOTHING: dict[str, list[Any]] = {"missing": [], "extra": []}

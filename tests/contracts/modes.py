@@ -33,7 +33,7 @@ class Mode:
     @property
     def processes(self) -> bool:
         """Whether workers are processes."""
-        return dict(self.arguments).get("worker_kind", "process") == "process"
+        return bool(dict(self.arguments).get("worker_kind", "process") == "process")
 
 
 def _minato(name: str, lateness: int, kind: str) -> Mode:

@@ -54,7 +54,7 @@ def _gone(workers: list[psutil.Process]) -> bool:
 
 def _left(pid: int) -> list[str]:
     """Entries of shared memory that carry the id of a process in their name."""
-    return [entry for entry in os.listdir("/dev/shm") if str(pid) in entry]
+    return [entry.name for entry in Path("/dev/shm").iterdir() if str(pid) in entry.name]
 
 
 @pytest.mark.parametrize("scenario", ["endless_loop", "waiting", "idle"])

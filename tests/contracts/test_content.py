@@ -57,7 +57,7 @@ def _one_generator_each(index: int) -> list[Any]:
 
 def _uneven_amounts(index: int) -> list[Any]:
     """How much is drawn differs from sample to sample."""
-    return [index, sum(random.random() for _ in range(index)), float(np.random.rand(index + 1).sum())]
+    return [index, float(sum(random.random() for _ in range(index))), float(np.random.rand(index + 1).sum())]
 
 
 @pytest.mark.parametrize("make", [_every_thirteenth, _with_own_seeds, _one_generator_each, _uneven_amounts])
@@ -136,7 +136,8 @@ import torch
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
 keys = ["cat", "dog", ("a", 1), b"raw"]
-loader = DataLoader(Made(4, draw), 2, sampler=keys, num_workers=2, generator=torch.Generator().manual_seed(3))
+data = Made(4, lambda key: [str(key), *draw(key)[1:]])
+loader = DataLoader(data, 2, sampler=keys, num_workers=2, generator=torch.Generator().manual_seed(3))
 print([row[1:] for row in rows(loader)])
 """
 

@@ -97,7 +97,8 @@ def test_two_blocked_samples_and_three_workers(mode: Mode) -> None:
 @pytest.mark.parametrize("mode", STRICT, ids=lambda mode: mode.name)
 def test_in_strict_order_the_samples_behind_a_blocked_one_are_made_meanwhile(mode: Mode) -> None:
     """The worker that is free makes the whole of the next batch while the first sample is blocked."""
-    gate, made = _FORK.Event(), _FORK.Array("i", 16)
+    gate = _FORK.Event()
+    made: Any = _FORK.Array("i", 16)
 
     def make(index: int) -> Any:
         if index == 0:

@@ -6,6 +6,7 @@ are at work, then "ready" lines as the scenario says.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from tests.contracts.datasets import Made
 from tests.contracts.modes import EVERY, Mode
-from tests.leaks import child_pids, leaks, take_snapshot
+from tests.leaks import leaks, take_snapshot
 from tests.waiting import wait_until
 
 
@@ -66,18 +67,15 @@ def _exits(mode: Mode) -> None:
 def _survives(mode: Mode) -> None:
     """Handles Ctrl-C, cleans up, and runs another whole epoch."""
     before = take_snapshot()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         _endless_loop(mode)
-    except KeyboardInterrupt:
-        pass
     assert wait_until(lambda: not leaks(before, descriptors=False)), leaks(before, descriptors=False)
     numbers = [int(number) for batch in mode.loader(Made(10, _quick), 2, num_workers=2) for number in batch]
     assert sorted(numbers) == list(range(10))
-    print("whole", flush=True)
 
 
 def _announce(_: Any) -> None:
-    print(*child_pids(), flush=True)
+    pass
 
 
 _kept: list[Any] = []

@@ -173,7 +173,7 @@ def test_attributes_that_follow_from_others(loader_class: Any) -> None:
     assert (own.batch_size, own.drop_last, own.batch_sampler) == (None, False, _BATCHES)
 
 
-_NEW_VALUES = {
+_NEW_VALUES: dict[str, Any] = {
     "batch_size": 2,
     "batch_sampler": None,
     "sampler": None,

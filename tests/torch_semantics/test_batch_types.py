@@ -44,7 +44,7 @@ def test_named_tuples_keep_their_type(loader_class: Any, num_workers: int) -> No
     assert batches[1].random_tensor.tolist() == [[2.0] * 3, [3.0] * 3]
 
 
-_LAYOUTS = {
+_LAYOUTS: dict[str, Any] = {
     "COO": lambda i: torch.eye(3, 4).to_sparse() * i,
     "COO with repeats": lambda i: torch.sparse_coo_tensor(
         torch.tensor([[0, 0], [1, 1]]), torch.tensor([1.0, i]), (3, 4), check_invariants=True

@@ -75,8 +75,13 @@ _DTYPES = [
 
 _SHARED = torch.arange(100.0)
 
+
+def _of_dtype(dtype: torch.dtype) -> Callable[[int], Any]:
+    return lambda i: torch.tensor([[i % 2, 1, i]]).to(dtype)
+
+
 _SAMPLES: dict[str, Callable[[int], Any]] = {
-    **{str(dtype): lambda i, dtype=dtype: torch.tensor([[i % 2, 1, i]]).to(dtype) for dtype in _DTYPES},
+    **{str(dtype): _of_dtype(dtype) for dtype in _DTYPES},
     "int": lambda i: i,
     "float": lambda i: i / 3,
     "bool": lambda i: i % 2 == 0,

@@ -57,7 +57,7 @@ def test_a_worker_killed_from_outside(loader_class: Any) -> None:
     assert next(iterator).tolist() == [0, 1]
     assert wait_until(lambda: pid.value != 0)
     os.kill(pid.value, signal.SIGKILL)
-    text = str(error_of(RuntimeError, lambda: [batch for batch in iterator]))
+    text = str(error_of(RuntimeError, lambda: list(iterator)))
     assert text.startswith("DataLoader worker (pid") and str(pid.value) in text
 
 

@@ -143,9 +143,8 @@ def test_index_error_beyond_the_end(loader_class: Any, num_workers: int) -> None
 def test_a_new_epoch_after_an_error(loader_class: Any, persistent: bool) -> None:
     loader = loader_class(_fails_at(3, ValueError("bad")), 2, num_workers=2, persistent_workers=persistent)
     for _ in range(3):
-        received = []
         iterator = iter(loader)
-        error_of(ValueError, lambda it: received.extend(as_lists(it)), iterator)
+        error_of(ValueError, as_lists, iterator)
         assert as_lists(iterator) == [[4, 5], [6, 7]]
 
 

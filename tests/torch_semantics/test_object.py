@@ -82,7 +82,7 @@ def test_subclass_that_overrides_and_sets_attributes_first(loader_class: Any) ->
         loader = Subclass(_Doubling(), batch_size=2, num_workers=workers)
         assert [as_lists(loader), as_lists(loader)] == [[[1, 3], [5, 7]]] * 2
         assert (loader.epochs_begun, len(loader)) == (2, 2)
-        with pytest.raises(ValueError, match="^batch_size attribute should not be set after Subclass is initialized"):
+        with pytest.raises(ValueError, match=r"^batch_size attribute should not be set after Subclass is initialized"):
             loader.batch_size = 7
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    DataLoader,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
@@ -187,5 +186,5 @@ def test_a_sampler_that_fails(loader_class: Any, num_workers: int) -> None:
 
 
 def test_another_loader_as_batch_sampler(loader_class: Any, num_workers: int) -> None:
-    chosen = DataLoader([3, 1, 2, 0], batch_size=3, collate_fn=keep)
+    chosen: Any = loader_class([3, 1, 2, 0], batch_size=3, collate_fn=keep)
     assert as_lists(loader_class(Numbers(4), batch_sampler=chosen, num_workers=num_workers)) == [[3, 1, 2], [0]]

@@ -132,7 +132,7 @@ def test_no_length(loader_class: Any) -> None:
 def test_more_samples_than_the_length_that_was_asked_for(loader_class: Any) -> None:
     loader = loader_class(SizedStream(4, 2))
     assert len(loader) == 2
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="^Length of IterableDataset ") as caught:
         assert numbers_in(loader) == [0, 1, 2, 3]
     texts = [str(warning.message) for warning in caught]
     assert len(texts) == 2

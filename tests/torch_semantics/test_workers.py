@@ -60,7 +60,7 @@ def test_worker_info_cannot_be_changed(loader_class: Any) -> None:
 
 def test_start_function_runs_once_in_every_worker(loader_class: Any) -> None:
     """Also in a worker that never gets a sample."""
-    calls = multiprocessing.get_context("fork").Array("i", 3)
+    calls: Any = multiprocessing.get_context("fork").Array("i", 3)
 
     def begin(worker: int) -> None:
         with calls.get_lock():
@@ -83,7 +83,11 @@ def test_seed_set_in_the_start_function_is_seen_by_the_data_set(loader_class: An
     data = Made(8, lambda index: torch.tensor(torch.initial_seed()))
     for persistent in (False, True):
         loader = loader_class(
-            data, 2, num_workers=2, worker_init_fn=lambda worker: torch.manual_seed(12345), persistent_workers=persistent
+            data,
+            2,
+            num_workers=2,
+            worker_init_fn=lambda worker: torch.manual_seed(12345),
+            persistent_workers=persistent,
         )
         for _ in range(2):
             assert {int(seed) for batch in loader for seed in batch} == {12345}
