@@ -96,6 +96,11 @@ class Dispatcher:
             heappop(self._looks)
         return None
 
+    def postpone(self) -> None:
+        """All that runs has been reported; a chunk that should have been and was not has not begun: look later."""
+        while (when := self.next_look()) is not None and when <= self.now:
+            self.look_again(self.flights[self._looks[0][1]], PATIENCE_S)
+
     # --- lanes take work --------------------------------------------------------------------------------------
 
     def fill(self) -> None:

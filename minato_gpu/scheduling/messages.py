@@ -23,8 +23,9 @@ CPU = "cpu"
 class Chunk:
     """Tickets that travel to a lane together, in the order given.
 
-    ``kind`` is ``"run"`` (prepare the samples), ``"inspect"`` (host read only: reports cost features) or
-    ``"collate"`` (join the prepared samples of the composed batch ``order``). ``seconds`` is the predicted time.
+    ``kind`` is ``"run"`` (prepare the samples), ``"inspect"`` (host read only: reports cost features), ``"collate"``
+    (join the prepared samples of the composed batch ``order``) or ``"next"`` (the next batch of the worker's own
+    stream, from ``StreamScheduler``; its one serial numbers the ticket). ``seconds`` is the predicted time.
     """
 
     number: int
@@ -108,6 +109,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Exhausted:
+    """Chunk ``chunk`` of kind next found its worker's stream at its end: it holds nothing, nor will any later one."""
+
+    time: float
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
 class Running:
     """What the lane shows of an unfinished chunk: ``done`` samples ready, the next one under way for ``since_s``."""
 
@@ -158,7 +167,18 @@ class Tick:
 
 
 Event = (
-    LaneOpened | Admitted | Ended | Inspected | Finished | Running | Revoked | CollateNeeded | Asked | Delivered | Tick
+    LaneOpened
+    | Admitted
+    | Ended
+    | Inspected
+    | Finished
+    | Exhausted
+    | Running
+    | Revoked
+    | CollateNeeded
+    | Asked
+    | Delivered
+    | Tick
 )
 
 # --- instructions -----------------------------------------------------------------------------------------

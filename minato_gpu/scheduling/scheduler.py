@@ -36,7 +36,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots),
             m.Admitted: self._admitted,
-            m.Ended: lambda event: None,
+            m.Ended: self._ended,
             m.Inspected: self._inspected,
             m.Finished: self._finished,
             m.Running: self._running,
@@ -44,7 +44,7 @@ class Scheduler:
             m.CollateNeeded: lambda event: self._work.jobs.append(event),
             m.Asked: self._was_asked,
             m.Delivered: self._delivered,
-            m.Tick: lambda event: None,
+            m.Tick: lambda event: self._work.postpone(),
         }
 
     # --- the face ---------------------------------------------------------------------------------------
@@ -110,6 +110,9 @@ class Scheduler:
             self._intake.add_unknown(event.first, end)
         else:
             self._intake.add_costed([(event.first, end)], event.first, event.cpu, event.device)
+
+    def _ended(self, event: m.Ended) -> None:
+        self._intake.pace.ending = True
 
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._work.retire(event.chunk)

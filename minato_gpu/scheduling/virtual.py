@@ -136,9 +136,6 @@ class VirtualLoader:
                 since = now - (run.ends[done - 1] if done else run.begin)
                 if done < len(run.ends) and run.chunk.lane == m.CPU:
                     self._tell(m.Running(now, run.chunk.number, done, since))
-        for lane in self._lanes.values():
-            for chunk in list(lane.queue):
-                self._tell(m.Running(now, chunk.number, 0, 0.0))
         self._tell(m.Tick(now))
 
     # --- the shell ------------------------------------------------------------------------------------------

@@ -1,0 +1,105 @@
+"""Event logs: what the scheduler heard and said, one JSON line per event, and the same run again from the log.
+
+The scheduler is a function of its events, so a log recorded in production replays to the same instructions: to find out
+why it did something, to test a change of policy on real traffic, to reproduce a fault. Reading and writing files is
+the caller's business. The first line holds the policy, every other one an event and the instructions that followed:
+
+    {"policy": {"window": 256, ...}}
+    {"event": ["Finished", {"time": 1.5, "chunk": 7, ...}], "instructions": [["Dispatch", {...}], ...]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.scheduler import Scheduler
+
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*m.Event.__args__, *m.Instruction.__args__)}
+
+
+class ReplayMismatch(Exception):
+    """The scheduler says something else than the log does."""
+
+
+def header(policy: m.Policy) -> str:
+    """The first line of a log."""
+    return json.dumps({"policy": asdict(policy)})
+
+
+def line(event: m.Event, instructions: Sequence[m.Instruction]) -> str:
+    """The line of a log for one event."""
+    return json.dumps({"event": _encode(event), "instructions": [_encode(each) for each in instructions]})
+
+
+def parse(text: str) -> tuple[m.Event, list[m.Instruction]]:
+    """Event and instructions of a line. Raises ValueError for a line that is not one of a log."""
+    entry = json.loads(text)
+    try:
+        return _decode(entry["event"]), [_decode(each) for each in entry["instructions"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a line of an event log: {text[:80]!r}") from error
+
+
+def parse_header(text: str) -> m.Policy:
+    """The policy of a log's first line. Raises ValueError for any other line."""
+    try:
+        return m.Policy(**json.loads(text)["policy"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the first line of an event log: {text[:80]!r}") from error
+
+
+def replay(events: Iterable[m.Event], policy: m.Policy) -> list[list[m.Instruction]]:
+    """What a new scheduler with this policy says to each of the events."""
+    scheduler = Scheduler(policy)
+    return [scheduler.handle(event) for event in events]
+
+
+def verify(lines: Iterable[str]) -> int:
+    """Replay a whole log (header first) and return its number of events.
+
+    Raises ReplayMismatch at the first event to which the scheduler now answers differently, ValueError for bad lines.
+    """
+    rest = iter(lines)
+    scheduler = Scheduler(parse_header(next(rest, "{}")))
+    count = 0
+    for text in rest:
+        event, recorded = parse(text)
+        said = scheduler.handle(event)
+        count += 1
+        if said != recorded:
+            raise ReplayMismatch(f"event {count} ({type(event).__name__}): recorded {recorded}, now {said}")
+    return count
+
+
+def _encode(message: Any) -> list[Any]:
+    return [type(message).__name__, {field.name: _plain(getattr(message, field.name)) for field in fields(message)}]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, m.Chunk):
+        return _encode(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
+        return value.tolist()
+    return [_plain(each) for each in value]
+
+
+def _decode(entry: Any) -> Any:
+    name, values = entry
+    kind = m.Chunk if name == "Chunk" else _KINDS[name]
+    return kind(**{key: _restore(key, value) for key, value in values.items()})
+
+
+def _restore(key: str, value: Any) -> Any:
+    if key == "chunk" and isinstance(value, list):
+        return _decode(value)
+    if key == "spans":
+        return tuple((lo, hi) for lo, hi in value)
+    if key == "failed":
+        return tuple(value)
+    return value

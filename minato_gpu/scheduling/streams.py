@@ -1,0 +1,192 @@
+"""Iterable data sets: every worker owns a stream, and a ticket is "the next batch of that stream".
+
+In order, batches come in PyTorch's order: one of each worker in turn, leaving out workers whose streams have ended.
+Out of order they come by completion, none more than ``max_lateness`` batches after its turn. A slow stream delays
+itself alone, within that. Each worker holds ``prefetch`` tickets; a memory budget may leave some of them unsent.
+
+Tickets are numbered in the order of turns, and a ticket that finds its stream at its end drops out of it; so the order
+of delivery does not depend on when the end of a stream becomes known. The same events and instructions as for indexed
+data sets are used: a chunk has kind "next", lane "cpu:<worker>", and the ticket's number as its own and as its serial.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.ledger import Ledger
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.open = True
+        self.tickets: set[int] = set()  # sent and not finished
+
+
+class StreamScheduler:
+    """One epoch of an iterable data set. ``prefetch``: tickets that each of the ``workers`` holds."""
+
+    def __init__(self, policy: m.Policy, workers: int, prefetch: int = 2) -> None:
+        self.policy = policy
+        self.prefetch = prefetch
+        self._workers = [_Worker() for _ in range(workers)]
+        self._ledger = Ledger(policy.budget_bytes)
+        self._lateness = policy.max_lateness
+        self._owners: dict[int, int] = {}  # ticket -> worker, until finished or dropped
+        self._running: list[int] = []  # tickets by number, with those that are finished or dropped
+        self._finished: list[int] = []  # tickets by number: ready and in no batch
+        self._failed: set[int] = set()
+        self._order = 0  # batches composed
+        self._undelivered: dict[int, int] = {}  # order -> ticket
+        self._passed: list[int] = []  # composed tickets that overtook an older one
+        self._next_ticket = 0
+        self._turn = 0
+        self._delivered = 0
+        self._asked = False
+        self._started = False
+
+    # --- the face ---------------------------------------------------------------------------------------------
+
+    def handle(self, event: m.Event) -> list[m.Instruction]:
+        """Take one event; return what to do now, in this order. Work is sent from the first ``LaneOpened`` on."""
+        out: list[m.Instruction] = []
+        if isinstance(event, m.LaneOpened):
+            self._started = True
+        elif isinstance(event, m.Finished):
+            self._finish(event)
+        elif isinstance(event, m.Exhausted):
+            self._exhaust(event.chunk)
+        elif isinstance(event, m.Asked):
+            self._asked = self._delivered not in self._undelivered
+        elif isinstance(event, m.Delivered):
+            del self._undelivered[event.order]
+            self._ledger.deliver(event.order)
+            self._delivered = event.order + 1
+            self._asked = False
+        while (ticket := self._composable()) is not None:
+            out.append(self._compose(ticket))
+        out += self._send()
+        return out
+
+    @property
+    def end(self) -> int | None:
+        """How many batches the epoch has, once every stream has ended; None until then."""
+        if any(worker.open for worker in self._workers):
+            return None
+        return self._order + len(self._finished) + len(self._owners)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a lane that becomes free would be given something: never, workers hold their tickets ahead."""
+        return False
+
+    @property
+    def room(self) -> int:
+        """How many more tickets may be sent."""
+        open_workers = sum(worker.open for worker in self._workers)
+        return self.prefetch * open_workers - self._held()
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Host bytes of batches ready and not delivered, plus what the running ones are expected to need."""
+        return self._ledger.in_flight
+
+    def wake_at(self) -> float | None:
+        """Never: there is nothing to look into."""
+        return None
+
+    def stall_cause(self) -> str:
+        """Why the consumer waits."""
+        if self._delivered in self._undelivered:
+            return "collate"
+        if self._finished:
+            return "lateness"
+        return "preparation"
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def _finish(self, event: m.Finished) -> None:
+        worker = self._owners.pop(event.chunk, None)
+        if worker is None:
+            return
+        self._workers[worker].tickets.discard(event.chunk)
+        self._ledger.ready(1, event.nbytes)
+        heappush(self._finished, event.chunk)
+        if event.failed:
+            self._failed.add(event.chunk)
+
+    def _exhaust(self, ticket: int) -> None:
+        """The ticket's stream has ended: it and all later tickets of the worker drop out of the order."""
+        owner = self._owners.get(ticket)
+        if owner is None:
+            return
+        worker = self._workers[owner]
+        worker.open = False
+        for dropped in [number for number in worker.tickets if number >= ticket]:
+            worker.tickets.discard(dropped)
+            del self._owners[dropped]
+            self._ledger.running -= 1
+
+    # --- composition ------------------------------------------------------------------------------------------
+
+    def _oldest_running(self) -> int | None:
+        while self._running and self._running[0] not in self._owners:
+            heappop(self._running)
+        return self._running[0] if self._running else None
+
+    def _composable(self) -> int | None:
+        """The ticket to deliver next, if there is one."""
+        if not self._finished:
+            return None
+        ticket, oldest = self._finished[0], self._oldest_running()
+        if oldest is None or ticket < oldest:
+            return ticket
+        eager = self._asked or len(self._undelivered) < self.policy.compose_ahead
+        while self._passed and self._passed[0] < oldest:
+            heappop(self._passed)
+        turn = self._order - len(self._passed)  # how many of those delivered stood before the oldest running one
+        return ticket if eager and turn > self._order - self._lateness else None
+
+    def _compose(self, ticket: int) -> m.Compose:
+        heappop(self._finished)
+        order = self._order
+        self._order += 1
+        self._asked = False
+        self._undelivered[order] = ticket
+        heappush(self._passed, ticket)
+        self._ledger.compose(order, 1)
+        failed = (ticket,) if ticket in self._failed else ()
+        self._failed.discard(ticket)
+        return m.Compose(order, ((ticket, ticket + 1),), failed)
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    def _held(self) -> int:
+        return len(self._owners) + len(self._finished) + len(self._undelivered)
+
+    def _send(self) -> list[m.Instruction]:
+        """Give the next tickets to the workers whose turn it is."""
+        out: list[m.Instruction] = []
+        while self._started and self.room > 0 and (not self._held() or self._ledger.fits(1, len(self._workers))):
+            worker = self._next_worker()
+            if worker is None:
+                break
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            self._owners[ticket] = worker
+            self._workers[worker].tickets.add(ticket)
+            heappush(self._running, ticket)
+            self._ledger.running += 1
+            chunk = m.Chunk(ticket, f"{m.CPU}:{worker}", "next", ((ticket, ticket + 1),), 0.0)
+            out.append(m.Dispatch(chunk))
+        return out
+
+    def _next_worker(self) -> int | None:
+        """The next in rotation whose stream is open; out of order one that holds too many loses its turn."""
+        for step in range(len(self._workers)):
+            at = (self._turn + step) % len(self._workers)
+            worker = self._workers[at]
+            if worker.open and (self._lateness == 0 or len(worker.tickets) < self.prefetch):
+                self._turn = (at + 1) % len(self._workers)
+                return at
+        return None
