@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from minato_gpu.scheduling.messages import Span
+
+T = TypeVar("T")
 
 
 class Drawn(NamedTuple):
@@ -93,29 +95,49 @@ def _one_permutation(sampler: RandomSampler) -> bool:
 
 
 class Speculation:
-    """The next epoch's order and seed, drawn ahead on generators that were put back afterwards."""
+    """The next epoch's order and seed, drawn ahead. An iterator over the sampler's batches.
+
+    As long as the epoch has not begun, every draw happens on states of its own: the generators are put back to what
+    they were. ``adopt`` then leaves them as drawing the same now would have left them.
+    """
 
     def __init__(self, loader: DataLoader[Any], *, draws_seed: bool) -> None:
         self._generators = _generators(loader)
-        self._before = [g.get_state() for g in self._generators]
+        self._before = self._states = [g.get_state() for g in self._generators]
+        self._ahead = True
         self.seed = 0
         if draws_seed:
-            self.seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        order = iter(loader._index_sampler)
-        first = next(order, None)
-        self._after = [g.get_state() for g in self._generators]
-        for generator, state in zip(self._generators, self._before, strict=True):
+            seed = torch.empty((), dtype=torch.int64)
+            self.seed = int(self._apart(lambda: seed.random_(generator=loader.generator)).item())
+        self._order = self._apart(lambda: iter(loader._index_sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._apart(lambda: next(self._order)) if self._ahead else next(self._order)
+
+    def _apart(self, act: Callable[[], T]) -> T:
+        outside = [g.get_state() for g in self._generators]
+        self._set(self._states)
+        try:
+            return act()
+        finally:
+            self._states = [g.get_state() for g in self._generators]
+            self._set(outside)
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
-        self.order = _chain(first, order)
 
     def holds(self) -> bool:
         """Whether the epoch would be drawn just like this if it began now."""
         return all(torch.equal(g.get_state(), s) for g, s in zip(self._generators, self._before, strict=True))
 
     def adopt(self) -> None:
-        """The epoch begins: leave the generators as drawing its order now would have left them."""
-        for generator, state in zip(self._generators, self._after, strict=True):
-            generator.set_state(state)
+        """The epoch begins: from now on the sampler draws from the generators themselves."""
+        self._ahead = False
+        self._set(self._states)
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
@@ -126,12 +148,6 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
         if all(generator is not other for other in found):
             found.append(generator)
     return found
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    if first is not None:
-        yield first
-        yield from rest
 
 
 class OrderLog:

@@ -264,16 +264,21 @@ class Assembly:
             elif not links.board.give_back(owner, offset):
                 returned.append((owner, offset))
 
-    def clear(self) -> None:
-        """Drop everything that waits here."""
+    def clear(self) -> list[tuple[int, int]]:
+        """Forget every ticket and batch; returns the blocks (owner, offset) that they held, for ``free``."""
+        blocks: list[tuple[int, int]] = []
         for record in self._records:
-            for item in (*record.items.values(), *record.sources.values()):
-                self.release(item)
+            items = (*record.items.values(), *record.sources.values())
+            blocks += [(item.worker, item.offset) for item in items if isinstance(item, Blob)]
             if record.slab >= 0:
-                self._links.engine_arena.free(record.slab)
-        for batch in self._batches.values():
-            self.release(batch.item)
+                blocks.append((-1, record.slab))
+        blocks += [(b.item.worker, b.item.offset) for b in self._batches.values() if isinstance(b.item, Blob)]
         self._records, self._firsts, self._batches, self.bytes = [], [], {}, 0
+        return blocks
+
+    def free(self, blocks: Iterable[tuple[int, int]]) -> None:
+        """Give blocks back that no lane uses any more."""
+        self._leases.returned.extend(blocks)
 
     # --- inside --------------------------------------------------------------------------------------------
 

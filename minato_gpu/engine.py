@@ -147,23 +147,31 @@ class Engine:
             for fd in exits:
                 self._poll.register(fd, select.POLLIN)
                 self._exit_fds.add(fd)
-        self._reset()
+        self._stale: list[tuple[set[tuple[int, int]], list[tuple[int, int]]]] = []
+        self._start()
         self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
     # --- epochs --------------------------------------------------------------------------------------------
 
     def _reset(self) -> None:
-        """A new run: forget every ticket; what workers still deliver of the old one is dropped on arrival."""
-        for sent in getattr(self, "_sent", {}).values():
+        """A new run: forget every ticket. What workers are still at stays in its memory until they are through."""
+        stale = {(self._run, number) for number in self._sent}
+        for sent in self._sent.values():
             self._lanes[_lane_kind(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
+        for lane in self._lanes.values():
+            stale.difference_update(lane.recall())
+        self._stale.append((stale, self.assembly.clear()))
         self._run += 1
+        self._sweep()
+        self._start()
+
+    def _start(self) -> None:
         self._sent: dict[int, Sent] = {}
         self._jobs: dict[int, list[Any]] = {}
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
         self._serial = self._place = self._order = 0
-        self.assembly.clear()
         self._scheduler = self._make_scheduler()
         for lane in self._lanes.values():
             self._handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
@@ -336,8 +344,18 @@ class Engine:
                     self._drop(report)
 
     def _drop(self, report: Report) -> None:
+        """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
         for item in report.items or ():
             self.assembly.release(item.fields if isinstance(item, Features) else item)
+        for chunks, _ in self._stale:
+            if report.final:
+                chunks.discard((report.run, report.chunk))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        for _, blocks in (entry for entry in self._stale if not entry[0]):
+            self.assembly.free(blocks)
+        self._stale = [entry for entry in self._stale if entry[0]]
 
     def _reported(self, lane: Any, report: Report) -> None:
         sent = self._sent[report.chunk]

@@ -286,7 +286,7 @@ class EngineIterator(_BaseDataLoaderIter):
         seed = ahead.seed
         if loader.persistent_workers:
             seed = sample_seed(loader._base_seed, number - loader._first, "epoch")
-        source = loader._source(number, seed, ahead.order)
+        source = loader._source(number, seed, ahead)
         loader._ahead = (source, ahead)
         loader._prepared += 1
         self._engine.prefetch(source)

@@ -149,6 +149,9 @@ class Lane(Protocol):
     def send(self, task: Task) -> None:
         """Hand over a task; never blocks."""
 
+    def recall(self) -> list[tuple[int, int]]:
+        """Take back the tasks that have not begun; returns their (run, chunk)."""
+
     def receive(self) -> list[Report]:
         """All reports that have arrived; never blocks."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import queue
+import socket
 import threading
 from collections import deque
 from time import perf_counter
@@ -83,6 +85,31 @@ class ProcessLane(_CpuLane):
         queue.append(data)
         self._flush(worker % len(self._waiting))
 
+    def recall(self) -> list[tuple[int, int]]:
+        """Take back the tasks that no worker has taken yet; returns their (run, chunk)."""
+        recalled: list[bytes] = []
+        for number, receiver in enumerate(self.links.task_receivers):
+            recalled += self._waiting[number]
+            self._waiting[number].clear()
+            try:
+                while True:
+                    recalled.append(receiver.recv(BUFFER, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                pass
+        out = []
+        for data in recalled:
+            message = pickle.loads(data)
+            if len(message) == 2:
+                message = pickle.loads(bytes(self.links.engine_arena.buffer[message[0] : message[0] + message[1]]))
+            self._free_large(message[0], message[1])
+            out.append((message[0], message[1]))
+        return out
+
+    def _free_large(self, run: int, chunk: int) -> None:
+        offset = self._large.pop((run, chunk), None)
+        if offset is not None:
+            self.links.engine_arena.free(offset)
+
     def _flush(self, number: int) -> None:
         queue, sender = self._waiting[number], self.links.task_senders[number]
         while queue:
@@ -109,9 +136,7 @@ class ProcessLane(_CpuLane):
             report = Report(*message)
             reports.append(report)
             if report.final and self._large:
-                large = self._large.pop((report.run, report.chunk), None)
-                if large is not None:
-                    self.links.engine_arena.free(large)
+                self._free_large(report.run, report.chunk)
         for number in self._waiting:
             if self._waiting[number]:
                 self._flush(number)
@@ -158,6 +183,17 @@ class ThreadLane(_CpuLane):
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
         self._channels[worker % len(self._channels)].tasks.put(task)
+
+    def recall(self) -> list[tuple[int, int]]:
+        """Take back the tasks that no worker has taken yet; returns their (run, chunk)."""
+        out = []
+        for channel in self._channels:
+            try:
+                while (task := channel.tasks.get_nowait()) is not None:
+                    out.append((task.run, task.chunk))
+            except queue.Empty:
+                pass
+        return out
 
     def receive(self) -> list[Report]:
         """All reports that have arrived; never blocks."""

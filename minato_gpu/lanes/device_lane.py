@@ -49,6 +49,16 @@ class DeviceLane:
         """Queue a task; never blocks."""
         self._tasks.put(task)
 
+    def recall(self) -> list[tuple[int, int]]:
+        """Take back the tasks that have not begun; returns their (run, chunk)."""
+        out = []
+        try:
+            while (task := self._tasks.get_nowait()) is not None:
+                out.append((task.run, task.chunk))
+        except queue.Empty:
+            pass
+        return out
+
     def receive(self) -> list[Report]:
         """All reports that have arrived; never blocks."""
         if not self._reports:

@@ -63,7 +63,10 @@ class SocketChannel:
             offset = arena.allocate(nbytes)
             blobs.write(arena.buffer[offset : offset + nbytes], parts, views)
             data = pickle.dumps((self._worker, offset, nbytes))
-        self._reports.send(data)
+        try:
+            self._reports.send(data)
+        except OSError:
+            return  # the loader has closed; the next receive says so
         if self._words[ATTENTION]:
             os.eventfd_write(self._wake, 1)
 
