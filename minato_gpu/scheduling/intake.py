@@ -39,10 +39,19 @@ class Intake:
         self.pace.slots = sum(lane.slots for lane in lanes)
         self.pace.cpu_slots = sum(lane.slots for lane in lanes if not lane.is_device)
         self.pace.measure()
-        self.router.update(self.rank)
         if not self._ranked_for or not 0.8 < self.pace.slots / self._ranked_for < 1.25:
             self._ranked_for = self.pace.slots
-            self._waiting.reorder(self.rank)
+            self._waiting.reorder(self._reconsider)
+        self.router.update(self.rank)
+
+    def _reconsider(self, entry: Entry) -> None:
+        """Which lane suits the entry, and when it should start, anew."""
+        cost, other = entry.cpu, entry.device
+        if cost is not None and other is not None:
+            entry.ratio = cost / other if other > 0 else float("inf")
+            if other < cost and cost > self.pace.patience():
+                entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
+        self.rank(entry)
 
     def rank(self, entry: Entry) -> None:
         """When the entry should start, for what it costs on its side."""
@@ -105,11 +114,10 @@ class Intake:
         entry.cold = self.cold
         if cost is not None:
             self.pace.expect(cost, other)
-            if other is not None and other < cost and cost > self.pace.patience():
-                entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
+            self._reconsider(entry)
             if other is not None and self._policy.threshold and entry.ratio >= self.router.threshold:
                 entry.side = DEVICE
-            self.rank(entry)
+                self.rank(entry)
         self._waiting.add(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:

@@ -127,7 +127,9 @@ class Waiting:
         fast, slow = self._top(self._fast[side], side), self._top(self._slow[side], side)
         if fast is None or slow is None:
             return fast or slow
-        return fast if fast.priority <= slow.priority + patience else slow
+        if patience is None:
+            return fast if fast.base <= slow.base else slow
+        return fast if (fast.priority, fast.lo) < (slow.priority + patience, slow.lo) else slow
 
     def nearest(self, side: str) -> Entry | None:
         """The entry of the side that is nearest to the threshold: the one that the other lane would steal."""
