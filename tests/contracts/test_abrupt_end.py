@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -34,11 +34,12 @@ def _victim(scenario: str, mode: Mode) -> Iterator[tuple[subprocess.Popen[str], 
     assert process.stdout is not None
     workers: list[psutil.Process] = []
     try:
-        for pid in process.stdout.readline().split():
-            try:
+        line = process.stdout.readline()
+        for pid in line.split():
+            with suppress(psutil.NoSuchProcess):
                 workers.append(psutil.Process(int(pid)))
-            except psutil.NoSuchProcess:
-                continue
+        assert line.endswith("\n"), "the program ended before its workers were at work"
+        assert len(line.split()) >= (2 if mode.processes else 0)
         yield process, workers
     finally:
         process.kill()
@@ -63,7 +64,6 @@ def test_kill_of_the_parent(mode: Mode, scenario: str) -> None:
     if mode is PYTORCH and scenario == "waiting":
         pytest.skip("PyTorch's workers look for their parent between samples only")
     with _victim(scenario, mode) as (process, workers):
-        assert len(workers) >= (2 if mode.processes else 0)
         process.kill()
         process.wait()
         assert wait_until(lambda: _gone(workers))

@@ -1,7 +1,7 @@
 """A program that the tests of ``test_abrupt_end`` start and end in rude ways.
 
 Usage: ``python -m tests.contracts.victim SCENARIO MODE_NAME``. It prints the ids of its workers on one line when they
-are at work, then "ready" lines as the scenario says.
+are at work; the scenario "survives" ends with the line "whole".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from tests.contracts.datasets import Made
 from tests.contracts.modes import EVERY, Mode
-from tests.leaks import leaks, take_snapshot
+from tests.leaks import child_pids, leaks, take_snapshot
 from tests.waiting import wait_until
 
 
