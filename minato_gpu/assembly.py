@@ -264,6 +264,10 @@ class Assembly:
             elif not links.board.give_back(owner, offset):
                 returned.append((owner, offset))
 
+    def forget(self, spans: Iterable[Span]) -> None:
+        """These tickets turned out not to exist."""
+        self._taken(spans)
+
     def clear(self) -> list[tuple[int, int]]:
         """Forget every ticket and batch; returns the blocks (owner, offset) that they held, for ``free``."""
         blocks: list[tuple[int, int]] = []
@@ -366,7 +370,7 @@ class Assembly:
                 self.release(item)
         self._taken(spans)
 
-    def _taken(self, spans: tuple[Span, ...]) -> None:
+    def _taken(self, spans: Iterable[Span]) -> None:
         """A batch has taken these samples; places that are used up leave the window."""
         for lo, hi in spans:
             while lo < hi:

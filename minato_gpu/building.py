@@ -18,6 +18,7 @@ from minato_gpu.memory.leases import Leases
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.scheduling.streams import StreamScheduler
 
 _MICRO_BATCH = 16
 
@@ -60,10 +61,11 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
 
 def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
     options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
-    batched = loader._auto_collation
+    batched, workers = loader._auto_collation, loader.num_workers
     stacks = batched and not iterable and loader.collate_fn is default_collate
     place = loader.batch_size or 1
-    window = max(1, loader.prefetch_factor or 0) * loader.num_workers
+    prefetch = max(1, loader.prefetch_factor or 0)
+    window = prefetch * loader.num_workers
     policy = m.Policy(
         window=window * place,
         fixed=not options.free,
@@ -80,9 +82,11 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         links,
         lanes,
         assembly,
-        lambda: Scheduler(policy),
+        lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
         window=window,
-        place_size=place,
+        place_size=1 if iterable else place,
+        streams=iterable,
+        stream_batch=place,
         estimates=estimator,
         timeout=loader.timeout,
         order_log=loader._order if not loader.in_order else None,

@@ -25,7 +25,7 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.dispatch import cut
-from minato_gpu.telemetry import Telemetry
+from minato_gpu.telemetry import Telemetry, size_of
 
 
 class AnyScheduler(Protocol):
@@ -37,6 +37,10 @@ class AnyScheduler(Protocol):
     @property
     def pending(self) -> bool:
         """Whether something waits for a lane to become free."""
+
+    @property
+    def end(self) -> int | None:
+        """How many batches the epoch has, once its streams have ended (``StreamScheduler`` alone)."""
 
     def wake_at(self) -> float | None:
         """When to report unfinished chunks."""
@@ -107,7 +111,8 @@ class Engine:
     """One set of lanes, and the epochs that run through it.
 
     ``lanes``: by name, "cpu" first; ``make_scheduler``: a new scheduler for each run; ``window``: batches admitted
-    and not delivered; ``place_size``: samples of a full batch, for lateness.
+    and not delivered; ``place_size``: samples of a full batch, for lateness. ``streams``: every worker iterates the
+    data set for itself (``stream_batch`` samples for a batch); an epoch ends when its streams do.
     """
 
     def __init__(
@@ -119,6 +124,8 @@ class Engine:
         *,
         window: int,
         place_size: int,
+        streams: bool = False,
+        stream_batch: int = 1,
         estimates: Estimates | None = None,
         timeout: float = 0.0,
         order_log: OrderLog | None = None,
@@ -130,6 +137,8 @@ class Engine:
         self._make_scheduler = make_scheduler
         self._window = window
         self._place_size = place_size
+        self._streams = streams
+        self._stream_batch = stream_batch
         self.estimates = estimates
         self._timeout = timeout
         self._order_log = order_log
@@ -173,8 +182,6 @@ class Engine:
         self._drawing: deque[Epoch] = deque()
         self._serial = self._place = self._order = 0
         self._scheduler = self._make_scheduler()
-        for lane in self._lanes.values():
-            self._handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
 
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
         """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
@@ -189,6 +196,8 @@ class Engine:
             else:
                 self._reset()
                 self._queue(source)
+                for lane in self._lanes.values():
+                    self._handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
             self._refill()
             self._attention()
 
@@ -219,7 +228,8 @@ class Engine:
         replay = log.replay(source) if log is not None and log.replays else None
         epoch = Epoch(source, replay, self._place, self._serial)
         self._epochs[source.number] = epoch
-        self._drawing.append(epoch)
+        if not self._streams:
+            self._drawing.append(epoch)
 
     def _refill(self) -> None:
         """Admit batches of the sampler until the window is full."""
@@ -264,8 +274,9 @@ class Engine:
             self._handle(m.Delivered(now, order))
             self._refill()
             self._attention()
-        self._log_delivery(epoch, order, batch, now, now - started)
-        return self.assembly.value(batch)
+        value = self.assembly.value(batch) if batch.failure is None else None
+        self._log_delivery(epoch, order, batch, now, now - started, value)
+        return value if batch.failure is None else self.assembly.value(batch)
 
     def _await(self, epoch: Epoch, started: float) -> None:
         """Pump until the next batch is ready, or the epoch turns out to be over."""
@@ -298,7 +309,7 @@ class Engine:
             for exit_ in lane.exits():
                 raise WorkerDied(exit_.message())
 
-    def _log_delivery(self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float) -> None:
+    def _log_delivery(self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any) -> None:
         first, number = epoch.first_serial, order - epoch.first_order
         if batch.failure is not None:
             failed = max(1, batch.failed)
@@ -309,7 +320,8 @@ class Engine:
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
         if self._order_log is not None and not self._order_log.replays:
             self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.spans])
-        self.log.delivered(now, epoch.number, number, batch.size, wait, late)
+        size = size_of(value) if self._streams else batch.size
+        self.log.delivered(now, epoch.number, number, size, wait, late)
 
     # --- pumping (with the lock held) ----------------------------------------------------------------------
 
@@ -342,6 +354,8 @@ class Engine:
                     self._reported(lane, report)
                 else:
                     self._drop(report)
+        if self._streams and self._epochs:
+            next(iter(self._epochs.values())).end = self._scheduler.end
 
     def _drop(self, report: Report) -> None:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
@@ -377,6 +391,9 @@ class Engine:
             self._handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
         elif chunk.kind == "inspect":
             self._inspected(report, spans)
+        elif report.status == "exhausted":
+            self.assembly.forget(chunk.spans)
+            self._handle(m.Exhausted(perf_counter(), report.chunk))
         else:
             nbytes, failed = self.assembly.arrived(spans, report.items, report.nbytes)
             self.assembly.used(spans)
@@ -438,6 +455,9 @@ class Engine:
     def _dispatch(self, chunk: m.Chunk) -> None:
         now = perf_counter()
         lane = self._lanes[_lane_kind(chunk)]
+        if chunk.kind == "next":
+            self._dispatch_next(chunk, now)
+            return
         if chunk.kind == "collate":
             items = self._jobs.pop(chunk.order)
             self._sent[chunk.number] = Sent(chunk, -1, now)
@@ -448,6 +468,15 @@ class Engine:
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
         lane.send(Task(self._run, chunk.number, chunk.kind, epoch.number, epoch.source.seed, pieces, layout))
+
+    def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
+        """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
+        epoch = next(iter(self._epochs.values()))
+        ticket = chunk.spans[0][0]
+        self.assembly.admit(Record(epoch.number, ticket, range(ticket, ticket + 1), [None], None))
+        self._sent[chunk.number] = Sent(chunk, epoch.number, now)
+        task = Task(self._run, chunk.number, "next", epoch.number, epoch.source.seed, items=self._stream_batch)
+        self._lanes[m.CPU].send(task, int(chunk.lane.partition(":")[2]))
 
     # --- the end -------------------------------------------------------------------------------------------
 

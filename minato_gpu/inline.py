@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from minato_gpu.admission import Occurrences, never_repeats
 from minato_gpu.samples import sample_seed
-from minato_gpu.telemetry import Telemetry
+from minato_gpu.telemetry import Telemetry, size_of
 
 
 class _PipelineFetcher:
@@ -54,16 +54,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self.log.end = perf_counter()
             raise
         now = perf_counter()
-        size = _size_of(data)
+        size = size_of(data)
         self.log.inline(begin, now, size)
         return self._to_device(data)
-
-
-def _size_of(batch: Any) -> int:
-    """Samples in a batch, as far as its first tensor tells."""
-    if isinstance(batch, dict):
-        return max((_size_of(item) for item in batch.values()), default=1)
-    if isinstance(batch, (list, tuple)):
-        return max((_size_of(item) for item in batch), default=1)
-    shape = getattr(batch, "shape", ())
-    return int(shape[0]) if len(shape) else 1

@@ -127,3 +127,13 @@ def percentiles(values: Iterable[float]) -> dict[str, float]:
         return {"p50": 0.0, "p95": 0.0, "p99": 0.0}
     p50, p95, p99 = np.percentile(data, [50, 95, 99])
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
+
+
+def size_of(batch: Any) -> int:
+    """Samples in a batch, as far as its first tensor tells."""
+    if isinstance(batch, dict):
+        return max((size_of(item) for item in batch.values()), default=1)
+    if isinstance(batch, (list, tuple)):
+        return max((size_of(item) for item in batch), default=1)
+    shape = getattr(batch, "shape", ())
+    return int(shape[0]) if len(shape) else 1

@@ -68,6 +68,9 @@ def worker_main(number: int, job: Job, links: Links, parent: int, alive: Any) ->
         close_inherited_ends()
     else:
         threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+    with contextlib.suppress(OSError):
+        # a worker that is woken must not push the training process off its core, as it else would at every task
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
     info = torch_worker.WorkerInfo(
         id=number, num_workers=job.num_workers, seed=job.base_seed + number, dataset=job.dataset
