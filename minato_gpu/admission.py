@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from minato_gpu.lanes.base import NoSample
 from minato_gpu.scheduling.messages import Span
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Source:
             item = next(self._order)
         except StopIteration:
             return None
-        keys = list(item) if self._batched else [item]
+        keys = (list(item) or [NoSample()]) if self._batched else [item]
         first, self._position = self._position, self._position + len(keys)
         return Drawn(range(first, self._position), keys, self._occurrences.count(keys))
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.lanes.base import Blob, Extra, Failure, Local, Piece, Row
+from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Row
 from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.store import Store
 from minato_gpu.memory import blobs
-from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.leases import Leases
 from minato_gpu.scheduling.messages import Compose, Span
 
@@ -74,6 +75,7 @@ class Assembly:
         self._links = links
         self._leases = leases
         self._joins_whole = joins_whole
+        self._store = Store(-1, links, None, links.board)
         self._layout: Layout | None = None
         self._layout_bytes: bytes | None = b"" if stacks else None
         self._row_bytes = 0
@@ -112,7 +114,7 @@ class Assembly:
 
     @property
     def needs_jobs(self) -> bool:
-        """Whether batches may have to be joined by a worker."""
+        """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
         return self._layout is None
 
     def learn(self, layout: bytes) -> None:
@@ -139,6 +141,7 @@ class Assembly:
         if record.slab < 0 and self._layout is not None and whole_record and not inspect:
             record.slab = self._links.engine_arena.allocate(self._layout.offsets(record.rows)[1])
         complete = b - a == record.rows
+        empty = isinstance(record.keys[0], NoSample)
         sources = None
         if record.sources and not inspect:
             sources = [record.sources[serial] for serial in range(record.first + a, record.first + b)]
@@ -147,10 +150,10 @@ class Assembly:
             positions[0],
             record.keys if complete else record.keys[a:b],
             None if record.occurrences is None else record.occurrences[a:b],
-            record.slab,
+            -1 if empty else record.slab,
             record.rows,
             a,
-            complete and self._joins_whole,
+            (complete and self._joins_whole) or empty,
             sources,
             None if isinstance(positions, range) else positions,
         )
@@ -220,6 +223,8 @@ class Assembly:
             return None
         if self._all_rows(compose.spans):
             self._stack(batch, record)
+            return None
+        if self._layout is not None and self._write_rows(batch):
             return None
         batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
         return [self._reference(serial) for lo, hi in compose.spans for serial in range(lo, hi)]
@@ -333,6 +338,30 @@ class Assembly:
         self._taken(batch.spans)
         batch.owner = self._leases.lend(self._links.buffer(-1), -1, slab, nbytes)
         batch.ready = True
+
+    def _write_rows(self, batch: Batch) -> bool:
+        """Stack samples that were laid down before the layout was known; False when one does not fit it after all.
+
+        Only the first batches of a run come here: a job on a worker would do, but may wait behind a slow sample.
+        """
+        layout = self._layout
+        assert layout is not None
+        nbytes = layout.offsets(batch.size)[1]
+        slab = self._links.engine_arena.allocate(nbytes)
+        write = layout.writer(layout.views(self._links.buffer(-1), slab, batch.size))
+        objects: list[list[Any]] = []
+        try:
+            for row, serial in enumerate(serial for lo, hi in batch.spans for serial in range(lo, hi)):
+                objects.append(write(row, self._store.get(self._reference(serial))) or [])
+        except Mismatch:
+            self._links.engine_arena.free(slab)
+            return False
+        batch.objects = objects
+        batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
+        self._drop(batch.spans)
+        batch.owner = self._leases.lend(self._links.buffer(-1), -1, slab, nbytes)
+        batch.ready = True
+        return True
 
     def _gather(self, spans: tuple[Span, ...], layout: Layout, slab: int, size: int) -> None:
         target = layout.views(self._links.buffer(-1), slab, size)

@@ -71,6 +71,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         fixed=not options.free,
         max_lateness=options.lateness,
         budget_bytes=loader.host_memory_budget,
+        whole_places=not stacks and not options.free and workers == 1,  # no other worker could help to join them
         inspect="device" in lanes,
         micro_batch=_MICRO_BATCH,
     )

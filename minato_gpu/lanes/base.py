@@ -12,6 +12,10 @@ from typing import Any, NamedTuple, Protocol
 from torch._utils import ExceptionWrapper
 
 
+class NoSample:
+    """The key of the only ticket of a batch for which the sampler yielded no keys at all."""
+
+
 class Piece(NamedTuple):
     """Neighbouring tickets of one place: ``position`` to ``position + len(keys)`` of the epoch.
 

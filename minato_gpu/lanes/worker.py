@@ -18,7 +18,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-from minato_gpu.lanes.base import Extra, Failure, Piece, Report, Task
+from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Report, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
@@ -202,6 +202,8 @@ class Worker:
             self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
             produce = self._producer.of(task, piece, unseeded)
             put = _append_to(samples) if whole else self._putter(task, progress, piece)
+            if isinstance(piece.keys[0], NoSample):
+                produce = put = _nothing
             for at in range(skip, size):
                 if not self._may_start(progress):
                     break
@@ -263,7 +265,11 @@ class Worker:
         """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short."""
         count = min(len(piece.keys), progress.done - progress.reported)
         start = len(progress.items) - count
-        if any(isinstance(item, Failure) for item in progress.items[start:]) or not samples:
+        empty = isinstance(piece.keys[0], NoSample)
+        if any(isinstance(item, Failure) for item in progress.items[start:]) or not (samples or empty):
+            return
+        if empty:
+            progress.items[start] = self._joined([], "collate", piece)
             return
         if len(samples) == len(piece.keys):
             self._learn(progress, samples[0])
@@ -308,6 +314,10 @@ class Worker:
 
 def _append_to(samples: list[Any]) -> Callable[[int, Any], Any]:
     return lambda at, value: samples.append(value)
+
+
+def _nothing(*_: Any) -> None:
+    """The sample of an empty batch."""
 
 
 def _short(keys: list[Any]) -> str:

@@ -132,9 +132,7 @@ class Dispatcher:
         entry = self.waiting.first(lane.side, patience)
         if entry is not None and not (lane.is_device and entry.device is None):
             return entry
-        if not self.policy.threshold or len(self.lanes) == 1:
-            return None
-        return self.intake.router.steal(lane, self.intake.newest)
+        return None if not self.policy.threshold else self.intake.router.steal(lane, self.intake.newest)
 
     def _send(self, lane: LaneState, entry: Entry) -> bool:
         """Dispatch a chunk that begins with ``entry``; False when memory forbids it."""
@@ -160,7 +158,10 @@ class Dispatcher:
             if total and (following.inspect or seconds + each > target):
                 break
             count = min(following.hi - following.lo, limit - total)
-            if count > 1:
+            if self.policy.whole_places:
+                if total and seconds + count * each > target:
+                    break
+            elif count > 1:
                 count = min(count, max(1, int((target - seconds) / each))) if each > 0 else 1
             count = self._within_budget(following, count, total)
             if count == 0:

@@ -8,7 +8,7 @@ from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.messages import CPU, Policy, Span
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.routing import Router
-from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+from minato_gpu.scheduling.waiting import DEVICE, FASTER, Entry, Waiting
 
 _UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known
 
@@ -48,9 +48,9 @@ class Intake:
         """Which lane suits the entry, and when it should start, anew."""
         cost, other = entry.cpu, entry.device
         if cost is not None and other is not None:
-            entry.ratio = cost / other if other > 0 else float("inf")
+            entry.ratio = cost / other if other > 0 else FASTER
             if other < cost and cost > self.pace.patience():
-                entry.ratio = float("inf")  # it would hold up the window: the faster lane, whatever the ratio
+                entry.ratio = FASTER  # it would hold up the window: the faster lane, whatever the ratio
         self.rank(entry)
 
     def rank(self, entry: Entry) -> None:
@@ -82,6 +82,10 @@ class Intake:
         ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
         """
         self.newest = max(self.newest, spans[-1][1])
+        if self._policy.whole_places:
+            for lo, hi in spans:
+                self._add_run(hi, base, list(cpu[lo - spans[0][0] : hi - spans[0][0]]))
+            return
         cheap = self._policy.chunk_s / 4
         at = 0
         for lo, hi in spans:

@@ -222,7 +222,8 @@ class Policy:
 
     ``window``: tickets admitted and not delivered. ``fixed``: batches keep the sampler's composition;
     otherwise they are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order).
-    ``budget_bytes``: host bytes in flight, None for no limit. ``inspect``: read headers first where costs are
+    ``budget_bytes``: host bytes in flight, None for no limit. ``whole_places``: a dispatch takes batches whole, however
+    costly, because their samples must be joined where they were prepared. ``inspect``: read headers first where costs are
     unknown and a device lane is open. ``chunk_s``: predicted seconds of one dispatch for cheap samples;
     ``chunk_samples`` its limit in samples. ``ahead_s``: seconds of work each slot holds ahead of need.
     ``slow_factor``: a sample is slow when it costs this many times the mean. ``early``: start predicted-slow
@@ -236,6 +237,7 @@ class Policy:
     fixed: bool = True
     max_lateness: int = 0
     budget_bytes: int | None = None
+    whole_places: bool = False
     inspect: bool = False
     chunk_s: float = 2e-3
     chunk_samples: int = 1024

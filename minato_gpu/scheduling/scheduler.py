@@ -142,7 +142,8 @@ class Scheduler:
         if flight is None or flight.look_at is None:
             return
         chunk, keep = flight.chunk, event.done + 1
-        if keep < chunk.size and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
+        others = self._work.lanes[chunk.lane].slots > 1 and not self.policy.whole_places
+        if others and keep < chunk.size and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))
         elif flight.look_at <= event.time:

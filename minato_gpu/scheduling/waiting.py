@@ -14,6 +14,7 @@ from minato_gpu.scheduling.messages import CPU
 
 DEVICE = "device"
 NEAR = 15  # heap items looked at for one to steal
+FASTER = 1e300  # a ratio above every finite threshold, and below the infinite one that sends nothing to a device
 SIDES = (CPU, DEVICE)
 
 
@@ -54,7 +55,7 @@ class Entry:
         self.side = CPU
         self.slow = False
         self.waits = False
-        self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else float("inf")
+        self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
     def part(self, lo: int, hi: int) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
@@ -127,8 +128,6 @@ class Waiting:
         fast, slow = self._top(self._fast[side], side), self._top(self._slow[side], side)
         if fast is None or slow is None:
             return fast or slow
-        if patience is None:
-            return fast if fast.base <= slow.base else slow
         return fast if (fast.priority, fast.lo) < (slow.priority + patience, slow.lo) else slow
 
     def nearest(self, side: str) -> Entry | None:
