@@ -47,6 +47,8 @@ class Dispatcher:
         self.intake = Intake(policy, self.lanes, self.waiting)
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
+        self.consumer_starves = True  # no batch is ready for it
+        self.oldest_place = 0  # first serial of the oldest place that misses a sample
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
@@ -185,14 +187,22 @@ class Dispatcher:
         return following if following is not None and following.side == m.CPU and not following.slow else None
 
     def _within_budget(self, entry: Entry, count: int, taken: int) -> int:
-        """How many of ``count`` tickets memory allows. The oldest sample that is not ready always may (P4)."""
+        """How many of ``count`` tickets memory allows (P4).
+
+        What the oldest place still needs is set aside for it. And while no batch is ready for the consumer, its oldest
+        sample may always proceed: only a delivery gives memory back.
+        """
+        if self._ledger.budget is None:
+            return count
         lane = self.lanes.get(m.CPU)
-        allowed = self._ledger.fits(count + taken, lane.slots if lane else 1) - taken
+        reserved = 0 if entry.base == self.oldest_place else self.waiting.samples_of(self.oldest_place)
+        allowed = self._ledger.fits(count + taken + reserved, lane.slots if lane else 1) - taken - reserved
         self.short_of_memory = allowed <= 0
         if allowed > 0 or taken:
             return max(allowed, 0)
         running = (part.lo for flight in self.flights.values() if flight.chunk.kind == "run" for part in flight.parts)
-        return int(self.waiting.oldest() is entry and entry.lo < min(running, default=entry.hi))
+        must = self.consumer_starves and self.waiting.oldest() is entry
+        return int(must and entry.lo < min(running, default=entry.hi))
 
     def _dispatch(
         self,

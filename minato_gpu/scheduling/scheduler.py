@@ -56,6 +56,9 @@ class Scheduler:
         out = work.out = []
         self._handlers[type(event)](event)
         self._compose()
+        work.consumer_starves = self._next_order not in self._sizes
+        oldest = self._places.oldest
+        work.oldest_place = oldest.first if oldest is not None else -1
         work.samples_ready = self._ledger.pool + self._composed
         work.fill()
         return out

@@ -81,11 +81,13 @@ class Waiting:
         self._entries: dict[int, Entry] = {}
         self._oldest: list[int] = []
         self._seconds = dict.fromkeys(SIDES, 0.0)
+        self._samples: dict[int, int] = {}  # first serial of a place -> its samples that wait
 
     def add(self, entry: Entry) -> None:
         """Queue an entry on its side."""
         entry.waits = True
         self._entries[entry.lo] = entry
+        self._samples[entry.base] = self._samples.get(entry.base, 0) + entry.hi - entry.lo
         heappush(self._oldest, entry.lo)
         if len(self._oldest) > 64 + 4 * len(self._entries):
             self._oldest = sorted(self._entries)
@@ -117,6 +119,9 @@ class Waiting:
         """Remove the first ``count`` serials of the entry; the rest keeps waiting."""
         entry.waits = False
         del self._entries[entry.lo]
+        left = self._samples.pop(entry.base) - (entry.hi - entry.lo)
+        if left:
+            self._samples[entry.base] = left
         self._account(entry, -1)
         if entry.lo + count < entry.hi:
             self.add(entry.part(entry.lo + count, entry.hi))
@@ -139,6 +144,10 @@ class Waiting:
         self._top(self._near[side], side)
         items = [item for item in self._near[side][:NEAR] if item[2].waits and item[2].side == side]
         return [item[2] for item in sorted(items)]
+
+    def samples_of(self, base: int) -> int:
+        """How many samples wait of the place that begins with serial ``base``."""
+        return self._samples.get(base, 0)
 
     def at(self, lo: int) -> Entry | None:
         """The entry that begins with serial ``lo``."""

@@ -1,0 +1,185 @@
+"""A shell around the scheduler that a test drives by hand, and a simple model of what must hold after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.scheduler import Scheduler
+
+SAMPLE_BYTES = 100
+
+
+class Shell:
+    """Keeps what the lanes hold, what was composed and what was delivered, and checks every instruction."""
+
+    def __init__(self, policy: m.Policy) -> None:
+        self.policy = policy
+        self.scheduler = Scheduler(policy)
+        self.now = 0.0
+        self.lanes: dict[str, int] = {}
+        self.most_slots = 0
+        self.lost_slots = False
+        self.held: dict[int, m.Chunk] = {}  # chunks that lanes hold
+        self.done: dict[int, int] = {}
+        self.begun: set[int] = set()
+        self.place_of: list[int] = []  # serial -> place
+        self.sizes: list[int] = []  # place -> samples
+        self.epoch_of: list[int] = []  # place -> epoch
+        self.ready: set[int] = set()
+        self.failed: set[int] = set()
+        self.composed: dict[int, m.Compose] = {}
+        self.delivered: list[m.Compose] = []
+        self.log: list[tuple[m.Event, list[m.Instruction]]] = []
+
+    def tell(self, event: m.Event) -> None:
+        """Hand over the event and do what the scheduler says."""
+        instructions = self.scheduler.handle(event)
+        self.log.append((event, instructions))
+        for instruction in instructions:
+            if isinstance(instruction, m.Dispatch):
+                self._dispatched(instruction.chunk)
+            elif isinstance(instruction, m.Compose):
+                self._composed(instruction)
+            else:
+                self.revoke(instruction)
+
+    def tick(self) -> float:
+        """Time goes on."""
+        self.now += 0.01
+        return self.now
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def open(self, lane: str, slots: int) -> None:
+        """Slots come or go."""
+        self.lanes[lane] = self.lanes.get(lane, 0) + slots
+        self.most_slots = max(self.most_slots, sum(self.lanes.values()))
+        self.lost_slots = self.lost_slots or slots < 0
+        self.tell(m.LaneOpened(self.tick(), lane, slots))
+
+    def admit(
+        self, size: int, epoch: int, cpu: Sequence[float] | None = None, device: Sequence[float] | None = None
+    ) -> None:
+        """The sampler's next batch."""
+        place, first = len(self.sizes), len(self.place_of)
+        self.sizes.append(size)
+        self.epoch_of.append(epoch)
+        self.place_of += [place] * size
+        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device))
+        assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
+
+    def finish(self, number: int, upto: int, failed: tuple[int, ...] = (), seconds: float = 0.01) -> None:
+        """The lane has the first ``upto`` samples of a chunk ready; all of them: it is through."""
+        chunk, before = self.held[number], self.done[number]
+        final = upto == chunk.size
+        serials = _serials(chunk.spans)
+        self.ready.update(serials[before:upto])
+        self.failed.update(serials[offset] for offset in failed)
+        self.done[number] = upto
+        if final:
+            self._forget(number)
+        nbytes = SAMPLE_BYTES * (upto - before)
+        self.tell(m.Finished(self.tick(), number, upto, seconds, nbytes, final, failed))
+
+    def give_back(self, number: int) -> None:
+        """The worker was lost: what it had not finished goes back."""
+        done = self.done[number]
+        self._forget(number)
+        self.tell(m.Finished(self.tick(), number, done, 0.0))
+
+    def look(self) -> None:
+        """Report every chunk that has begun, its next sample having run for a second."""
+        for number in sorted(self.begun):
+            chunk = self.held.get(number)
+            if chunk is not None and chunk.kind == "run" and chunk.size > 1:
+                self.tell(m.Running(self.tick(), number, self.done[number], 1.0))
+        self.tell(m.Tick(self.tick()))
+
+    def revoke(self, instruction: m.Revoke) -> None:
+        """The lane lets go of what it has not begun."""
+        chunk = self.held[instruction.chunk]
+        assert instruction.keep > self.done[instruction.chunk]
+        if instruction.keep < chunk.size:
+            kept = _serials(chunk.spans)[: instruction.keep]
+            spans = tuple((serial, serial + 1) for serial in kept)
+            self.held[chunk.number] = m.Chunk(chunk.number, chunk.lane, chunk.kind, spans, chunk.seconds)
+            self.tell(m.Revoked(self.tick(), instruction.chunk, instruction.keep))
+
+    def ask(self) -> bool:
+        """The consumer wants a batch; whether it got one."""
+        order = len(self.delivered)
+        if order not in self.composed:
+            self.tell(m.Asked(self.tick()))
+        if order not in self.composed:
+            return False
+        self.delivered.append(self.composed.pop(order))
+        self.tell(m.Delivered(self.tick(), order))
+        return True
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def _dispatched(self, chunk: m.Chunk) -> None:
+        assert self.lanes.get(chunk.lane, 0) > 0
+        taken = {serial for held in self.held.values() for serial in _serials(held.spans)}
+        for serial in _serials(chunk.spans):
+            assert serial not in taken
+            assert serial not in self.ready
+        self.held[chunk.number] = chunk
+        self.done[chunk.number] = 0
+        running = sum(1 for held in self.held.values() if held.lane == chunk.lane)
+        if running <= self.lanes[chunk.lane]:
+            self.begun.add(chunk.number)
+
+    def _composed(self, batch: m.Compose) -> None:
+        assert batch.order not in self.composed
+        serials = _serials(batch.spans)
+        assert self.ready.issuperset(serials)
+        assert set(batch.failed) == self.failed & set(serials)
+        assert len({self.epoch_of[self.place_of[serial]] for serial in serials}) == 1
+        for serial in serials:
+            assert batch.order - self.place_of[serial] <= self.policy.max_lateness
+        if self.policy.fixed:
+            assert len({self.place_of[serial] for serial in serials}) == 1
+            assert len(serials) == self.sizes[self.place_of[serials[0]]]
+        else:
+            assert len(serials) == self.sizes[batch.order]
+        if self.policy.max_lateness == 0:
+            assert {self.place_of[serial] for serial in serials} == {batch.order}
+        self.composed[batch.order] = batch
+
+    def _forget(self, number: int) -> None:
+        del self.held[number], self.done[number]
+        self.begun.discard(number)
+        waiting = sorted(set(self.held) - self.begun)
+        for lane, slots in self.lanes.items():
+            begun = sum(1 for at in self.begun if self.held[at].lane == lane)
+            for at in [w for w in waiting if self.held[w].lane == lane][: max(0, slots - begun)]:
+                self.begun.add(at)
+
+    def delivered_serials(self) -> list[int]:
+        """All serials delivered so far, in order."""
+        return [serial for batch in self.delivered for serial in _serials(batch.spans)]
+
+    def drain(self) -> None:
+        """The consumer takes all, and lanes finish what they hold, until every admitted sample is delivered."""
+        if not any(self.lanes.values()):
+            self.open(m.CPU, 1)
+        for _ in range(20 * len(self.place_of) + 20):
+            if len(self.delivered_serials()) == len(self.place_of):
+                break
+            if self.ask():
+                continue
+            assert self.held, f"deadlock: {self.scheduler.stall_cause()}"
+            number = min(self.begun, default=min(self.held))
+            self.finish(number, self.held[number].size)
+        assert sorted(self.delivered_serials()) == list(range(len(self.place_of)))
+        assert not self.held
+
+
+def _serials(spans: Sequence[m.Span]) -> list[int]:
+    return [serial for lo, hi in spans for serial in range(lo, hi)]
+
+
+def _size(batch: m.Compose) -> int:
+    return sum(hi - lo for lo, hi in batch.spans)

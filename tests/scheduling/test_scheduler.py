@@ -1,0 +1,135 @@
+"""Hypothesis drives the scheduler through everything that lanes, samplers and consumers can do, in any order."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling import replay
+from tests.scheduling.model import SAMPLE_BYTES, Shell
+
+BATCH = 5
+COSTS = st.sampled_from([1e-6, 1e-4, 1e-3, 3e-3, 0.1, 2.0, nan])
+MODES = {
+    "fixed in order": {"fixed": True, "max_lateness": 0},
+    "fixed out of order": {"fixed": True, "max_lateness": 2},
+    "free": {"fixed": False, "max_lateness": 3},
+    "free under a budget": {"fixed": False, "max_lateness": 8, "budget_bytes": 12 * SAMPLE_BYTES},
+    "in order under a budget": {"fixed": True, "max_lateness": 0, "budget_bytes": 3 * SAMPLE_BYTES},
+}
+
+
+class Loader(RuleBasedStateMachine):
+    """Random events; the model in ``Shell`` checks each instruction, and in the end everything must be delivered."""
+
+    policy: m.Policy
+
+    @initialize(slots=st.integers(1, 4), devices=st.integers(0, 2))
+    def start(self, slots: int, devices: int) -> None:
+        self.shell = Shell(self.policy)
+        self.epoch = 0
+        self.ended = False
+        for number in range(devices):
+            self.shell.open(f"device:{number}", 1)
+        self.shell.open(m.CPU, slots)
+
+    def _lane(self, choose: int) -> str:
+        return sorted(self.shell.lanes)[choose % len(self.shell.lanes)]
+
+    @precondition(lambda self: self.shell.scheduler.room >= BATCH)
+    @rule(data=st.data(), short=st.integers(0, 9))
+    def admit(self, data: Any, short: int) -> None:
+        if self.ended:
+            self.epoch, self.ended = self.epoch + 1, False
+        size = BATCH
+        if short == 0:
+            size, self.ended = data.draw(st.integers(1, BATCH)), True
+        kind = data.draw(st.sampled_from(["unknown", "cpu", "both"]))
+        cpu = device = None
+        if kind != "unknown":
+            cpu = data.draw(st.lists(COSTS, min_size=size, max_size=size))
+        if kind == "both":
+            device = data.draw(st.lists(COSTS, min_size=size, max_size=size))
+        self.shell.admit(size, self.epoch, cpu, device)
+
+    @precondition(lambda self: any(chunk.kind == "run" for chunk in self.shell.held.values()))
+    @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.booleans())
+    def finish(self, choose: int, share: float, fails: bool) -> None:
+        shell = self.shell
+        number = sorted(shell.begun)[choose % len(shell.begun)] if shell.begun else min(shell.held)
+        before, size = shell.done[number], shell.held[number].size
+        upto = min(size, before + 1 + int(share * (size - before)))
+        shell.finish(number, upto, (before,) if fails else ())
+
+    @precondition(lambda self: bool(self.shell.held))
+    @rule(choose=st.integers(0, 50))
+    def lose_worker(self, choose: int) -> None:
+        shell = self.shell
+        number = sorted(shell.held)[choose % len(shell.held)]
+        lane = shell.held[number].lane
+        if shell.lanes[lane] > (lane == m.CPU):  # at least one worker of the CPU stays
+            shell.open(lane, -1)
+            shell.give_back(number)
+
+    @rule(choose=st.integers(0, 5))
+    def gain_worker(self, choose: int) -> None:
+        self.shell.open(self._lane(choose), 1)
+
+    @rule()
+    def look(self) -> None:
+        self.shell.look()
+        due = self.shell.scheduler.wake_at()
+        assert due is None or due > self.shell.now
+
+    @rule()
+    def ask(self) -> None:
+        self.shell.ask()
+
+    @rule()
+    def end(self) -> None:
+        self.shell.tell(m.Ended(self.shell.tick(), self.epoch))
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "shell"):
+            return
+        shell, scheduler = self.shell, self.shell.scheduler
+        delivered = len(shell.delivered_serials())
+        assert scheduler.room == self.policy.window - (len(shell.place_of) - delivered)
+        ready_bytes = SAMPLE_BYTES * (len(shell.ready) - delivered)
+        running = sum(chunk.size - shell.done[number] for number, chunk in shell.held.items())
+        assert abs(scheduler.bytes_in_flight - ready_bytes - SAMPLE_BYTES * running) <= SAMPLE_BYTES * running
+        if self.policy.budget_bytes is not None and not shell.lost_slots:
+            least = max(self.policy.budget_bytes, BATCH * SAMPLE_BYTES)  # a batch must fit, whatever the budget
+            assert ready_bytes + SAMPLE_BYTES * running <= least + SAMPLE_BYTES * shell.most_slots
+
+    def teardown(self) -> None:
+        if not hasattr(self, "shell"):
+            return
+        self.shell.drain()
+        events = [event for event, _ in self.shell.log]
+        assert replay.replay(events, self.policy) == [said for _, said in self.shell.log]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_any_course_of_events(mode: str) -> None:
+    machine = type("Machine", (Loader,), {"policy": m.Policy(window=20, **MODES[mode])})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
