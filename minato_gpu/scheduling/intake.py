@@ -108,8 +108,10 @@ class Intake:
     def _add_run(self, end: int, base: int, costs: list[float]) -> None:
         if costs:
             mean = sum(costs) / len(costs)
-            self.pace.expect(mean, None, len(costs))
-            self._waiting.add(Entry(end - len(costs), end, base, mean))
+            known = mean == mean
+            if known:
+                self.pace.expect(mean, None, len(costs))
+            self._waiting.add(Entry(end - len(costs), end, base, mean if known else None))
 
     def _add_one(self, serial: int, base: int, cpu: float, device: float | None, read: bool) -> None:
         cost, other = self._guess(cpu, device)

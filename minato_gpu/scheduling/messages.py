@@ -220,17 +220,17 @@ Instruction = Dispatch | Revoke | Compose
 class Policy:
     """What the scheduler may and should do; fixed for one run.
 
-    ``window``: tickets admitted and not delivered. ``fixed``: batches keep the sampler's composition;
-    otherwise they are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order).
-    ``budget_bytes``: host bytes in flight, None for no limit. ``whole_places``: a dispatch takes batches whole, however
-    costly, because their samples must be joined where they were prepared. ``inspect``: read headers first where costs are
-    unknown and a device lane is open. ``chunk_s``: predicted seconds of one dispatch for cheap samples;
-    ``chunk_samples`` its limit in samples. ``ahead_s``: seconds of work each slot holds ahead of need.
-    ``slow_factor``: a sample is slow when it costs this many times the mean. ``early``: start predicted-slow
-    samples early. ``reserve``: slow work never takes every slot. ``threshold``: route by the window's
-    threshold; otherwise first come, first served. ``micro_batch``: most samples of one device chunk, and
-    ``device_s`` its predicted seconds. ``compose_ahead``: while fewer batches than this are composed and not
-    delivered, one is composed even if it overtakes an older sample, so that assembly overlaps with the consumer's step.
+    ``window``: tickets admitted and not delivered. ``fixed``: batches keep the sampler's composition; otherwise they
+    are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order). ``budget_bytes``: host bytes
+    in flight, None for no limit. ``whole_places``: a dispatch takes batches whole, however costly, because their
+    samples must be joined where they were prepared. ``inspect``: read headers first where costs are unknown and a
+    device lane is open. ``chunk_s``: predicted seconds of one dispatch for cheap samples; ``chunk_samples``: its limit.
+    ``ahead_s``: seconds of work each slot holds ahead of need. ``slow_factor``: a sample is slow when it costs
+    this many times the mean (and more than a batch or two take). ``early``: start predicted-slow samples early.
+    ``reserve``: out of order, slow work never takes every slot. ``threshold``: route by the window's threshold;
+    otherwise first come, first served. ``micro_batch``: most samples of one device chunk; ``device_s``: its target.
+    ``compose_ahead``: while fewer batches than this are composed and not delivered, one is composed even if it
+    overtakes an older sample, so that assembly overlaps with the consumer's step.
     """
 
     window: int

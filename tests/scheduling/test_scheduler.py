@@ -23,9 +23,10 @@ from tests.scheduling.model import SAMPLE_BYTES, Shell
 
 BATCH = 5
 COSTS = st.sampled_from([1e-6, 1e-4, 1e-3, 3e-3, 0.1, 2.0, nan])
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "fixed in order": {"fixed": True, "max_lateness": 0},
     "fixed out of order": {"fixed": True, "max_lateness": 2},
+    "whole places": {"fixed": True, "max_lateness": 0, "whole_places": True},
     "free": {"fixed": False, "max_lateness": 3},
     "free under a budget": {"fixed": False, "max_lateness": 8, "budget_bytes": 12 * SAMPLE_BYTES},
     "in order under a budget": {"fixed": True, "max_lateness": 0, "budget_bytes": 3 * SAMPLE_BYTES},
@@ -130,6 +131,6 @@ def test_any_course_of_events(mode: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

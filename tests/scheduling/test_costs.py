@@ -1,0 +1,139 @@
+"""The cost model: what it learns, what it remembers, what that takes, and how it reports its errors."""
+
+from __future__ import annotations
+
+import resource
+
+import numpy as np
+import pytest
+
+from minato_gpu.scheduling.costs import CostModel, rank_correlation
+from minato_gpu.scheduling.history import History
+
+
+def observe(model: CostModel, keys: np.ndarray, features: np.ndarray, seconds: np.ndarray) -> None:
+    for start in range(0, len(keys), 32):
+        part = slice(start, start + 32)
+        model.predict("cpu", features[part], keys[part])
+        model.observe_many("cpu", keys[part], features[part], seconds[part])
+
+
+@pytest.fixture
+def photographs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys, features (encoded bytes, pixels) and costs: a part per pixel, a part per byte and a constant."""
+    rng = np.random.default_rng(0)
+    pixels = rng.lognormal(13, 1.2, 600)
+    nbytes = pixels * rng.lognormal(-1.5, 0.5, 600)
+    seconds = (1e-3 + 8e-9 * pixels + 2e-8 * nbytes) * rng.lognormal(0, 0.25, 600)
+    return np.arange(600), np.stack([nbytes, pixels], axis=1), seconds
+
+
+def test_the_first_epoch_learns_from_features_and_the_second_from_history(
+    photographs: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    keys, features, seconds = photographs
+    model = CostModel(("cpu",), features=2, length=len(keys))
+    observe(model, keys, features, seconds)
+    first = model.report()
+    model.reset_report()
+    again = seconds * np.random.default_rng(1).lognormal(0, 0.05, len(seconds))
+    observe(model, keys, features, again)
+    second = model.report()
+    assert isinstance(first["log_sigma"], float)
+    assert isinstance(second["log_sigma"], float)
+    assert 0.2 < first["log_sigma"] < 0.32  # the noise that features cannot explain is 0.25
+    assert second["log_sigma"] < 0.12
+    assert second["rank_correlation"] is not None
+    assert second["rank_correlation"] > 0.98
+    total = model.predict("cpu", features, keys).sum()
+    assert total == pytest.approx(seconds.sum(), rel=0.1)
+
+
+def test_nothing_is_known_before_the_first_observation() -> None:
+    model = CostModel(("cpu", "device"), features=1)
+    assert np.isnan(model.predict("cpu", [[3.0], [4.0]], ["a", "b"])).all()
+    model.observe("cpu", "a", [3.0], 0.5)
+    assert model.predict("cpu", [[3.0]], ["a"])[0] == pytest.approx(0.5, rel=0.3)
+    assert np.isnan(model.predict("device", [[3.0]])).all()
+    assert np.isnan(model.uncertainty("device", [[3.0]])).all()
+
+
+def test_without_features_the_mean_is_predicted_even_when_few_samples_make_most_of_it() -> None:
+    model = CostModel(("cpu",))
+    costs = np.where(np.arange(4000) % 20 == 0, 0.12, 0.003)
+    for start in range(0, 4000, 50):
+        model.observe_many("cpu", None, None, costs[start : start + 50])
+    assert model.predict("cpu")[0] == pytest.approx(costs.mean(), rel=0.15)
+
+
+def test_a_changed_machine_is_followed_and_an_outlier_is_not() -> None:
+    model = CostModel(("cpu",))
+    model.observe_many("cpu", None, None, np.full(500, 1e-3))
+    model.observe("cpu", None, None, 10.0)
+    assert model.predict("cpu")[0] < 3e-3
+    for _ in range(300):
+        model.observe_many("cpu", None, None, np.full(64, 4e-3))
+    assert model.predict("cpu")[0] == pytest.approx(4e-3, rel=0.1)
+
+
+def test_features_that_are_not_given_do_not_spoil_the_model(
+    photographs: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    keys, features, seconds = photographs
+    model = CostModel(("cpu",), features=2)
+    observe(model, keys, features, seconds)
+    before = model.predict("cpu", features[:5])
+    predicted = model.predict("cpu", [[np.nan, np.nan], features[0].tolist()])
+    assert predicted[1] == pytest.approx(before[0])
+    assert np.isfinite(predicted).all()
+
+
+def test_uncertainty_falls_with_what_is_learned(photographs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    keys, features, seconds = photographs
+    model = CostModel(("cpu",), features=2, length=600)
+    model.observe_many("cpu", keys[:3], features[:3], seconds[:3])
+    early = model.uncertainty("cpu", features[50:51])[0]
+    observe(model, keys[3:], features[3:], seconds[3:])
+    late = model.uncertainty("cpu", features[50:51])[0]
+    far = model.uncertainty("cpu", features[50:51] * 1e6)[0]
+    assert late < early
+    assert far > late
+
+
+def test_uniform_samples_leave_the_history_untouched() -> None:
+    model = CostModel(("cpu",), length=10_000)
+    costs = np.full(10_000, 5e-6)
+    costs[::1000] = 5e-3
+    for start in range(0, 10_000, 100):
+        model.observe_many("cpu", np.arange(start, start + 100), None, costs[start : start + 100])
+    model.predict("cpu")
+    model.report()
+    assert model.recorded["cpu"] == 10
+    assert model.predict("cpu", keys=[3000])[0] > 1e-3
+    assert model.predict("cpu", keys=[3001])[0] < 1e-4
+
+
+def test_a_history_of_100_million_indices_takes_nothing_until_it_is_used() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    history = History(100_000_000)
+    history.write(np.array([5, 99_999_999]), np.log([1e-3, 2.0]))
+    assert np.exp(history.read([99_999_999, 5])) == pytest.approx([2.0, 1e-3], rel=1e-3)
+    assert history.nbytes <= 4 * 100_000_000 / 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # KiB
+
+
+@pytest.mark.parametrize("keys", [["a", ("b", 1)], [-1, 10], [True, 3.5], [0, "x"]])
+def test_any_hashable_key_can_be_remembered(keys: list[object]) -> None:
+    history = History(5)
+    history.write(keys, np.log([0.25, 4.0]))
+    assert np.exp(history.read(keys)) == pytest.approx([0.25, 4.0], rel=1e-3)
+    assert np.isnan(history.read(["other"])).all()
+    assert history.recorded == 2
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(0, 9, 50).astype(float), rng.integers(0, 9, 50).astype(float)
+    assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
+    assert rank_correlation(np.ones(5), second[:5]) is None
