@@ -136,6 +136,13 @@ class Assembly:
                 lo = upto
         return tuple(out)
 
+    def described(self, spans: Iterable[Span]) -> tuple[Piece, ...]:
+        """The tickets of a batch that a job joins, for its error message."""
+        serials = [serial for lo, hi in spans for serial in range(lo, hi)]
+        positions = [self.position(serial) for serial in serials]
+        keys = [self.key(serial) for serial in serials]
+        return (Piece(positions[0], keys, None, -1, 0, 0, False, None, positions),)
+
     def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
         whole_record = record.left == record.rows and not record.items
         if record.slab < 0 and self._layout is not None and whole_record and not inspect:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data.dataloader import IterDataPipe, MapDataPipe, _get_distributed_settings, _sharding_worker_init_fn
 
 from minato_gpu.assembly import Assembly
 from minato_gpu.engine import Engine
@@ -27,6 +29,9 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     """Start workers and device executors for the loader; the engine is closed at the latest when Python ends."""
     options = loader._options
     iterable = isinstance(loader.dataset, IterableDataset)
+    init = loader.worker_init_fn
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
+        init = functools.partial(_sharding_worker_init_fn, init, *_get_distributed_settings())
     job = Job(
         loader.dataset,
         loader.collate_fn,
@@ -34,7 +39,7 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         loader.drop_last,
         iterable,
         loader.pipeline,
-        loader.worker_init_fn,
+        init,
         loader.num_workers,
         base_seed,
         not options.threads,
@@ -66,17 +71,18 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
     place = loader.batch_size or 1
     prefetch = max(1, loader.prefetch_factor or 0)
     window = prefetch * loader.num_workers
+    replays = loader._order is not None and loader._order.replays  # the log's batches, in the log's order
     policy = m.Policy(
         window=window * place,
-        fixed=not options.free,
-        max_lateness=options.lateness,
+        fixed=replays or not options.free,
+        max_lateness=0 if replays else options.lateness,
         budget_bytes=loader.host_memory_budget,
         whole_places=not stacks and not options.free and workers == 1,  # no other worker could help to join them
         inspect="device" in lanes,
         micro_batch=_MICRO_BATCH,
     )
     assembly = Assembly(
-        links, Leases(), stacks=stacks, joins_whole=not batched or (not options.free and not iterable)
+        links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed
     )
     estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
     return Engine(

@@ -177,7 +177,7 @@ class Engine:
 
     def _start(self) -> None:
         self._sent: dict[int, Sent] = {}
-        self._jobs: dict[int, list[Any]] = {}
+        self._jobs: dict[int, tuple[list[Any], tuple[m.Span, ...]]] = {}
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
         self._serial = self._place = self._order = 0
@@ -445,7 +445,7 @@ class Engine:
             elif isinstance(instruction, m.Compose):
                 job = self.assembly.compose(instruction)
                 if job is not None:
-                    self._jobs[instruction.order] = job
+                    self._jobs[instruction.order] = job, instruction.spans
                     self._handle(m.CollateNeeded(perf_counter(), instruction.order))
             else:
                 kept = self._lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
@@ -459,9 +459,10 @@ class Engine:
             self._dispatch_next(chunk, now)
             return
         if chunk.kind == "collate":
-            items = self._jobs.pop(chunk.order)
-            self._sent[chunk.number] = Sent(chunk, -1, now)
-            lane.send(Task(self._run, chunk.number, "collate", -1, 0, (), None, items))
+            items, spans = self._jobs.pop(chunk.order)
+            number = self.assembly.record(spans[0][0]).epoch
+            self._sent[chunk.number] = Sent(chunk, number, now)
+            lane.send(Task(self._run, chunk.number, "collate", number, 0, self.assembly.described(spans), None, items))
             return
         epoch = self._epochs[self.assembly.record(chunk.spans[0][0]).epoch]
         self._sent[chunk.number] = Sent(chunk, epoch.number, now)
@@ -493,11 +494,10 @@ class Engine:
                 self._lanes[_lane_kind(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
         os.eventfd_write(self._links.wake, 1)
         self._thread.join()
-        for lane in self._lanes.values():
-            lane.close(timeout)
-        self.assembly.clear()
-        self._links.close()
         self.on_close()
+        if all([lane.close(timeout) for lane in self._lanes.values()]):
+            self.assembly.clear()
+            self._links.close()
 
 
 def _lane_kind(chunk: m.Chunk) -> str:

@@ -8,43 +8,69 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import MapDataPipe, _DatasetKind, _SingleProcessDataLoaderIter
 
 from minato_gpu.admission import Occurrences, never_repeats
-from minato_gpu.samples import sample_seed
+from minato_gpu.samples import Origin, StageError, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
 
-class _PipelineFetcher:
-    """Fetches samples as PyTorch's fetcher does, through the pipeline."""
+class _Fetcher:
+    """Fetches samples as PyTorch's fetcher for map-style data sets does, through the pipeline if there is one.
 
-    def __init__(self, loader: Any, seed: int) -> None:
+    An error keeps its type and text, as in PyTorch, and gets a note that says where it happened.
+    """
+
+    def __init__(self, loader: Any, seed: int, epoch: int) -> None:
         self._loader = loader
         self._seed = seed
-        self._occurrences = Occurrences(None, unique=never_repeats(loader))
+        self._epoch = epoch
+        self._position = 0
+        self._occurrences = Occurrences(None, unique=never_repeats(loader) or loader.pipeline is None)
+        many = getattr(loader.dataset, "__getitems__", None)
+        self._many = many if many and loader._auto_collation and loader.pipeline is None else None
 
     def fetch(self, keys: Any) -> Any:
+        """One batch."""
         batched = self._loader._auto_collation
         keys = list(keys) if batched else [keys]
+        first, self._position = self._position, self._position + len(keys)
         occurrences = self._occurrences.count(keys) or [0] * len(keys)
-        run, dataset = self._loader.pipeline.run, self._loader.dataset
-        samples = [
-            run(dataset[key], sample_seed(self._seed, 0, key, occurrence))
-            for key, occurrence in zip(keys, occurrences, strict=True)
-        ]
-        return self._loader.collate_fn(samples if batched else samples[0])
+        if self._many:
+            samples = self._many(keys)
+        else:
+            samples = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
+        try:
+            return self._loader.collate_fn(samples if batched else samples[0])
+        except Exception as error:
+            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {self._position - 1}, indices {keys}")
+            raise
+
+    def _one(self, position: int, key: Any, occurrence: int) -> Any:
+        try:
+            value = self._loader.dataset[key]
+            if self._loader.pipeline is None:
+                return value
+            return self._loader.pipeline.run(value, sample_seed(self._seed, 0, key, occurrence))
+        except Exception as error:
+            cause: BaseException = error
+            stage = path = None
+            if isinstance(error, StageError) and error.__cause__ is not None:
+                cause, stage, path = error.__cause__, error.origin.stage, error.origin.path
+            cause.add_note(str(Origin(self._epoch, position, key, stage, "cpu", path)))
+            raise cause from None
 
 
 class InlineIterator(_SingleProcessDataLoaderIter):
     """One epoch in the main process."""
 
-    def __init__(self, loader: Any, expected: int | None) -> None:
+    def __init__(self, loader: Any, expected: int | None, epoch: int) -> None:
         super().__init__(loader)
         self.log = Telemetry(expected, perf_counter())
         self.log.lanes["cpu"].slots = 1
         self._to_device = loader._to_device
-        if loader.pipeline is not None:
-            self._dataset_fetcher: Any = _PipelineFetcher(loader, self._base_seed)
+        if self._dataset_kind == _DatasetKind.Map and not isinstance(self._dataset, MapDataPipe):
+            self._dataset_fetcher: Any = _Fetcher(loader, self._base_seed, epoch)
 
     def _next_data(self) -> Any:
         begin = perf_counter()
@@ -57,3 +83,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         size = size_of(data)
         self.log.inline(begin, now, size)
         return self._to_device(data)
+
+    def memory(self) -> dict[str, Any]:
+        """There is no memory in flight, and nothing was predicted."""
+        nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
+        return {"prediction": nothing, "bytes_in_flight": 0, "bytes_in_flight_peak": 0}

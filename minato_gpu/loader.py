@@ -122,7 +122,7 @@ class DataLoader(TorchDataLoader[T]):
     def __iter__(self) -> Any:
         number, self._begun = self._begun, self._begun + 1
         if self.num_workers == 0:
-            inline = InlineIterator(self, self._expected())
+            inline = InlineIterator(self, self._expected(), number)
             self._shown = inline
             return inline
         self.check_worker_number_rationality()

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from minato_gpu.pipeline import Pipeline
+
 _DEFAULT_LATENESS = 8
 LANES = ("cpu", "device")
 KINDS = ("auto", "process", "thread")
@@ -32,13 +34,15 @@ class Options:
     @classmethod
     def check(cls, loader: Any) -> Options:
         """Resolve the arguments of a loader. Raises ValueError naming the one that is wrong and what to do."""
+        if loader.pipeline is not None and not isinstance(loader.pipeline, Pipeline):
+            raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
             _positive(name, getattr(loader, name))
         device = _device(loader.device)
         return cls(
             lateness=_lateness(loader),
             free=_free(loader),
-            threads=_threads(loader.worker_kind, loader.multiprocessing_context),
+            threads=_threads(loader),
             lanes=_lanes(loader, device),
             device=device,
         )
@@ -75,13 +79,20 @@ def _free(loader: Any) -> bool:
     return loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
 
 
-def _threads(kind: Any, context: Any) -> bool:
+def _threads(loader: Any) -> bool:
+    kind, context = loader.worker_kind, loader.multiprocessing_context
     if kind not in KINDS:
         raise ValueError(f"worker_kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
     if kind == "thread" and context is not None:
         raise ValueError("worker_kind='thread' starts no processes; leave out multiprocessing_context")
+    streams = isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1
+    if kind == "thread" and streams:
+        raise ValueError(
+            "worker_kind='thread' cannot share out an IterableDataset: get_worker_info() knows one worker to a process. "
+            "Use worker_kind='process', or num_workers=1"
+        )
     free_threaded = not getattr(sys, "_is_gil_enabled", lambda: True)()
-    return bool(kind == "thread" or (kind == "auto" and free_threaded and context is None))
+    return bool(kind == "thread" or (kind == "auto" and free_threaded and context is None and not streams))
 
 
 def _device(value: Any) -> torch.device:

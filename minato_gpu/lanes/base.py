@@ -6,6 +6,7 @@ sample lies is a *reference*: None for a row of its place's slab, or one of the 
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -141,6 +142,20 @@ class Failure:
     nbytes: int = 0
 
 
+def failure(error: BaseException, where: str, *, collated: bool = False) -> Failure:
+    """An error of a sample or a batch, made ready to be raised again in the training process.
+
+    An exception of a class that cannot be pickled (one defined in a function, say) becomes a RuntimeError there.
+    """
+    wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
+    try:
+        pickle.dumps(type(error))
+    except Exception:
+        wrapper.exc_msg = f"{type(error).__qualname__}, whose class cannot be pickled. {wrapper.exc_msg}"
+        wrapper.exc_type = RuntimeError
+    return Failure(wrapper, collated)
+
+
 class Lane(Protocol):
     """A place where work happens. ``fd`` becomes readable when ``receive`` has something to return."""
 
@@ -168,5 +183,5 @@ class Lane(Protocol):
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""
 
-    def close(self, timeout: float) -> None:
-        """End everything that the lane started; idempotent."""
+    def close(self, timeout: float) -> bool:
+        """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""

@@ -8,6 +8,7 @@ import pickle
 import queue
 import socket
 import threading
+import warnings
 from collections import deque
 from time import perf_counter
 from typing import Any
@@ -150,10 +151,10 @@ class ProcessLane(_CpuLane):
         """Readable when there is something to receive, or a worker has ended."""
         return [self.links.report_receiver.fileno(), *self._pool.fds()]
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> bool:
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
         if self._pool is None:
-            return
+            return True
         for number in range(self.links.workers):
             try:
                 self.links.sender(number).send(b"")
@@ -162,10 +163,11 @@ class ProcessLane(_CpuLane):
         self.links.close_parent_ends()
         self._pool.close(timeout)
         self._pool = None  # type: ignore[assignment]
+        return True
 
 
 class ThreadLane(_CpuLane):
-    """Worker threads. They cannot be killed: closing waits for the sample that each is at."""
+    """Worker threads. They cannot be killed: one that is stuck in a sample stays until Python ends."""
 
     def __init__(self, links: Links, job: Job) -> None:
         super().__init__(links)
@@ -216,14 +218,23 @@ class ThreadLane(_CpuLane):
         """Readable when there is something to receive."""
         return [self.links.report_receiver.fileno()]
 
-    def close(self, timeout: float) -> None:
-        """Stop every worker after its current sample; idempotent."""
+    def close(self, timeout: float) -> bool:
+        """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""
         for number in range(self.links.workers):
             self.links.board.words[self.links.board.row(number) + LIMIT] = 0
             self._channels[number % len(self._channels)].tasks.put(None)
+        end = perf_counter() + timeout
         for thread in self._threads:
-            thread.join()
-        self._threads = []
+            thread.join(max(0.0, end - perf_counter()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if self._threads:
+            warnings.warn(
+                f"{len(self._threads)} worker threads are still busy with a sample {timeout} s after their loader was "
+                "closed; threads cannot be ended from outside. Use worker_kind='process' for data sets that can hang.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return not self._threads
 
 
 def _thread_main(number: int, job: Job, channel: QueueChannel, store: Store, links: Links) -> None:

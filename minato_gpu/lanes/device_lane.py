@@ -15,9 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from torch._utils import ExceptionWrapper
-
-from minato_gpu.lanes.base import Extra, Failure, Local, Piece, Report, Task
+from minato_gpu.lanes.base import Extra, Failure, Local, Piece, Report, Task, failure
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store, approximate_bytes
@@ -85,15 +83,17 @@ class DeviceLane:
         """A micro-batch is not cut."""
         return None
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> bool:
         """Wait for the micro-batch under way, then let go of graphs and memory; idempotent."""
         if self._thread is None:
-            return
+            return True
+        self.recall()
         self._tasks.put(None)
         self._thread.join()
         self._thread = None
         self._executor.close()
         os.close(self._arrived)
+        return True
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -169,4 +169,4 @@ class DeviceLane:
             if isinstance(error.__cause__, Exception):
                 cause = error.__cause__
         origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage, "device, then cpu", path)
-        return Failure(ExceptionWrapper((type(cause), cause, cause.__traceback__), f"in DataLoader device lane ({origin})"))
+        return failure(cause, f"in DataLoader device lane ({origin})")

@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pickle
 import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -98,7 +100,7 @@ class Started:
             for number in range(count):
                 process = context.Process(target=worker_main, args=(number, job, links, os.getpid(), child))
                 process.daemon = True
-                process.start()
+                _start(process)
                 self._processes.append(process)
                 assert process.pid is not None
                 self.pids[number] = process.pid
@@ -125,6 +127,19 @@ class Started:
         """Wait for the workers to leave; end those that do not. Their channel must be closed already."""
         _end(self._processes, timeout)
         self._alive.close()
+
+
+def _start(process: BaseProcess) -> None:
+    try:
+        process.start()
+    except (TypeError, AttributeError, pickle.PicklingError):
+        warnings.warn(
+            "Got pickle error when attempting to start a worker Process. With this start method the data set, the "
+            "collate function and worker_init_fn must be picklable: define them at a module's top level, or pass "
+            "multiprocessing_context='fork'.",
+            stacklevel=2,
+        )
+        raise
 
 
 class Forked:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.lanes.base import Failure, Features, Piece, Task
+from minato_gpu.lanes.base import Failure, Features, Piece, Task, failure
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.samples import Origin, StageError, sample_seed
@@ -105,7 +105,7 @@ class Producer:
         if isinstance(error, StageError) and error.__cause__ is not None:
             cause, stage, path = error.__cause__, error.origin.stage, error.origin.path
         origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage, "cpu", path)
-        return Failure(ExceptionWrapper((type(cause), cause, cause.__traceback__), f"{self.who} ({origin})"))
+        return failure(cause, f"{self.who} ({origin})")
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]

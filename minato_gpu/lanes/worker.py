@@ -15,10 +15,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Report, Task
+from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Report, Task, failure
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
@@ -165,7 +164,7 @@ class Worker:
 
     def _collate(self, task: Task, progress: Progress) -> str:
         """Join samples that other workers prepared."""
-        progress.add(self._joined([self._store.get(item) for item in task.items], "collate"))
+        progress.add(self._joined([self._store.get(item) for item in task.items], task.epoch, task.pieces[0]))
         return ""
 
     def _next(self, task: Task, progress: Progress) -> str:
@@ -182,8 +181,8 @@ class Worker:
             item = self._store.put(self._stream.fetch([None] * task.items), collated=True)
         except StopIteration:
             status, self._stream = "exhausted", None
-        except Exception:
-            item = self._batch_failure("iterating the data set", task.epoch)
+        except Exception as error:
+            item = self._batch_failure(error, "iterating the data set", task.epoch)
         progress.add(item)
         return status
 
@@ -269,28 +268,28 @@ class Worker:
         if any(isinstance(item, Failure) for item in progress.items[start:]) or not (samples or empty):
             return
         if empty:
-            progress.items[start] = self._joined([], "collate", piece)
+            progress.items[start] = self._joined([], progress.task.epoch, piece)
             return
         if len(samples) == len(piece.keys):
             self._learn(progress, samples[0])
-            progress.items[start] = self._joined(samples, "collate", piece)
+            progress.items[start] = self._joined(samples, progress.task.epoch, piece)
             return
         for at, sample in enumerate(samples, start=len(progress.items) - len(samples)):
             progress.items[at] = self._store.put(sample)
 
-    def _joined(self, samples: list[Any], what: str, piece: Piece | None = None) -> Any:
+    def _joined(self, samples: list[Any], epoch: int, piece: Piece) -> Any:
         try:
             batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
             return self._store.put(batch, collated=True)
-        except Exception:
-            return self._batch_failure(what, None, piece)
+        except Exception as error:
+            return self._batch_failure(error, "collate", epoch, piece)
 
-    def _batch_failure(self, what: str, epoch: int | None, piece: Piece | None = None) -> Failure:
-        parts = [what] if epoch is None else [what, f"epoch {epoch}"]
+    def _batch_failure(self, error: Exception, what: str, epoch: int, piece: Piece | None = None) -> Failure:
+        parts = [what, f"epoch {epoch}"]
         if piece is not None:
-            parts.append(f"positions {piece.position} to {piece.position + len(piece.keys) - 1}")
-            parts.append(f"indices {_short(piece.keys)}")
-        return Failure(ExceptionWrapper(where=f"{self._producer.who} ({', '.join(parts)}, lane cpu)"), collated=True)
+            positions = sorted(piece.position_of(at) for at in range(len(piece.keys)))
+            parts += [f"positions {positions[0]} to {positions[-1]}", f"indices {_short(piece.keys)}"]
+        return failure(error, f"{self._producer.who} ({', '.join(parts)}, lane cpu)", collated=True)
 
     # --- reports -------------------------------------------------------------------------------------------
 
