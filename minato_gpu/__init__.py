@@ -1,7 +1,27 @@
-"""minato_gpu: a PyTorch data loader in which slow samples hold up nobody, on CPU workers and GPUs together."""
+"""minato_gpu: a PyTorch data loader in which slow samples hold up nobody, on CPU workers and GPUs together.
 
-from minato_gpu.loader import DataLoader
-from minato_gpu.pipeline import Field, Pipeline, Stage
+The names are imported when they are first used, so that ``minato_gpu.scheduling`` needs nothing but NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minato_gpu.loader import DataLoader
+    from minato_gpu.pipeline import Field, Pipeline, Stage
 
 __version__ = "0.1.0"
 __all__ = ["DataLoader", "Field", "Pipeline", "Stage"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DataLoader":
+        from minato_gpu.loader import DataLoader
+
+        return DataLoader
+    if name in __all__:
+        from minato_gpu import pipeline
+
+        return getattr(pipeline, name)
+    raise AttributeError(f"module 'minato_gpu' has no attribute {name!r}")

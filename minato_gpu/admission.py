@@ -33,7 +33,9 @@ class Drawn(NamedTuple):
 class Source:
     """The batches of one epoch. ``batched``: the sampler yields lists of keys, else single keys."""
 
-    def __init__(self, number: int, seed: int, order: Iterator[Any], *, batched: bool, occurrences: Occurrences) -> None:
+    def __init__(
+        self, number: int, seed: int, order: Iterator[Any], *, batched: bool, occurrences: Occurrences
+    ) -> None:
         self.number = number
         self.seed = seed
         self._order = order
@@ -142,7 +144,7 @@ class Speculation:
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler.sampler  # type: ignore[union-attr]
+    sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
     found: list[torch.Generator] = []
     for generator in (loader.generator, getattr(sampler, "generator", None)):
         generator = torch.default_generator if generator is None else generator
@@ -191,9 +193,7 @@ class OrderLog:
                 if drawn is None:
                     raise ValueError(f"order_log: {self.path} names positions that epoch {source.number} lacks")
                 occurrences = drawn.occurrences or [0] * len(drawn.keys)
-                waiting.update(
-                    zip(drawn.positions, zip(drawn.keys, occurrences, strict=True), strict=True)
-                )
+                waiting.update(zip(drawn.positions, zip(drawn.keys, occurrences, strict=True), strict=True))
             pairs = [waiting.pop(position) for position in positions]
             yield Drawn(positions, [key for key, _ in pairs], [occurrence for _, occurrence in pairs])
         if waiting or source.draw() is not None:

@@ -7,7 +7,8 @@ import functools
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
-from torch.utils.data.dataloader import IterDataPipe, MapDataPipe, _get_distributed_settings, _sharding_worker_init_fn
+from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from minato_gpu.assembly import Assembly
 from minato_gpu.engine import Engine
@@ -81,9 +82,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         inspect="device" in lanes,
         micro_batch=_MICRO_BATCH,
     )
-    assembly = Assembly(
-        links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed
-    )
+    assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed)
     estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
     return Engine(
         links,

@@ -25,6 +25,7 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.dispatch import cut
+from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
 
 
@@ -37,10 +38,6 @@ class AnyScheduler(Protocol):
     @property
     def pending(self) -> bool:
         """Whether something waits for a lane to become free."""
-
-    @property
-    def end(self) -> int | None:
-        """How many batches the epoch has, once its streams have ended (``StreamScheduler`` alone)."""
 
     def wake_at(self) -> float | None:
         """When to report unfinished chunks."""
@@ -55,7 +52,9 @@ class Estimates(Protocol):
     def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
         """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
 
-    def of_features(self, serials: list[int], keys: list[Any], features: list[tuple[float, ...] | None]) -> tuple[Any, Any]:
+    def of_features(
+        self, serials: list[int], keys: list[Any], features: list[tuple[float, ...] | None]
+    ) -> tuple[Any, Any]:
         """The same from cost features."""
 
     def took(self, samples: int, seconds: float) -> None:
@@ -354,7 +353,7 @@ class Engine:
                     self._reported(lane, report)
                 else:
                     self._drop(report)
-        if self._streams and self._epochs:
+        if isinstance(self._scheduler, StreamScheduler) and self._epochs:
             next(iter(self._epochs.values())).end = self._scheduler.end
 
     def _drop(self, report: Report) -> None:
@@ -399,9 +398,7 @@ class Engine:
             self.assembly.used(spans)
             offsets = tuple(report.first + at for at in failed)
             now = perf_counter()
-            self._handle(
-                m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets)
-            )
+            self._handle(m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets))
 
     def _inspected(self, report: Report, spans: tuple[m.Span, ...]) -> None:
         """Host reads are done: their fields lie ready, and their features give the costs."""
@@ -495,11 +492,12 @@ class Engine:
         os.eventfd_write(self._links.wake, 1)
         self._thread.join()
         self.on_close()
-        if all([lane.close(timeout) for lane in self._lanes.values()]):
+        ended = [lane.close(timeout) for lane in self._lanes.values()]
+        if all(ended):
             self.assembly.clear()
             self._links.close()
 
 
 def _lane_kind(chunk: m.Chunk) -> str:
-    """"cpu:3" is a worker of lane "cpu"."""
+    """ "cpu:3" is a worker of lane "cpu"."""
     return chunk.lane.split(":")[0] if chunk.lane.startswith(m.CPU) else chunk.lane

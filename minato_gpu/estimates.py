@@ -56,8 +56,8 @@ class Estimator:
 
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float]) -> None:
         """What samples really took, in seconds of one slot."""
-        features = [self._features.pop(serial, None) for serial in serials]
-        given = None if any(f is None for f in features) else features
+        features = [self._features.pop(serial, ()) for serial in serials]
+        given = features if all(features) else None
         self.model.observe_many(lane, keys, given, seconds)
 
     def report(self) -> dict[str, Any]:

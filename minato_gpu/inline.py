@@ -8,7 +8,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data.dataloader import MapDataPipe, _DatasetKind, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+from torch.utils.data.datapipes.datapipe import MapDataPipe
 
 from minato_gpu.admission import Occurrences, never_repeats
 from minato_gpu.samples import Origin, StageError, sample_seed
@@ -70,12 +71,12 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self.log.lanes["cpu"].slots = 1
         self._to_device = loader._to_device
         if self._dataset_kind == _DatasetKind.Map and not isinstance(self._dataset, MapDataPipe):
-            self._dataset_fetcher: Any = _Fetcher(loader, self._base_seed, epoch)
+            self._dataset_fetcher: Any = _Fetcher(loader, int(self._base_seed), epoch)
 
     def _next_data(self) -> Any:
         begin = perf_counter()
         try:
-            data = super()._next_data()
+            data = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
             self.log.end = perf_counter()
             raise

@@ -214,7 +214,9 @@ class View:
 class EngineIterator(_BaseDataLoaderIter):
     """One epoch through an engine. ``ended``: it will deliver nothing more."""
 
-    def __init__(self, loader: DataLoader, number: int, keeps: bool) -> None:
+    _base_seed: int
+
+    def __init__(self, loader: DataLoader[Any], number: int, keeps: bool) -> None:
         engine = loader._engine if keeps else None
         generator = torch.default_generator if loader.generator is None else loader.generator
         goes_on = engine is not None and not engine.closed
@@ -226,6 +228,7 @@ class EngineIterator(_BaseDataLoaderIter):
         if before is not None:  # PyTorch draws a seed when persistent workers start, not for every epoch
             generator.set_state(before)
             self._base_seed = loader._base_seed
+        self._base_seed = int(self._base_seed)
         self.ended = False
         self._number = number
         self._loader = loader

@@ -88,8 +88,8 @@ def _threads(loader: Any) -> bool:
     streams = isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1
     if kind == "thread" and streams:
         raise ValueError(
-            "worker_kind='thread' cannot share out an IterableDataset: get_worker_info() knows one worker to a process. "
-            "Use worker_kind='process', or num_workers=1"
+            "worker_kind='thread' cannot share out an IterableDataset: get_worker_info() knows one worker to a "
+            "process. Use worker_kind='process', or num_workers=1"
         )
     free_threaded = not getattr(sys, "_is_gil_enabled", lambda: True)()
     return bool(kind == "thread" or (kind == "auto" and free_threaded and context is None and not streams))
@@ -121,5 +121,7 @@ def _lanes(loader: Any, device: torch.device) -> tuple[str, ...]:
     if not offers:
         raise ValueError(f"lanes: pipeline {pipeline.name!r} ends in a stage without a device implementation")
     if loader.num_workers == 0:
-        raise ValueError("lanes: 'device' needs num_workers > 0, the workers read its input; pass num_workers=1 or more")
+        raise ValueError(
+            "lanes: 'device' needs num_workers > 0, the workers read its input; pass num_workers=1 or more"
+        )
     return LANES if "cpu" in loader.lanes else LANES[1:]

@@ -135,5 +135,5 @@ def size_of(batch: Any) -> int:
         return max((size_of(item) for item in batch.values()), default=1)
     if isinstance(batch, (list, tuple)):
         return max((size_of(item) for item in batch), default=1)
-    shape = getattr(batch, "shape", ())
+    shape: tuple[int, ...] = tuple(getattr(batch, "shape", ()))
     return int(shape[0]) if len(shape) else 1

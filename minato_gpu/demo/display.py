@@ -52,7 +52,7 @@ class LiveBars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def on_batch(self, tally: Tally, loader: DataLoader) -> None:
+    def on_batch(self, tally: Tally, loader: DataLoader[Any]) -> None:
         now = perf_counter()
         if self._task is None or now - self._shown_at >= _EVERY_S:
             self._shown_at = now

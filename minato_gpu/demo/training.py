@@ -70,7 +70,7 @@ class Tally:
 class Watcher(Protocol):
     """Told about the training as it goes on; ``stats`` is what the loader's ``stats()`` gives."""
 
-    def on_batch(self, tally: Tally, loader: DataLoader) -> None: ...
+    def on_batch(self, tally: Tally, loader: DataLoader[Any]) -> None: ...
 
     def on_epoch(self, tally: Tally, stats: Mapping[str, Any]) -> None: ...
 
@@ -125,7 +125,7 @@ def train(settings: Settings, watcher: Watcher) -> Outcome:
 
 
 def _train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, tally: Tally, watcher: Watcher
+    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], tally: Tally, watcher: Watcher
 ) -> None:
     model.train()
     started = perf_counter()

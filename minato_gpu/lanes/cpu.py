@@ -66,12 +66,12 @@ class ProcessLane(_CpuLane):
             context = multiprocessing.get_context(method)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
         self._large: dict[tuple[int, int], int] = {}
-        self._pool = kind(context, links, job, links.workers)
+        self._pool: Forked | Started | None = kind(context, links, job, links.workers)
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers by number."""
-        return [self._pool.pids[n] for n in sorted(self._pool.pids)]
+        return [] if self._pool is None else [self._pool.pids[n] for n in sorted(self._pool.pids)]
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
@@ -145,11 +145,12 @@ class ProcessLane(_CpuLane):
 
     def exits(self) -> list[Exit]:
         """Workers that ended since the last call."""
-        return self._pool.exits()
+        return [] if self._pool is None else self._pool.exits()
 
     def fds(self) -> list[int]:
         """Readable when there is something to receive, or a worker has ended."""
-        return [self.links.report_receiver.fileno(), *self._pool.fds()]
+        exits = [] if self._pool is None else self._pool.fds()
+        return [self.links.report_receiver.fileno(), *exits]
 
     def close(self, timeout: float) -> bool:
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
@@ -162,7 +163,7 @@ class ProcessLane(_CpuLane):
                 break
         self.links.close_parent_ends()
         self._pool.close(timeout)
-        self._pool = None  # type: ignore[assignment]
+        self._pool = None
         return True
 
 

@@ -7,6 +7,7 @@ failure counts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -15,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+
 from minato_gpu.lanes.base import Extra, Failure, Local, Piece, Report, Task, failure
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
@@ -61,10 +63,8 @@ class DeviceLane:
         """All reports that have arrived; never blocks."""
         if not self._reports:
             return []
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._arrived)
-        except BlockingIOError:
-            pass
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def fds(self) -> list[int]:

@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-from torch.utils.data._utils import signal_handling
+from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
 from minato_gpu.lanes.links import Links, close_inherited_ends
@@ -62,7 +62,7 @@ class Exit:
 def worker_main(number: int, job: Job, links: Links, parent: int, alive: Any) -> None:
     """Entry of a worker process. ``alive``: a connection that closes with the parent (start methods but fork)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal_handling._set_worker_signal_handlers()
+    _set_worker_signal_handlers()
     if alive is None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -169,7 +169,8 @@ class Worker:
 
     def _next(self, task: Task, progress: Progress) -> str:
         """The next batch of this worker's own stream, as PyTorch's worker would fetch it."""
-        status, item = "", None
+        status = ""
+        item: Any = None
         try:
             self._producer.check_started()
             if self._stream_of != (task.run, task.epoch):

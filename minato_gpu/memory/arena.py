@@ -11,6 +11,7 @@ a fault in the worker and another in the consumer).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -81,10 +82,8 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
         self._view = None
-        try:
+        with contextlib.suppress(BufferError):  # the consumer holds batches: the mapping goes with the last of them
             self._map.close()
-        except BufferError:
-            pass  # the consumer still holds batches; the mapping goes with the last of them
 
 
 def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:

@@ -33,7 +33,7 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)) and obj.device.type == "cpu":
-            return obj.__reduce__()  # the bytes themselves; torch's reducer would share a file descriptor
+            return obj.__reduce__()  # type: ignore[no-untyped-call]  # the bytes themselves; torch's reducer would share a file descriptor
         if not isinstance(obj, torch.Tensor) or obj.device.type != "cpu":
             return NotImplemented
         if obj.requires_grad and not obj.is_leaf:
@@ -43,7 +43,7 @@ class _Pickler(ForkingPickler):
         if type(obj) is torch.Tensor and obj.layout is not torch.strided:
             return _reduce_sparse(obj)
         if id(obj) in self._base_ids:
-            return _bytes, (pickle.PickleBuffer(obj.numpy()),)
+            return _bytes, (pickle.PickleBuffer(obj.numpy().data),)
         if type(obj) in (torch.Tensor, torch.nn.Parameter) and not (obj.is_quantized or obj.is_conj() or obj.is_neg()):
             base, stride, offset = self._base(obj.detach())
             parts = (base, obj.dtype, tuple(obj.shape), stride, offset)
@@ -60,7 +60,7 @@ class _Pickler(ForkingPickler):
         key = storage.data_ptr()
         whole = obj.is_contiguous() and obj.numel() * obj.element_size() == storage.nbytes()
         if not whole and key in self._bases and key:
-            return self._bases[key], obj.stride(), obj.storage_offset()
+            return self._bases[key], obj.stride(), int(obj.storage_offset())
         own = obj.contiguous()
         base = self._bases.get(key) if whole and key else None
         if base is None:
@@ -92,7 +92,9 @@ def _compressed(
 
 
 def _bytes(data: Any) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(data, np.uint8)) if len(memoryview(data)) else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.from_numpy(np.frombuffer(data, np.uint8)) if len(memoryview(data)) else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def _tensor(

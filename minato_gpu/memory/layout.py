@@ -27,8 +27,7 @@ _SCALARS: dict[type, np.dtype[Any]] = {
     float: np.dtype(np.float64),
 }
 _TORCH_OF_NUMPY = {
-    np.dtype(kind)
-    for kind in ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
+    np.dtype(kind) for kind in ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
 }
 
 
@@ -114,7 +113,8 @@ class Layout:
         _flatten(self.tree, sample, values)
         objects: list[Any] | None = None
         for leaf, view, value in zip(self.leaves, views, values, strict=True):
-            if type(value) is not leaf.type:
+            kind = type(value)
+            if kind is not leaf.type:
                 raise Mismatch
             if view is None:
                 objects = objects or []
@@ -168,6 +168,7 @@ class Layout:
                 continue
             array = owner[at : at + leaf.nbytes * rows].view(leaf.raw).reshape((rows, *leaf.shape))
             tensor = torch.from_numpy(array)
+            assert leaf.dtype is not None
             values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
         return _rebuild(self.tree, values, stacked=True)
 
