@@ -13,11 +13,13 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from minato_gpu.assembly import Assembly
 from minato_gpu.engine import Engine
 from minato_gpu.estimates import Estimator
+from minato_gpu.event_log import EventLog
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
 from minato_gpu.memory.leases import Leases
+from minato_gpu.pump import Pump
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -84,16 +86,20 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
     )
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed)
     estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
-    return Engine(
-        links,
+    pump = Pump(
         lanes,
         assembly,
         lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
+        estimates=estimator,
+        recorder=None if loader._events is None else EventLog(loader._events, policy),
+        stream_batch=place,
+    )
+    return Engine(
+        links,
+        pump,
         window=window,
         place_size=1 if iterable else place,
         streams=iterable,
-        stream_batch=place,
-        estimates=estimator,
         timeout=loader.timeout,
         order_log=loader._order if not loader.in_order else None,
     )

@@ -1,4 +1,4 @@
-"""The command line: ``minato-gpu demo``, ``check`` and ``simulate``.
+"""The command line: ``minato-gpu demo``, ``check``, ``simulate`` and ``replay``.
 
 Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
 happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
@@ -136,6 +136,21 @@ def simulate(
         asked = [] if ablation else list(scenarios or known)
         settings = {"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}
         _leave_rows(settings, rows, json_path)
+
+
+@main.command(short_help="Run a recorded event log through the scheduler again.")
+@click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_JSON
+@click.pass_context
+def replay(context: click.Context, log: Path, json_path: str | None) -> None:
+    """Run a log of DataLoader.record_events through the scheduler; exit code 1 where it says something else now."""
+    from minato_gpu.scheduling.replay import verify
+
+    console = open_console(json_path)
+    with _plain_errors(context), log.open(encoding="utf-8") as lines:
+        rows = [{"log": str(log), "events": verify(lines)}]
+        console.print(f"{rows[0]['events']} events: the same instructions as recorded")
+        _leave_rows({"command": "replay"}, rows, json_path)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 The scheduler is a function of its events, so a log recorded in production replays to the same instructions: to find out
 why it did something, to test a change of policy on real traffic, to reproduce a fault. Reading and writing files is
-the caller's business. The first line holds the policy, every other one an event and the instructions that followed:
+the caller's business. The first line holds the policy (and so
+does the first line of every further run in the same log), every other one an event and the instructions that followed:
 
     {"policy": {"window": 256, ...}}
     {"event": ["Finished", {"time": 1.5, "chunk": 7, ...}], "instructions": [["Dispatch", {...}], ...]}
@@ -67,6 +68,9 @@ def verify(lines: Iterable[str]) -> int:
     scheduler = Scheduler(parse_header(next(rest, "{}")))
     count = 0
     for text in rest:
+        if text.startswith('{"policy"'):  # another run of the same loader
+            scheduler = Scheduler(parse_header(text))
+            continue
         event, recorded = parse(text)
         said = scheduler.handle(event)
         count += 1

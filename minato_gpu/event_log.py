@@ -1,0 +1,28 @@
+"""A file with everything that the scheduler heard and said in a loader's runs, to be replayed later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minato_gpu.scheduling.messages import Policy
+from minato_gpu.scheduling.replay import header, line
+
+
+class EventLog:
+    """Appends JSON lines to ``path`` (see ``scheduling/replay.py``); each run begins with its policy."""
+
+    def __init__(self, path: Path, policy: Policy) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._policy = policy
+
+    def begin(self) -> None:
+        """A new run, with a new scheduler."""
+        self._file.write(header(self._policy) + "\n")
+
+    def __call__(self, event: Any, instructions: list[Any]) -> None:
+        self._file.write(line(event, instructions) + "\n")
+
+    def close(self) -> None:
+        """Write out what is buffered; idempotent."""
+        self._file.close()

@@ -1,0 +1,269 @@
+"""Between the scheduler and the lanes: reports become events, instructions become tasks.
+
+No thread, no lock, no waiting: whoever calls holds the engine's lock. A *run* is one life of a scheduler; when a run
+is given up (the consumer left an epoch in the middle), what workers are still at stays in its memory until they are
+through, so that their late writes never reach a batch of the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Protocol
+
+from minato_gpu.assembly import Assembly
+from minato_gpu.event_log import EventLog
+from minato_gpu.lanes.base import Features, Report, Task
+from minato_gpu.records import Record
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.dispatch import cut
+from minato_gpu.telemetry import Telemetry
+
+
+class AnyScheduler(Protocol):
+    """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
+
+    def handle(self, event: Any) -> list[Any]:
+        """Take one event; return what to do now."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits for a lane to become free."""
+
+    def wake_at(self) -> float | None:
+        """When to report unfinished chunks."""
+
+    def stall_cause(self) -> str:
+        """Why the consumer waits."""
+
+
+class Estimates(Protocol):
+    """Where predicted costs come from, and measured ones go (see costs.py of this package)."""
+
+    def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
+        """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
+
+    def of_features(
+        self, serials: list[int], keys: list[Any], features: list[tuple[float, ...] | None]
+    ) -> tuple[Any, Any]:
+        """The same from cost features."""
+
+    def took(self, samples: int, seconds: float) -> None:
+        """So many samples took so long together."""
+
+    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float]) -> None:
+        """What each sample really took, where that is known one by one."""
+
+    def begin_epoch(self) -> None:
+        """Start a new report of prediction errors."""
+
+    def report(self) -> dict[str, Any]:
+        """How good the predictions were."""
+
+
+class Sent:
+    """A chunk on its way: what it holds, when it went, and for which epoch."""
+
+    __slots__ = ("chunk", "done", "epoch", "sent")
+
+    def __init__(self, chunk: m.Chunk, epoch: int, sent: float) -> None:
+        self.chunk = chunk
+        self.epoch = epoch
+        self.sent = sent
+        self.done = 0
+
+
+class Pump:
+    """One scheduler at a time, the lanes by name ("cpu" first), and the assembly.
+
+    ``seeds``: the base seed of each epoch that has tickets here. ``stream_batch``: samples of a batch where workers
+    iterate the data set for themselves.
+    """
+
+    def __init__(
+        self,
+        lanes: dict[str, Any],
+        assembly: Assembly,
+        make_scheduler: Callable[[], AnyScheduler],
+        *,
+        estimates: Estimates | None = None,
+        recorder: EventLog | None = None,
+        stream_batch: int = 1,
+    ) -> None:
+        self.lanes = lanes
+        self.assembly = assembly
+        self.estimates = estimates
+        self.recorder = recorder
+        self.log = Telemetry(None, perf_counter())
+        self.seeds: dict[int, int] = {}
+        self._make_scheduler = make_scheduler
+        self._stream_batch = stream_batch
+        self._run = 0
+        self._stale: list[tuple[set[tuple[int, int]], list[tuple[int, int]]]] = []
+        self._sent: dict[int, Sent] = {}
+        self._jobs: dict[int, tuple[list[Any], tuple[m.Span, ...]]] = {}
+        self.scheduler = make_scheduler()
+
+    def new_run(self) -> None:
+        """Forget every ticket and begin with a new scheduler; ``open_lanes`` lets it send work."""
+        self.revoke_all()
+        stale = {(self._run, number) for number in self._sent}
+        for lane in self.lanes.values():
+            stale.difference_update(lane.recall())
+        self._stale.append((stale, self.assembly.clear()))
+        self._run += 1
+        self._sweep()
+        self._sent, self._jobs, self.seeds = {}, {}, {}
+        self.scheduler = self._make_scheduler()
+        if self.recorder is not None:
+            self.recorder.begin()
+
+    def open_lanes(self) -> None:
+        """Tell the scheduler what slots there are."""
+        for lane in self.lanes.values():
+            self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
+
+    def revoke_all(self) -> None:
+        """Let no worker start another sample of what it was sent."""
+        for sent in self._sent.values():
+            self.lanes[_lane_kind(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether reports will need an answer before the consumer asks for its next batch."""
+        return self.scheduler.pending or (self.assembly.needs_jobs and bool(self._sent))
+
+    def receive(self) -> None:
+        """Take in all reports that have arrived, and do what follows from them."""
+        for lane in self.lanes.values():
+            for report in lane.receive():
+                if report.run == self._run:
+                    self._reported(lane, report)
+                else:
+                    self._drop(report)
+
+    def _drop(self, report: Report) -> None:
+        """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
+        for item in report.items or ():
+            self.assembly.release(item.fields if isinstance(item, Features) else item)
+        for chunks, _ in self._stale:
+            if report.final:
+                chunks.discard((report.run, report.chunk))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        for _, blocks in (entry for entry in self._stale if not entry[0]):
+            self.assembly.free(blocks)
+        self._stale = [entry for entry in self._stale if entry[0]]
+
+    def _reported(self, lane: Any, report: Report) -> None:
+        sent = self._sent[report.chunk]
+        chunk = sent.chunk
+        sent.done = report.done
+        if report.layout is not None:
+            self.assembly.learn(report.layout)
+        if report.final:
+            del self._sent[report.chunk]
+        spans = cut(chunk.spans, report.first, report.done)
+        if report.done > report.first:
+            position = self.assembly.position(spans[0][0]) if spans else -1
+            prepared = chunk.kind in ("run", "next")
+            self.log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared)
+        self._measured(lane.name, chunk, spans, report)
+        if chunk.kind == "collate":
+            assert report.items is not None
+            self.assembly.joined(chunk.order, report.items[0])
+            self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
+        elif chunk.kind == "inspect":
+            self._inspected(report, spans)
+        elif report.status == "exhausted":
+            self.assembly.forget(chunk.spans)
+            self.handle(m.Exhausted(perf_counter(), report.chunk))
+        else:
+            nbytes, failed = self.assembly.arrived(spans, report.items, report.nbytes)
+            self.assembly.used(spans)
+            offsets = tuple(report.first + at for at in failed)
+            now = perf_counter()
+            self.handle(m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets))
+
+    def _inspected(self, report: Report, spans: tuple[m.Span, ...]) -> None:
+        """Host reads are done: their fields lie ready, and their features give the costs."""
+        assert report.items is not None and self.estimates is not None
+        features: list[tuple[float, ...] | None] = []
+        serials = [serial for lo, hi in spans for serial in range(lo, hi)]
+        keys = [self.assembly.key(serial) for serial in serials]
+        for serial, item in zip(serials, report.items, strict=True):
+            good = isinstance(item, Features)
+            self.assembly.inspected(serial, item.fields if good else item)
+            features.append(item.values if good else None)
+        cpu, device = self.estimates.of_features(serials, keys, features)
+        self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes))
+
+    def _measured(self, lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
+        if self.estimates is None or chunk.kind != "run" or report.done == report.first:
+            return
+        self.estimates.took(report.done - report.first, report.seconds)
+        if report.times is not None:
+            serials = [serial for lo, hi in spans for serial in range(lo, hi)]
+            keys = [self.assembly.key(serial) for serial in serials]
+            self.estimates.measured(lane, keys, serials, report.times)
+
+    def look(self) -> None:
+        """Tell the scheduler how far the unfinished chunks have come."""
+        now = perf_counter()
+        for sent in list(self._sent.values()):
+            if sent.chunk.kind == "run" and sent.chunk.size > 1:
+                since = self.lanes[_lane_kind(sent.chunk)].running_s(self._run, sent.chunk.number)
+                if since is not None:
+                    self.handle(m.Running(now, sent.chunk.number, sent.done, since))
+        self.handle(m.Tick(now))
+
+    def handle(self, event: m.Event) -> None:
+        """Tell the scheduler, and do what it says."""
+        instructions = self.scheduler.handle(event)
+        if self.recorder is not None:
+            self.recorder(event, instructions)
+        for instruction in instructions:
+            if isinstance(instruction, m.Dispatch):
+                self._dispatch(instruction.chunk)
+            elif isinstance(instruction, m.Compose):
+                job = self.assembly.compose(instruction)
+                if job is not None:
+                    self._jobs[instruction.order] = job, instruction.spans
+                    self.handle(m.CollateNeeded(perf_counter(), instruction.order))
+            else:
+                kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
+                if kept is not None:
+                    self.handle(m.Revoked(perf_counter(), instruction.chunk, kept))
+
+    def _dispatch(self, chunk: m.Chunk) -> None:
+        now = perf_counter()
+        lane = self.lanes[_lane_kind(chunk)]
+        if chunk.kind == "next":
+            self._dispatch_next(chunk, now)
+            return
+        if chunk.kind == "collate":
+            items, spans = self._jobs.pop(chunk.order)
+            number = self.assembly.record(spans[0][0]).epoch
+            self._sent[chunk.number] = Sent(chunk, number, now)
+            lane.send(Task(self._run, chunk.number, "collate", number, 0, self.assembly.described(spans), None, items))
+            return
+        epoch = self.assembly.record(chunk.spans[0][0]).epoch
+        self._sent[chunk.number] = Sent(chunk, epoch, now)
+        pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
+        layout = self.assembly.layout_bytes
+        lane.send(Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout))
+
+    def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
+        """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
+        epoch, seed = next(iter(self.seeds.items()))
+        ticket = chunk.spans[0][0]
+        self.assembly.admit(Record(epoch, ticket, range(ticket, ticket + 1), [None], None))
+        self._sent[chunk.number] = Sent(chunk, epoch, now)
+        task = Task(self._run, chunk.number, "next", epoch, seed, items=self._stream_batch)
+        self.lanes[m.CPU].send(task, int(chunk.lane.partition(":")[2]))
+
+
+def _lane_kind(chunk: m.Chunk) -> str:
+    """ "cpu:3" is a worker of lane "cpu"."""
+    return chunk.lane.split(":")[0] if chunk.lane.startswith(m.CPU) else chunk.lane
