@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Row
+from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Row, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory import blobs
@@ -44,6 +44,7 @@ class Assembly:
         self._layout_bytes: bytes | None = b"" if stacks else None
         self._row_bytes = 0
         self._inspects = False
+        self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
         self._records: list[Record] = []
         self._firsts: list[int] = []
         self._batches: dict[int, Batch] = {}
@@ -101,11 +102,13 @@ class Assembly:
         return tuple(out)
 
     def described(self, spans: Iterable[Span]) -> tuple[Piece, ...]:
-        """The tickets of a batch that a job joins, for its error message."""
+        """The tickets of a batch that a job joins."""
         serials = [serial for lo, hi in spans for serial in range(lo, hi)]
         positions = [self.position(serial) for serial in serials]
         keys = [self.key(serial) for serial in serials]
-        return (Piece(positions[0], keys, None, -1, 0, 0, False, None, positions),)
+        records = [(self.record(serial), serial) for serial in serials]
+        occurrences = [0 if r.occurrences is None else r.occurrences[s - r.first] for r, s in records]
+        return (Piece(positions[0], keys, occurrences, -1, 0, 0, False, None, positions),)
 
     def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
         whole_record = record.left == record.rows and not record.items
@@ -146,6 +149,7 @@ class Assembly:
                         self.record(serial).items[serial] = item
                         if isinstance(item, Failure):
                             failed.append(offset)
+                        self.unshippable = self.unshippable or isinstance(item, Unshippable)
                     offset += 1
         nbytes += rows * self._row_bytes
         self._count(nbytes)
@@ -177,28 +181,33 @@ class Assembly:
 
     # --- batches -------------------------------------------------------------------------------------------
 
-    def compose(self, compose: Compose) -> list[Any] | None:
-        """A batch's composition is settled; returns the references for a job that must join it, or None."""
+    def compose(self, compose: Compose) -> bool:
+        """A batch's composition is settled; returns whether a job must join it (``references``)."""
         batch = self._batches[compose.order] = Batch(compose.spans)
         failure = self._failure(compose)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
             batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
             self._drop(compose.spans)
-            return None
+            return False
         record = self.record(compose.spans[0][0])
         item = record.items.get(compose.spans[0][0])
         if isinstance(item, (Blob, Local)) and item.collated:
             batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
             self._taken(compose.spans)
-            return None
+            return False
         if self._all_rows(compose.spans):
             self._stack(batch, record)
-            return None
+            return False
         if self._layout is not None and self._write_rows(batch):
-            return None
+            return False
         batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
-        return [self._reference(serial) for lo, hi in compose.spans for serial in range(lo, hi)]
+        return True
+
+    def references(self, spans: tuple[Span, ...]) -> list[Any] | None:
+        """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
+        references = [self._reference(serial) for lo, hi in spans for serial in range(lo, hi)]
+        return None if any(isinstance(item, Unshippable) for item in references) else references
 
     def joined(self, order: int, item: Any) -> None:
         """The job for this batch is done."""

@@ -213,6 +213,7 @@ class View:
         self.log = engine.pump.log
         self._assembly = engine.assembly
         self._estimates = engine.pump.estimates
+        self._lanes = engine.pump.lanes
 
     def memory(self) -> dict[str, Any]:
         """Bytes in flight, and how good the cost predictions were."""
@@ -221,6 +222,7 @@ class View:
             "prediction": nothing if self._estimates is None else self._estimates.report(),
             "bytes_in_flight": self._assembly.bytes,
             "bytes_in_flight_peak": self._assembly.peak,
+            "samples_repeated": sum(getattr(lane, "repeated", 0) for lane in self._lanes.values()),
         }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from minato_gpu.assembly import Assembly
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Features, Report, Task
+from minato_gpu.lanes.base import Features, Report, Task, Unshippable
 from minato_gpu.records import Record
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.dispatch import cut
@@ -101,7 +101,7 @@ class Pump:
         self._run = 0
         self._stale: list[tuple[set[tuple[int, int]], list[tuple[int, int]]]] = []
         self._sent: dict[int, Sent] = {}
-        self._jobs: dict[int, tuple[list[Any], tuple[m.Span, ...]]] = {}
+        self._jobs: dict[int, tuple[m.Span, ...]] = {}
         self.scheduler = make_scheduler()
 
     def new_run(self) -> None:
@@ -227,9 +227,8 @@ class Pump:
             if isinstance(instruction, m.Dispatch):
                 self._dispatch(instruction.chunk)
             elif isinstance(instruction, m.Compose):
-                job = self.assembly.compose(instruction)
-                if job is not None:
-                    self._jobs[instruction.order] = job, instruction.spans
+                if self.assembly.compose(instruction):
+                    self._jobs[instruction.order] = instruction.spans
                     self.handle(m.CollateNeeded(perf_counter(), instruction.order))
             else:
                 kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
@@ -243,10 +242,26 @@ class Pump:
             self._dispatch_next(chunk, now)
             return
         if chunk.kind == "collate":
-            items, spans = self._jobs.pop(chunk.order)
+            spans = self._jobs.pop(chunk.order)
+            items = self.assembly.references(spans)
             number = self.assembly.record(spans[0][0]).epoch
             self._sent[chunk.number] = Sent(chunk, number, now)
-            lane.send(Task(self._run, chunk.number, "collate", number, 0, self.assembly.described(spans), None, items))
+            lane.send(
+                Task(
+                    self._run,
+                    chunk.number,
+                    "collate",
+                    number,
+                    self.seeds[number],
+                    self.assembly.described(spans),
+                    None,
+                    items,
+                )
+            )
+            return
+        if self.assembly.unshippable and chunk.kind == "run":
+            self.assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
+            self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
         epoch = self.assembly.record(chunk.spans[0][0]).epoch
         self._sent[chunk.number] = Sent(chunk, epoch, now)

@@ -44,8 +44,8 @@ class Piece(NamedTuple):
 class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
 
-    ``kind``: run, inspect, collate (``items``: references to the samples of the batch) or next (the next ``items``
-    samples of the worker's own stream).
+    ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
+    next (the next ``items`` samples of the worker's own stream).
     """
 
     run: int
@@ -118,6 +118,13 @@ class Local:
     value: Any
     nbytes: int
     collated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unshippable:
+    """A sample that cannot be pickled: its batch must be prepared, and joined, by one worker."""
+
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

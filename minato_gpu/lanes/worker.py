@@ -12,12 +12,13 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Report, Task, failure
+from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Report, Task, Unshippable, failure
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
@@ -163,8 +164,19 @@ class Worker:
         return ""
 
     def _collate(self, task: Task, progress: Progress) -> str:
-        """Join samples that other workers prepared."""
-        progress.add(self._joined([self._store.get(item) for item in task.items], task.epoch, task.pieces[0]))
+        """Join samples that other workers prepared, or that could not be sent between processes."""
+        piece = task.pieces[0]
+        if task.items is not None:
+            progress.add(self._joined([self._store.get(item) for item in task.items], task.epoch, piece))
+            return ""
+        produce, samples = self._producer.of(task, piece, False), []
+        for at in range(len(piece.keys)):
+            try:
+                samples.append(produce(at))
+            except Exception as error:
+                progress.add(replace(self._producer.failure(task, piece, at, error), collated=True))
+                return ""
+        progress.add(self._joined(samples, task.epoch, piece))
         return ""
 
     def _next(self, task: Task, progress: Progress) -> str:
@@ -249,7 +261,10 @@ class Worker:
 
         def put_blob(at: int, value: Any) -> Any:
             self._learn(progress, value)
-            return store.put(value)
+            try:
+                return store.put(value)
+            except (pickle.PicklingError, AttributeError, TypeError):
+                return Unshippable()
 
         return put_blob
 
