@@ -1,0 +1,152 @@
+"""Arenas: blocks of size classes, pages given back, and memory that outlives the arena while it is used."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minato_gpu.memory import arena as module
+from minato_gpu.memory.arena import Arena, round_up
+
+MIB = 1 << 20
+
+
+def held(arena: Arena) -> int:
+    """Bytes of memory that the arena's file really takes."""
+    return 512 * os.fstat(arena.fd).st_blocks
+
+
+def fill(arena: Arena, offset: int, nbytes: int, value: int) -> None:
+    np.frombuffer(arena.buffer, np.uint8, nbytes, offset)[:] = value
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3 * MIB)), max_size=60))
+def test_blocks_never_overlap_and_are_reused(steps: list[tuple[bool, int]]) -> None:
+    """Against a model: live blocks are disjoint, whole pages, at most an eighth too large (or a page)."""
+    arena = Arena("test", 1 << 32)
+    live: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for allocate, number in steps:
+        if allocate or not live:
+            before = arena.allocated
+            offset = arena.allocate(number)
+            size = arena.allocated - before
+            assert offset not in live and offset % 4096 == 0 and size % 4096 == 0
+            assert number <= size < max(number * 9 / 8, number + 4096) + 4096 * (number == 0) + 1
+            assert sizes.setdefault(offset, size) == size, "a block changed its size"
+            live[offset] = size
+            ends = sorted((at, at + length) for at, length in live.items())
+            assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
+        else:
+            offset = sorted(live)[number % len(live)]
+            del live[offset]
+            arena.free(offset)
+        assert arena.allocated == sum(live.values())
+    arena.close()
+
+
+def test_a_freed_block_serves_the_next_of_nearly_its_size() -> None:
+    arena = Arena("test")
+    first = arena.allocate(1_000_000)
+    other = arena.allocate(1_000_000)
+    arena.free(first)
+    assert arena.allocate(1_010_000) == first
+    assert arena.allocate(1_000_000) not in (first, other)
+    arena.close()
+
+
+def test_a_full_arena_says_so_and_goes_on() -> None:
+    arena = Arena("test", 64 * 4096)
+    blocks = [arena.allocate(4096) for _ in range(64)]
+    with pytest.raises(MemoryError, match=r"262144 bytes is full: 262144 bytes are in use"):
+        arena.allocate(1)
+    assert arena.allocated == 64 * 4096
+    arena.free(blocks[7])
+    assert arena.allocate(1) == blocks[7]
+    arena.close()
+
+
+def test_memory_is_taken_when_written_and_given_back_when_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEEP_FREE", 4 * MIB)
+    arena = Arena("test")
+    blocks = [arena.allocate(MIB) for _ in range(16)]
+    assert held(arena) == 0
+    for number, block in enumerate(blocks):
+        fill(arena, block, MIB, number + 1)
+    assert held(arena) == 16 * MIB
+    for block in blocks[:-1]:
+        arena.free(block)
+    assert held(arena) <= 12 * MIB, "free pages are kept for ever"
+    assert (np.frombuffer(arena.buffer, np.uint8, MIB, blocks[-1]) == 16).all(), "a live block lost its pages"
+    again = [arena.allocate(MIB) for _ in range(15)]
+    assert sorted(again) == sorted(blocks[:-1])
+    for number, block in enumerate(again):
+        fill(arena, block, MIB, number)
+        assert arena.buffer[block + MIB - 1] == number
+    arena.close()
+
+
+def test_little_free_memory_is_kept_for_reuse() -> None:
+    arena = Arena("test")
+    block = arena.allocate(MIB)
+    fill(arena, block, MIB, 1)
+    arena.free(block)
+    assert held(arena) == MIB
+    arena.close()
+
+
+def test_the_mapping_outlives_the_arena_while_a_view_lives() -> None:
+    arena = Arena("test")
+    view = np.frombuffer(arena.buffer, np.uint8, 10, arena.allocate(10))
+    view[:] = 3
+    arena.close()
+    arena.close()
+    assert arena.fd == -1
+    assert view[2:5].tolist() == [3, 3, 3]
+    view[:] = 4
+    assert int(view.sum()) == 40
+
+
+def test_another_arena_on_the_same_memory_sees_the_same_bytes() -> None:
+    owner = Arena("test", 1 << 20)
+    offset = owner.allocate(100)
+    attached = Arena("attached", owner.capacity, fd=os.dup(owner.fd))
+    owner.buffer[offset : offset + 5] = b"hello"
+    assert bytes(attached.buffer[offset : offset + 5]) == b"hello"
+    owner.close()
+    assert bytes(attached.buffer[offset : offset + 5]) == b"hello"
+    attached.close()
+
+
+def test_threads_allocate_and_free_together() -> None:
+    """A worker's main thread and its watcher do."""
+    arena = Arena("test")
+    torn: list[int] = []
+
+    def work(mark: int) -> None:
+        for _ in range(300):
+            block = arena.allocate(5000)
+            fill(arena, block, 5000, mark)
+            if not (np.frombuffer(arena.buffer, np.uint8, 5000, block) == mark).all():
+                torn.append(block)
+            arena.free(block)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not torn and arena.allocated == 0
+    arena.close()
+
+
+@pytest.mark.parametrize(("nbytes", "unit", "expected"), [(0, 64, 0), (1, 64, 64), (64, 64, 64), (65, 64, 128)])
+def test_round_up(nbytes: int, unit: int, expected: int) -> None:
+    assert round_up(nbytes, unit) == expected

@@ -1,0 +1,223 @@
+"""Blobs: any object through shared memory and back, arrays and tensors without another copy."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import enum
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minato_gpu.memory import blobs
+from tests.memory.equality import same
+
+_ODD = re.compile(r"torch\.(q|bits|u?int[1-7]$)")  # torch itself can hardly copy these
+_DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype) and not _ODD.match(str(d))}, key=str)
+_HALVES = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+
+
+def there(value: Any) -> tuple[Any, np.ndarray[Any, Any]]:
+    """The value after its journey, and the memory that it lies in."""
+    data, views, nbytes = blobs.dump(value)
+    memory = np.full(nbytes, 0xEE, np.uint8)
+    blobs.write(memory.data, data, views)
+    return blobs.load(memory), memory
+
+
+class Colour(enum.Enum):
+    """An enumeration of the tests."""
+
+    RED = 1
+
+
+@dataclasses.dataclass
+class Own:
+    """A class of the user's own."""
+
+    name: str
+    pixels: Any
+    more: Any = None
+
+
+class Sub(np.ndarray[Any, Any]):
+    """An array class of the user's own."""
+
+
+class Tagged(torch.Tensor):
+    """A tensor class of the user's own."""
+
+
+@_HALVES
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+def test_tensors_of_every_dtype(dtype: torch.dtype) -> None:
+    """Whole, zero-dimensional, empty, strided, transposed and expanded."""
+    whole = torch.arange(6 * 16, dtype=torch.uint8).view(torch.bool if dtype is torch.bool else torch.uint8)
+    if dtype is torch.bool:
+        whole = torch.arange(96) % 3 == 0
+    elif whole.dtype is not dtype:
+        whole = whole.view(dtype)
+    square = whole[:6].view(2, 3)
+    values = [whole, whole[0], whole[2:5], square.t(), whole[::2], whole[:1].expand(4), torch.empty(0, 3, dtype=dtype)]
+    got, _ = there(values)
+    same(got, values)
+    for value in values:  # each by itself too: the ones above share one storage
+        same(there(value)[0], value)
+
+
+_trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(),
+    lambda parts: st.lists(parts, max_size=3)
+    | st.dictionaries(st.text(max_size=3), parts, max_size=3)
+    | st.tuples(parts, parts),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(_trees, st.lists(st.integers(0, 5000), max_size=4))
+def test_nested_objects_with_arrays_of_any_length(tree: Any, lengths: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    value = {"tree": tree, "arrays": [rng.integers(0, 256, n, dtype=np.uint8) for n in lengths]}
+    value["tensors"] = [torch.from_numpy(array.copy()) for array in value["arrays"]]
+    same(there(value)[0], value)
+
+
+_OBJECTS: dict[str, Any] = {
+    "dataclass": Own("a", np.arange(4), [Own("b", torch.ones(2))]),
+    "enum and date": (Colour.RED, datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
+    "ordered": collections.OrderedDict(b=1, a=np.ones(2)),
+    "array of objects": [np.array([1, "x", None], object), np.array(["text"]), np.ma.masked_array([1], [True])],
+    "records": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    "array class": np.arange(3).view(Sub),
+    "Fortran order": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    "reversed array": np.arange(5)[::-1],
+    "zero-dimensional array": np.array(3.5),
+    "empty array": np.empty((0, 3), np.int16),
+    "bytearray": bytearray(b"ab" * 40000),
+    "sizes": torch.Size([2, 3]),
+    "dtype and device": (torch.float16, torch.device("cpu")),
+    "error": ValueError("text", 3),
+}
+
+
+@pytest.mark.parametrize("value", _OBJECTS.values(), ids=_OBJECTS.keys())
+def test_other_objects(value: Any) -> None:
+    same(there(value)[0], value)
+
+
+_TENSORS: dict[str, Any] = {
+    "sparse COO": torch.eye(3).to_sparse(),
+    "sparse COO, not coalesced": torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.ones(2), (3,), check_invariants=True),
+    "parameter": torch.nn.Parameter(torch.ones(3)),
+    "frozen parameter": torch.nn.Parameter(torch.ones(3), requires_grad=False),
+    "requires grad": torch.ones(3, requires_grad=True),
+    "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "negative": torch.tensor([1 + 2j]).conj().imag,
+    "complex halves": torch.arange(8, dtype=torch.float16).view(torch.complex32),
+    "tensor class": torch.ones(2).as_subclass(Tagged),
+}
+
+
+@_HALVES
+@pytest.mark.parametrize("value", _TENSORS.values(), ids=_TENSORS.keys())
+def test_tensors_of_every_kind(value: torch.Tensor) -> None:
+    got, _ = there(value)
+    same(got, value)
+    assert got.is_leaf == value.is_leaf and got.layout == value.layout
+    if value.layout is torch.sparse_coo:
+        assert got.is_coalesced() == value.is_coalesced()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc], ids=str)
+def test_compressed_sparse_tensors(layout: torch.layout) -> None:
+    block = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    value = torch.eye(4).to_sparse(layout=layout, blocksize=block)
+    same(there(value)[0], value)
+
+
+def test_ragged_tensors() -> None:
+    parts = [torch.ones(2), torch.arange(3.0)]
+    value = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_of_the_strided_layout() -> None:
+    """torch.multiprocessing sends them."""
+    parts = [torch.ones(2), torch.arange(3.0)]
+    value = torch.nested.as_nested_tensor(parts)
+    assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
+
+
+def test_storages() -> None:
+    """torch.multiprocessing sends them."""
+    value = torch.arange(4, dtype=torch.uint8).untyped_storage()
+    assert list(there(value)[0]) == [0, 1, 2, 3]
+
+
+def test_a_tensor_and_its_views_still_share_memory() -> None:
+    base = torch.arange(12.0)
+    got, _ = there({"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
+    same(got, {"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
+    assert got["again"] is got["base"]
+    got["base"][5] = 100
+    assert got["row"][1] == 100 and got["back"][1, 1] == 100
+
+
+def test_views_of_another_dtype_and_length() -> None:
+    """Six bytes, and the first four of them as one integer."""
+    base = torch.arange(6, dtype=torch.uint8)
+    value = [base, base[:4].view(torch.int32)]
+    same(there(value)[0], value)
+
+
+def test_a_small_view_of_a_large_tensor_travels_alone() -> None:
+    """A sample is often a slice of a whole data set."""
+    large = torch.zeros(1_000_000)
+    _, memory = there([large[10:20], large[:1]])
+    assert memory.nbytes < 10_000
+
+
+def test_attributes_travel() -> None:
+    value = torch.ones(2)
+    value.path = "a.jpg"  # type: ignore[attr-defined]
+    assert there(value)[0].path == "a.jpg"
+
+
+@pytest.mark.parametrize(
+    "value", [np.arange(100_000.0), torch.arange(100_000.0), torch.nn.Parameter(torch.arange(100_000.0))]
+)
+def test_large_data_are_read_where_they_lie(value: Any) -> None:
+    """Without a copy, on addresses that vector instructions like, and writable."""
+    got, memory = there([1, {"x": value}])
+    array = (got[1]["x"] if isinstance(value, np.ndarray) else got[1]["x"].detach().numpy())
+    assert np.shares_memory(array, memory)
+    assert (array.ctypes.data - memory.ctypes.data) % 64 == 0
+    array[0] = 77
+    assert array.flags.writeable
+
+
+def test_loaded_data_keep_their_memory_alive() -> None:
+    got, memory = there(torch.arange(50_000))
+    address = memory.ctypes.data
+    del memory
+    filler = [np.full(400_064, 0xAA, np.uint8) for _ in range(5)]
+    assert got.data_ptr() - address < 4096 and torch.equal(got, torch.arange(50_000)) and len(filler) == 5
+
+
+def test_a_tensor_inside_a_graph_is_refused_with_advice() -> None:
+    with pytest.raises(RuntimeError, match=r"not a leaf.*detach\(\)"):
+        blobs.dump([torch.ones(2, requires_grad=True) * 2])
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    with pytest.raises((TypeError, AttributeError), match="pickle"):
+        blobs.dump([lambda: 1])

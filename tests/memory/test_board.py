@@ -1,0 +1,151 @@
+"""The board: samples taken back before they start, and the ring of freed blocks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minato_gpu.memory.board import _RING, CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
+
+_FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    board = Board(3)
+    yield board
+    board.close()
+
+
+def take(board: Board, worker: int, run: int, chunk: int) -> None:
+    """What a worker writes when it takes a chunk."""
+    row = board.row(worker)
+    for word, value in ((LIMIT, NO_LIMIT), (STARTED, 0), (RUN, run), (CHUNK, chunk)):
+        board.words[row + word] = value
+
+
+def test_workers_have_rows_of_their_own(board: Board) -> None:
+    for worker in range(3):
+        for word in (CHUNK, STARTED, LIMIT, SINCE_NS, RUN):
+            board.words[board.row(worker) + word] = 100 * worker + word
+        assert board.give_back(worker, 7 + worker)
+    for worker in range(3):
+        assert [board.words[board.row(worker) + w] for w in (CHUNK, RUN)] == [100 * worker + w for w in (CHUNK, RUN)]
+        assert board.returned(worker) == [7 + worker]
+
+
+def test_the_worker_at_a_chunk_is_found(board: Board) -> None:
+    take(board, 1, run=4, chunk=9)
+    assert board.find(4, 9) == 1
+    assert board.find(3, 9) is None, "the same number in an earlier run"
+    assert board.find(4, 8) is None
+
+
+def test_what_has_not_started_is_taken_back(board: Board) -> None:
+    take(board, 0, run=1, chunk=5)
+    board.words[board.row(0) + STARTED] = 3
+    assert board.revoke(0, 5, keep=8) == 8
+    assert board.words[board.row(0) + LIMIT] == 8
+    assert board.revoke(0, 5, keep=1) == 3, "sample 2 runs already and is not taken back"
+    assert board.revoke(0, 6, keep=0) is None
+
+
+def _serve(board: Board, size: int, done: Any) -> None:
+    """Chunks of ``size`` samples that take no time, until the parent writes to the second row."""
+    row, words = board.row(0), board.words
+    chunk = 0
+    while not words[board.row(1) + CHUNK]:
+        chunk += 1
+        take(board, 0, 1, chunk)
+        number = 0
+        while number < size:
+            words[row + STARTED] = number + 1
+            board.fence()
+            if number >= words[row + LIMIT]:
+                break
+            number += 1
+        words[row + CHUNK] = -1
+        done.send((chunk, number))
+
+
+def test_both_sides_agree_where_a_chunk_stops() -> None:
+    """A worker process and its parent, as fast as they can: nothing is begun that the parent was promised back."""
+    board, size = Board(2), 3000
+    receiver, sender = _FORK.Pipe(duplex=False)
+    worker = _FORK.Process(target=_serve, args=(board, size, sender))
+    worker.start()
+    sender.close()
+    answers: dict[int, int] = {}
+    finished: dict[int, int] = {}
+    while len(answers) < 100:
+        chunk = board.words[board.row(0) + CHUNK]
+        if chunk > 0 and chunk not in answers:
+            answer = board.revoke(0, chunk, keep=50 + chunk % 1000)
+            if answer is not None:
+                answers[chunk] = answer
+        while receiver.poll():
+            finished.update([receiver.recv()])
+    board.words[board.row(1) + CHUNK] = 1
+    while True:
+        try:
+            finished.update([receiver.recv()])
+        except EOFError:
+            break
+    worker.join()
+    receiver.close()
+    board.close()
+    for chunk, answer in answers.items():
+        assert finished[chunk] <= answer, "a sample was begun that the parent believes to have taken back"
+        assert finished[chunk] >= 50, "fewer samples than any answer left to the worker"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(-3000, 9000), max_size=30))
+def test_the_ring_gives_back_in_order_across_its_end(steps: list[int]) -> None:
+    """Positive: the parent frees so many; negative: the worker looks. Against a list as the model."""
+    board = Board(1)
+    sent, waiting, received = 0, 0, 0
+    for step in (*steps, -1):
+        if step > 0:
+            for _ in range(step):
+                accepted = board.give_back(0, 4096 * sent)
+                assert accepted == (waiting < _RING)
+                sent += accepted
+                waiting += accepted
+        else:
+            offsets = board.returned(0)
+            assert offsets == [4096 * number for number in range(received, sent)]
+            received, waiting = sent, 0
+    assert board.returned(0) == []
+    board.close()
+
+
+def test_a_full_ring_refuses_and_loses_nothing(board: Board) -> None:
+    assert all(board.give_back(2, number) for number in range(_RING))
+    assert not board.give_back(2, -1)
+    assert board.give_back(1, 5), "the other workers' rings have room"
+    assert board.returned(2) == list(range(_RING))
+    assert board.give_back(2, 77)
+    assert board.returned(2) == [77]
+
+
+def test_a_board_attached_by_descriptor_is_the_same(board: Board) -> None:
+    other = Board(3, fd=os.dup(board.fd))
+    take(board, 2, run=1, chunk=6)
+    assert other.find(1, 6) == 2
+    assert other.give_back(0, 12)
+    assert board.returned(0) == [12]
+    other.close()
+
+
+def test_closing_twice_is_allowed() -> None:
+    board = Board(1)
+    board.close()
+    board.close()
+    assert board.fd == -1

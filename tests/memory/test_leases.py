@@ -1,0 +1,110 @@
+"""Leases: memory comes back when the last thing that refers to it dies, and not before."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu.memory import blobs
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.leases import Leases
+
+_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "the array": lambda owner: owner,
+    "a slice of a slice": lambda owner: owner[8:][:16],
+    "another dtype": lambda owner: owner.view(np.float32).reshape(2, -1),
+    "a tensor": torch.from_numpy,
+    "a view of a tensor": lambda owner: torch.from_numpy(owner).view(torch.int64)[1:].view(1, -1),
+    "a transposed view": lambda owner: torch.from_numpy(owner).view(8, 8).t()[2],
+    "a row that iteration gave": lambda owner: list(torch.from_numpy(owner).view(8, 8))[3],
+    "numpy of a tensor": lambda owner: torch.from_numpy(owner)[4:].numpy(),
+    "a tensor of numpy of a tensor": lambda owner: torch.from_numpy(torch.from_numpy(owner)[4:].numpy()),
+    "detached": lambda owner: torch.from_numpy(owner).view(torch.float32).requires_grad_().detach(),
+    "a storage": lambda owner: torch.from_numpy(owner).untyped_storage(),
+    "a memoryview": lambda owner: memoryview(owner)[3:],
+    "DLPack": lambda owner: np.from_dlpack(torch.from_numpy(owner)),
+    "memoryview of numpy of a view": lambda owner: torch.from_numpy(owner)[:9].numpy().data[1:],
+}
+
+
+@pytest.mark.parametrize("view", _VIEWS.values(), ids=_VIEWS.keys())
+def test_the_last_view_returns_the_block(view: Callable[[Any], Any]) -> None:
+    arena, leases = Arena("test"), Leases()
+    offset = arena.allocate(64)
+    owner = leases.lend(arena.buffer, 3, offset, 64)
+    kept = view(owner)
+    del owner
+    gc.collect()
+    assert not leases.returned and leases.live == 1, "lent memory came back while it was in use"
+    del kept
+    gc.collect()
+    assert list(leases.returned) == [(3, offset)] and leases.live == 0
+    arena.close()
+
+
+def test_a_view_of_one_block_keeps_no_other() -> None:
+    arena, leases = Arena("test"), Leases()
+    owners = [leases.lend(arena.buffer, -1, arena.allocate(100), 100) for _ in range(5)]
+    kept = torch.from_numpy(owners[2])[10:20]
+    owners.clear()
+    assert leases.live == 1 and len(leases.returned) == 4
+    del kept
+    assert leases.live == 0 and len(leases.returned) == 5
+    arena.close()
+
+
+def test_the_memory_of_a_loaded_blob_lives_as_long_as_one_of_its_arrays() -> None:
+    arena, leases = Arena("test"), Leases()
+    data, views, nbytes = blobs.dump({"a": torch.arange(1000), "b": [np.ones(3000)], "c": "text"})
+    offset = arena.allocate(nbytes)
+    blobs.write(arena.buffer[offset : offset + nbytes], data, views)
+    value = blobs.load(leases.lend(arena.buffer, 0, offset, nbytes))
+    kept = value.pop("b")[0][5:]
+    del value
+    assert leases.live == 1
+    del kept
+    assert list(leases.returned) == [(0, offset)]
+    arena.close()
+
+
+def test_a_blob_without_arrays_returns_at_once() -> None:
+    arena, leases = Arena("test"), Leases()
+    data, views, nbytes = blobs.dump(["text", 1])
+    blobs.write(arena.buffer[:nbytes], data, views)
+    assert blobs.load(leases.lend(arena.buffer, 0, arena.allocate(nbytes), nbytes)) == ["text", 1]
+    assert leases.live == 0 and len(leases.returned) == 1
+    arena.close()
+
+
+def test_every_leaf_of_a_batch_holds_the_slab() -> None:
+    sample = {"x": torch.zeros(4), "n": 1, "y": (np.zeros(3, np.uint8), 2.0)}
+    layout = Layout.of(sample)
+    assert layout is not None
+    arena, leases = Arena("test"), Leases()
+    nbytes = layout.offsets(2)[1]
+    for leaf in range(4):
+        batch = layout.batch(leases.lend(arena.buffer, -1, arena.allocate(nbytes), nbytes), 2, [])
+        kept = [batch["x"], batch["n"], *batch["y"]][leaf]
+        del batch
+        assert leases.live == 1, f"leaf {leaf} does not hold the memory that it lies in"
+        del kept
+        assert leases.live == 0
+    arena.close()
+
+
+def test_views_outlive_arena_and_leases() -> None:
+    arena, leases = Arena("test"), Leases()
+    owner = leases.lend(arena.buffer, -1, arena.allocate(16), 16)
+    owner[:] = 9
+    tensor = torch.from_numpy(owner)[2:]
+    del owner, leases
+    arena.close()
+    del arena
+    gc.collect()
+    assert tensor.tolist() == [9] * 14
