@@ -150,15 +150,8 @@ class Forked:
         self._spawner = context.Process(target=_spawner_main, args=(theirs, self._control, context, links, job, count))
         self._spawner.start()
         theirs.close()
-        self.pids: dict[int, int] = {}
+        self.pids: dict[int, int] = {}  # of the workers that the spawner has reported so far
         self._exits: list[Exit] = []
-        while len(self.pids) < count:
-            if not self._read(blocking=True):
-                self._spawner.join()
-                raise RuntimeError(
-                    f"DataLoader could not start its {count} workers (the spawner ended with exit code "
-                    f"{self._spawner.exitcode} after {len(self.pids)}); see its output above"
-                )
         self._control.setblocking(False)
 
     def fds(self) -> list[int]:
@@ -167,18 +160,19 @@ class Forked:
 
     def exits(self) -> list[Exit]:
         """Workers that ended since the last call."""
-        while self._read(blocking=False):
+        while self._read():
             pass
         out, self._exits = self._exits, []
         return out
 
-    def _read(self, *, blocking: bool) -> bool:
+    def _read(self) -> bool:
         try:
             data = self._control.recv(64)
         except BlockingIOError:
             return False
         if not data:
-            if not blocking and not self._exits:
+            if not self._exits:  # the spawner itself, and with it every worker
+                self._spawner.join()
                 self._exits.append(Exit(-1, self._spawner.pid or 0, self._spawner.exitcode))
             return False
         kind, number, pid, code = data.decode().split()
