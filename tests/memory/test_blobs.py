@@ -114,7 +114,9 @@ def test_other_objects(value: Any) -> None:
 
 _TENSORS: dict[str, Any] = {
     "sparse COO": torch.eye(3).to_sparse(),
-    "sparse COO, not coalesced": torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.ones(2), (3,), check_invariants=True),
+    "sparse COO, not coalesced": torch.sparse_coo_tensor(
+        torch.tensor([[0, 0]]), torch.ones(2), (3,), check_invariants=True
+    ),
     "parameter": torch.nn.Parameter(torch.ones(3)),
     "frozen parameter": torch.nn.Parameter(torch.ones(3), requires_grad=False),
     "requires grad": torch.ones(3, requires_grad=True),

@@ -20,7 +20,7 @@ from tests.memory.equality import same
 Make = Callable[[np.random.Generator], Any]
 """From a generator to one more sample of the same structure."""
 
-_NUMPY = tuple(np.dtype(kind) for kind in "? u1 i1 u2 i2 u4 i4 u8 i8 f2 f4 f8 c8 c16".split())
+_NUMPY = tuple(np.dtype(kind) for kind in ["?", *"bBhHiIlLefdFD"])
 _TORCH = (
     *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64),
     *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),

@@ -1,0 +1,163 @@
+"""One worker without processes: tasks from a list, reports into a list, real arenas and a real board."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from minato_gpu.lanes.base import Piece, Report, Task
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker import Worker
+from minato_gpu.memory.layout import Layout
+
+
+class Computed:
+    """A data set: sample ``key`` is ``make(key)``."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make = make
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.make(key)
+
+
+class Listed:
+    """A channel: the tasks given, then the end."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = list(tasks)
+        self.reports: list[Report] = []
+
+    def receive(self) -> Task | None:
+        """The next task."""
+        return self.tasks.pop(0) if self.tasks else None
+
+    def send(self, report: Report) -> None:
+        """Keep the report."""
+        self.reports.append(report)
+
+
+@contextmanager
+def open_links(workers: int = 1, *, addressed: bool = False, arenas: bool = True) -> Iterator[Links]:
+    """Links that are closed again."""
+    links = Links(workers, addressed=addressed, arenas=arenas)
+    try:
+        yield links
+    finally:
+        links.close()
+
+
+def job(dataset: Any, **changes: Any) -> Job:
+    """A map-style data set, default_collate, one worker process, no pipeline."""
+    parts: dict[str, Any] = {
+        "dataset": dataset if not callable(dataset) else Computed(dataset),
+        "collate_fn": default_collate,
+        "auto_collation": True,
+        "drop_last": False,
+        "iterable": False,
+        "pipeline": None,
+        "worker_init_fn": None,
+        "num_workers": 1,
+        "base_seed": 100,
+        "seeds_samples": True,
+    }
+    return Job(**{**parts, **changes})
+
+
+def piece(keys: Any, *, position: int = 0, slab: int = -1, whole: bool = False, **more: Any) -> Piece:
+    """All tickets of a place with these keys."""
+    keys = list(keys)
+    return Piece(position, keys, more.pop("occurrences", None), slab, len(keys), 0, whole, **more)
+
+
+def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None = None, **more: Any) -> Task:
+    """A task of run 1, epoch 0, seed 77."""
+    return Task(1, chunk, kind, 0, 77, pieces, layout, **more)
+
+
+class Bench:
+    """A worker on links, run in this thread, and what its reports refer to."""
+
+    def __init__(self, links: Links, what: Job, *, number: int = 0) -> None:
+        self.links = links
+        self.job = what
+        self.number = number
+        arena = links.arenas[number] if links.arenas else None
+        self.arena = arena
+        self.store = Store(number, links, arena, links.board)
+        self.channel = Listed([])
+        self.worker = Worker(number, what, self.channel, self.store, links.board, links.pokes[number])
+
+    def run(self, *tasks: Task) -> list[Report]:
+        """All reports of these tasks."""
+        self.channel.tasks += tasks
+        self.worker.run()
+        reports, self.channel.reports = self.channel.reports, []
+        return reports
+
+    @contextmanager
+    def running(self, *tasks: Task) -> Iterator[list[Report]]:
+        """The same in a thread, with the reports so far; at the end all."""
+        self.channel.tasks += tasks
+        thread = threading.Thread(target=self.worker.run)
+        thread.start()
+        try:
+            yield self.channel.reports
+        finally:
+            thread.join()
+
+    def poke(self) -> None:
+        """Ask for what is finished."""
+        os.eventfd_write(self.links.pokes[self.number], 1)
+
+    def word(self, word: int) -> int:
+        """A word of the worker's row on the board."""
+        return int(self.links.board.words[self.links.board.row(self.number) + word])
+
+    def set_word(self, word: int, value: int) -> None:
+        """Write to the worker's row on the board."""
+        self.links.board.words[self.links.board.row(self.number) + word] = value
+
+
+class Slab:
+    """Rows of the engine's arena for samples like ``sample``."""
+
+    def __init__(self, links: Links, sample: Any, rows: int) -> None:
+        layout = Layout.of(sample)
+        assert layout is not None
+        self.layout, self.bytes, self.rows = layout, pickle.dumps(layout), rows
+        self.nbytes = layout.offsets(rows)[1]
+        self.offset = links.engine_arena.allocate(self.nbytes)
+        self.owner = np.frombuffer(links.engine_arena.buffer, np.uint8, self.nbytes, self.offset)
+
+    def batch(self, objects: list[list[Any]] | None = None) -> Any:
+        """What the consumer would get."""
+        return self.layout.batch(self.owner, self.rows, objects or [[]] * self.rows)
+
+
+def items_of(reports: Sequence[Report]) -> list[Any]:
+    """The references of all samples reported, in order; checks that reports follow each other without a gap."""
+    items: list[Any] = []
+    for report in reports:
+        assert report.first == len(items)
+        items += report.items if report.items is not None else [None] * (report.done - report.first)
+        assert report.done == len(items)
+    assert [report.final for report in reports] == [False] * (len(reports) - 1) + [True]
+    return items
+
+
+def draws() -> list[Any]:
+    """One draw of each global generator."""
+    return [torch.rand(()).item(), np.random.random_sample(), random.random()]
+

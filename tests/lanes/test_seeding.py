@@ -1,0 +1,160 @@
+"""Seeding per sample: draws are noticed, repeat exactly, and a worker_init_fn's seed stays visible."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu.lanes.seeding import Seeder, seed_generators, show_initial_seed
+from minato_gpu.samples import sample_seed
+from tests.lanes.harness import draws
+
+
+@pytest.fixture(autouse=True)
+def generators_are_put_back() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+_DRAWS: dict[str, Callable[[], Any]] = {
+    "random.random": random.random,
+    "random.shuffle": lambda: random.shuffle([1, 2]),
+    "random.gauss": lambda: random.gauss(0, 1),
+    "numpy.random.rand": lambda: np.random.rand(1),
+    "numpy.random.randint": lambda: np.random.randint(5),
+    "numpy.random.permutation": lambda: np.random.permutation(3),
+    "torch.rand": lambda: torch.rand(1),
+    "torch.randn of a million": lambda: torch.randn(1_000_000),
+    "torch.randperm": lambda: torch.randperm(2),
+    "Tensor.random_": lambda: torch.empty(1).random_(),
+    "random.seed": lambda: random.seed(1),
+    "numpy.random.seed": lambda: np.random.seed(1),
+    "torch.manual_seed": lambda: torch.manual_seed(1),
+}
+_OTHERS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "an own random.Random": lambda: random.Random(1).random(),
+    "NumPy's Generator": lambda: np.random.default_rng(1).random(),
+    "an own torch.Generator": lambda: torch.rand(1, generator=torch.Generator().manual_seed(2)),
+    "looking at states": lambda: (random.getstate(), np.random.get_state(), torch.get_rng_state()),
+}
+
+
+@pytest.mark.parametrize("act", _DRAWS.values(), ids=_DRAWS.keys())
+def test_every_draw_in_an_unseeded_chunk_is_noticed(act: Callable[[], Any]) -> None:
+    seeder = Seeder(3)
+    assert seeder.begin_unseeded(100)
+    act()
+    assert seeder.moved()
+    assert seeder.moved(), "asked again before the chunk is redone"
+    assert not seeder.begin_unseeded(100), "from now on every sample is seeded"
+
+
+@pytest.mark.parametrize("act", _OTHERS.values(), ids=_OTHERS.keys())
+def test_nothing_else_is(act: Callable[[], Any]) -> None:
+    """Over many chunks and questions, with seeded small chunks in between."""
+    seeder = Seeder(3)
+    for _ in range(3):
+        assert seeder.begin_unseeded(100)
+        act()
+        assert not seeder.moved()
+        act()
+        assert not seeder.moved()
+        seeder.seed(5)
+        act()
+        seeder.seeded_sample_done()
+    assert seeder.begin_unseeded(100)
+
+
+def test_a_draw_is_noticed_in_any_later_chunk() -> None:
+    seeder = Seeder(3)
+    for _ in range(20):
+        assert seeder.begin_unseeded(8)
+        assert not seeder.moved()
+    assert seeder.begin_unseeded(8)
+    np.random.rand()
+    assert seeder.moved()
+
+
+def test_short_chunks_are_seeded() -> None:
+    seeder = Seeder(3)
+    assert not seeder.begin_unseeded(7)
+    assert seeder.begin_unseeded(8)
+
+
+def test_draws_of_seeded_samples_end_the_attempts() -> None:
+    """A data set that is seen to draw is not tried without seeds first."""
+    seeder = Seeder(3)
+    seeder.seed(1)
+    torch.rand(1)
+    seeder.seeded_sample_done()
+    assert not seeder.begin_unseeded(1000)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63, 2**64 - 1])
+def test_the_same_draws_whatever_came_before(seed: int) -> None:
+    """First of all, after others that are looked at, after a chunk without seeds, with half a pair of normals left."""
+    seed_generators(seed)
+    expected = draws()
+    for worker_seed in (0, 9):
+        seeder = Seeder(worker_seed)
+        for number in range(40):
+            if number == 20:
+                seeder.begin_unseeded(100)
+                seeder.moved()
+            seeder.seed(seed)
+            assert draws() == expected
+            random.gauss(0, 1)
+            np.random.standard_normal()
+            torch.randn(1)
+            seeder.seeded_sample_done()
+
+
+def test_samples_differ_in_every_generator() -> None:
+    """torch's CPU generator and NumPy's take 32 bits of a seed, so a few pairs among 100,000 samples would not."""
+    seen: list[list[Any]] = []
+    for key in range(1000):
+        seed_generators(sample_seed(1, 0, key))
+        seen.append(draws())
+    for column in zip(*seen, strict=True):
+        assert len(set(column)) == len(seen)
+
+
+def test_an_init_functions_seed_stays_visible_and_draws_are_the_samples_own() -> None:
+    seeder = Seeder(3)
+    torch.manual_seed(4321)
+    seeder.after_init_fn()
+    seed_generators(99)
+    expected = draws()
+    for _ in range(20):
+        seeder.seed(99)
+        assert torch.initial_seed() == 4321
+        assert draws() == expected
+        seeder.seeded_sample_done()
+
+
+def test_the_workers_own_seed_is_visible_to_an_init_function() -> None:
+    """PyTorch: base seed and worker number."""
+    seeder = Seeder(103)
+    assert torch.initial_seed() == 103
+    seeder.after_init_fn()
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**63 - 1, -5])
+def test_showing_another_initial_seed_changes_no_draw(seed: int) -> None:
+    torch.manual_seed(7)
+    torch.randn(1)
+    state = torch.get_rng_state()
+    expected = torch.randn(5)
+    torch.set_rng_state(state)
+    show_initial_seed(seed)
+    assert torch.initial_seed() == seed % 2**64
+    assert torch.equal(torch.randn(5), expected)
