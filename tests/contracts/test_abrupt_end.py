@@ -17,7 +17,13 @@ from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, PYTORCH
 from tests.waiting import wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
-_MODES = (PYTORCH, IN_ORDER, BOUNDED_8, IN_ORDER_THREADS)
+
+
+def str_of(value: object) -> str:
+    """A readable id for a parameter."""
+    if isinstance(value, bool):
+        return "whole group" if value else "parent alone"
+    return value.name if isinstance(value, Mode) else str(value)
 
 
 @contextmanager
@@ -58,11 +64,18 @@ def _left(pid: int) -> list[str]:
     return [entry.name for entry in Path("/dev/shm").iterdir() if str(pid) in entry.name]
 
 
-@pytest.mark.parametrize("scenario", ["endless_loop", "waiting", "idle"])
-@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    ("mode", "scenario"),
+    [
+        (PYTORCH, "idle"),  # not "waiting": its workers look for their parent between samples only
+        (IN_ORDER, "endless_loop"),
+        (IN_ORDER, "waiting"),
+        (IN_ORDER, "idle"),
+        (BOUNDED_8, "waiting"),
+    ],
+    ids=str_of,
+)
 def test_kill_of_the_parent(mode: Mode, scenario: str) -> None:
-    if mode is PYTORCH and scenario == "waiting":
-        pytest.skip("PyTorch's workers look for their parent between samples only")
     with _victim(scenario, mode) as (process, workers):
         process.kill()
         process.wait()
@@ -70,13 +83,22 @@ def test_kill_of_the_parent(mode: Mode, scenario: str) -> None:
         assert _left(process.pid) == []
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["parent alone", "whole group"])
-@pytest.mark.parametrize("scenario", ["endless_loop", "waiting"])
-@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    ("mode", "scenario", "whole_group"),
+    [
+        (PYTORCH, "endless_loop", True),
+        (IN_ORDER, "endless_loop", True),
+        (IN_ORDER, "endless_loop", False),
+        (IN_ORDER, "waiting", True),
+        (IN_ORDER, "waiting", False),
+        (BOUNDED_8, "waiting", False),
+        (IN_ORDER_THREADS, "endless_loop", False),
+        (IN_ORDER_THREADS, "waiting", False),
+    ],
+    ids=str_of,
+)
 def test_interrupt(mode: Mode, scenario: str, whole_group: bool) -> None:
     """Ctrl-C reaches the whole foreground group; a signal from a scheduler only the parent."""
-    if mode is PYTORCH and scenario == "waiting":
-        pytest.skip("PyTorch ends, but takes five seconds per worker")
     with _victim(scenario, mode) as (process, workers):
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         assert wait_until(lambda: process.poll() is not None)
@@ -88,7 +110,7 @@ def test_interrupt(mode: Mode, scenario: str, whole_group: bool) -> None:
         assert errors.count("Traceback") <= 1 or mode is PYTORCH, errors
 
 
-@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=str_of)
 def test_interrupt_that_is_handled(mode: Mode) -> None:
     """The program catches Ctrl-C, nothing is left, and a new epoch is whole."""
     with _victim("survives", mode) as (process, workers):
@@ -98,7 +120,7 @@ def test_interrupt_that_is_handled(mode: Mode) -> None:
         assert _gone(workers)
 
 
-@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [PYTORCH, IN_ORDER, IN_ORDER_THREADS], ids=str_of)
 def test_exit_with_workers_alive(mode: Mode) -> None:
     with _victim("exits", mode) as (process, workers):
         output, errors = process.communicate()

@@ -36,6 +36,21 @@ def test_same_content_in_every_mode(mode: Mode, workers: int, persistent: bool) 
     assert _epochs(mode, draw, workers, persistent_workers=persistent) == reference
 
 
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_many_short_epochs_that_overlap(mode: Mode) -> None:
+    """Each epoch has its own content, although its first samples are prepared during the epoch before."""
+
+    def run(which: Mode, workers: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(17)
+        loader = which.loader(Made(6, draw), 2, num_workers=workers, generator=generator, persistent_workers=True)
+        return [sorted(rows(loader)) for _ in range(25)]
+
+    reference = run(IN_ORDER, 1)
+    assert len({row[1] for epoch in reference for row in epoch}) == 150
+    for _ in range(3):
+        assert run(mode, 3) == reference
+
+
 def _every_thirteenth(index: int) -> list[Any]:
     return draw(index) if index % 13 == 5 else [index, *[0.0] * 6]
 

@@ -89,7 +89,7 @@ def test_without_batching(mode: Mode, workers: int) -> None:
 
 @pytest.mark.parametrize("sizes", [[9, 1, 0], [0, 0, 0], [5, 5, 5]], ids=str)
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
-@pytest.mark.parametrize("mode", EVERY, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [mode for mode in EVERY if mode.processes], ids=lambda mode: mode.name)
 def test_streams(mode: Mode, batch_size: int | None, sizes: list[int]) -> None:
     """Each worker's stream once, each in its own order; a batch never mixes streams."""
     loader = mode.loader(Streams(sizes), batch_size, num_workers=3)
@@ -100,6 +100,14 @@ def test_streams(mode: Mode, batch_size: int | None, sizes: list[int]) -> None:
         for worker, size in enumerate(sizes):
             assert [number for owner, number in received if owner == worker] == list(range(size))
         assert len(received) == sum(sizes)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MINATO if not mode.processes], ids=lambda mode: mode.name)
+def test_a_stream_in_a_thread(mode: Mode) -> None:
+    """One thread at most: ``get_worker_info`` knows one worker to a process, so threads could not share a stream."""
+    loader = mode.loader(Streams([9]), 4, num_workers=1)
+    for _ in range(2):
+        assert [batch[:, 1].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
