@@ -1,0 +1,52 @@
+"""CPU lanes with real workers, driven by hand."""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
+from tests.lanes.harness import items_of, job, open_links
+from tests.waiting import wait_until
+
+FORK = multiprocessing.get_context("fork")
+
+
+@contextmanager
+def open_lane(
+    dataset: Any, workers: int = 1, *, threads: bool = False, addressed: bool = False, **changes: Any
+) -> Iterator[Any]:
+    """A lane of forked processes, or of threads; its ``links`` are an attribute."""
+    with open_links(workers, addressed=addressed, arenas=not threads) as links:
+        what = job(dataset, num_workers=workers, seeds_samples=not threads, **changes)
+        lane: Any = ThreadLane(links, what) if threads else ProcessLane(links, what, FORK)
+        try:
+            yield lane
+        finally:
+            assert lane.close(2.0)
+
+
+def reports_of(lane: Any, *tasks: Task, worker: int = 0) -> dict[int, list[Report]]:
+    """Send tasks; wait until each has its final report. By chunk."""
+    for one in tasks:
+        lane.send(one, worker)
+    found: dict[int, list[Report]] = {}
+    assert wait_until(lambda: all(arrived(lane, found, one.chunk) for one in tasks)), "not every task was reported"
+    return found
+
+
+def arrived(lane: Any, found: dict[int, list[Report]], chunk: int) -> bool:
+    """Sort what the lane reports into ``found``; whether the chunk's final report is there."""
+    select.select(lane.fds()[:1], [], [], 0 if chunk in found else 0.01)
+    for report in lane.receive():
+        found.setdefault(report.chunk, []).append(report)
+    return chunk in found and found[chunk][-1].final
+
+
+def fetch(lane: Any, store: Any, reports: Sequence[Report]) -> list[Any]:
+    """The samples of a chunk."""
+    return [store.get(item) for item in items_of(reports)]

@@ -1,0 +1,135 @@
+"""The CPU lane, with processes and with threads: recall, revoke, pokes, closing."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from minato_gpu.lanes.base import Report
+from minato_gpu.lanes.cpu import ThreadLane
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.board import STARTED
+from tests.lanes.harness import job, open_links, piece, task
+from tests.lanes.lanes import FORK, arrived, fetch, open_lane, reports_of
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.usefixtures("no_leaks"),
+    pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"]),
+]
+
+
+def gated() -> Any:
+    """An event that works between processes and between threads, and a data set that waits for it at key 5."""
+    gate = FORK.Event()
+
+    def make(key: int) -> int:
+        assert key != 5 or gate.wait(30)
+        return key
+
+    return gate, make
+
+
+def started(lane: Any, chunk: int) -> int:
+    """How many samples of a chunk of run 1 have begun; 0 when no worker is at it."""
+    worker = lane.links.board.find(1, chunk)
+    return 0 if worker is None else lane.links.board.words[lane.links.board.row(worker) + STARTED]
+
+
+def test_waiting_tasks_are_recalled_and_the_others_done(threads: bool) -> None:
+    gate, make = gated()
+    with open_lane(make, threads=threads) as lane:
+        store = Store(-1, lane.links, None, lane.links.board)
+        lane.send(task(piece([5]), chunk=1))
+        assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
+        for chunk in range(2, 9):
+            lane.send(task(piece(["k" * 200_000 if chunk == 4 else chunk]), chunk=chunk))
+        assert sorted(lane.recall()) == [(1, chunk) for chunk in range(2, 9)]
+        assert lane.recall() == []
+        assert lane.links.engine_arena.allocated == 0, "a recalled task keeps its memory"
+        gate.set()
+        found = reports_of(lane, task(piece([30]), chunk=30))
+        assert sorted(found) == [1, 30] and fetch(lane, store, found[1]) == [5]
+
+
+def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
+    gate, make = gated()
+    with open_lane(make, 2, threads=threads) as lane:
+        store = Store(-1, lane.links, None, lane.links.board)
+        assert lane.revoke(1, 7, 0) is None and lane.running_s(1, 7) is None
+        lane.send(task(piece(range(20)), chunk=7))
+        assert wait_until(lambda: started(lane, 7) == 6)
+        assert lane.revoke(1, 7, 15) == 15
+        assert lane.revoke(1, 7, 0) == 6, "sample 5 is at work and stays"
+        assert lane.revoke(2, 7, 0) is None, "another run's chunk"
+        gate.set()
+        found: dict[int, list[Report]] = {}
+        assert wait_until(lambda: arrived(lane, found, 7))
+        assert fetch(lane, store, found[7]) == list(range(6))
+
+
+def test_asking_how_long_a_sample_runs_brings_the_finished_ones(threads: bool) -> None:
+    gate, make = gated()
+    with open_lane(make, 2, threads=threads) as lane:
+        lane.send(task(piece(range(10)), chunk=3))
+        found: dict[int, list[Report]] = {}
+
+        def reported() -> bool:
+            lane.running_s(1, 3)
+            return not arrived(lane, found, 3) and 3 in found and found[3][-1].done == 5
+
+        assert wait_until(reported), "the samples before the slow one were not reported"
+        assert not found[3][-1].final
+        seconds = lane.running_s(1, 3)
+        assert seconds is not None and seconds > 0
+        gate.set()
+        assert wait_until(lambda: arrived(lane, found, 3))
+        assert lane.running_s(1, 3) is None
+
+
+def test_addressed_tasks_reach_their_worker(threads: bool) -> None:
+    with open_lane(lambda key: key, 3, threads=threads, addressed=True) as lane:
+        for worker in (2, 0, 1, 1):
+            report = reports_of(lane, task(piece([1]), chunk=10 + worker), worker=worker)[10 + worker][-1]
+            assert report.worker == worker
+
+
+def test_free_workers_take_what_waits(threads: bool) -> None:
+    """One worker is stuck; the other does all the rest."""
+    gate, make = gated()
+    with open_lane(make, 2, threads=threads) as lane:
+        lane.send(task(piece([5]), chunk=1))
+        found = reports_of(lane, *(task(piece([8]), chunk=chunk) for chunk in range(2, 30)))
+        assert 1 not in found and len({report.worker for reports in found.values() for report in reports}) <= 2
+        gate.set()
+        assert wait_until(lambda: arrived(lane, found, 1))
+
+
+def test_closing_twice_and_with_tasks_waiting(threads: bool) -> None:
+    with open_lane(lambda key: key, threads=threads) as lane:
+        for chunk in range(50):
+            lane.send(task(piece(range(100)), chunk=chunk))
+        assert lane.close(5.0)
+        assert lane.close(5.0)
+
+
+def test_a_stuck_sample_at_the_end(threads: bool) -> None:
+    """A process is ended; a thread cannot be, which is said, and its memory stays."""
+    gate, make = gated()
+    with open_links(1, arenas=not threads) as links:
+        if not threads:
+            with open_lane(make) as lane:
+                lane.send(task(piece([5]), chunk=1))
+                assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
+                assert lane.close(0.0)
+            return
+        thread_lane = ThreadLane(links, job(make, seeds_samples=False))
+        thread_lane.send(task(piece([5, 6]), chunk=1))
+        assert wait_until(lambda: links.board.find(1, 1) is not None)
+        with pytest.warns(RuntimeWarning, match="1 worker threads are still busy"):
+            assert not thread_lane.close(0.01)
+        gate.set()
+        assert thread_lane.close(20.0)
+        assert not any(thread.name.startswith("minato-worker") for thread in threading.enumerate())

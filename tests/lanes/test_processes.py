@@ -1,0 +1,134 @@
+"""Worker processes: how they end, and that none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from minato_gpu.lanes.processes import Exit
+from minato_gpu.lanes.store import Store
+from tests.lanes.harness import piece, task
+from tests.lanes.lanes import FORK, fetch, open_lane, reports_of
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie has)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def pids_of(lane: Any) -> list[int]:
+    """The workers' process ids, once all have started."""
+    assert wait_until(lambda: lane.exits() or len(lane.pids) == lane.slots)
+    return list(lane.pids)
+
+
+def exits_of(lane: Any) -> list[Exit]:
+    """The first workers that are reported to have ended."""
+    found: list[list[Exit]] = [[]]
+
+    def look() -> bool:
+        found.append(lane.exits())
+        return bool(found[-1])
+
+    assert wait_until(look)
+    return found[-1]
+
+
+def test_a_worker_that_exits_is_reported_with_its_code() -> None:
+    with open_lane(lambda key: os._exit(key)) as lane:
+        lane.send(task(piece([41])))
+        [ended] = exits_of(lane)
+        assert (ended.number, ended.pid, ended.code) == (0, lane.pids[0], 41)
+        assert ended.message() == f"DataLoader worker (pid(s) {ended.pid}) exited unexpectedly with exit code 41. "
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Signals) -> None:
+    with open_lane(lambda key: key, 2) as lane:
+        pid = pids_of(lane)[1]
+        os.kill(pid, number)
+        [ended] = exits_of(lane)
+        assert (ended.number, ended.pid, ended.code) == (1, pid, -number)
+        text = ended.message()
+        assert f"(pid {ended.pid}) is killed by signal: {signal.strsignal(number)}. " in text
+        assert ("out of memory" in text) == (number is signal.SIGKILL)
+
+
+def test_the_other_workers_go_on() -> None:
+    """The task that the dead one had is lost with it, and no other."""
+
+    def make(key: int) -> int:
+        if key == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return key
+
+    with open_lane(make, 2) as lane:
+        store = Store(-1, lane.links, None, lane.links.board)
+        lane.send(task(piece([13]), chunk=1))
+        exits_of(lane)
+        found = reports_of(lane, *(task(piece([chunk + 20]), chunk=chunk) for chunk in range(2, 20)))
+        assert 1 not in found
+        assert [fetch(lane, store, found[chunk]) for chunk in range(2, 20)] == [[chunk + 20] for chunk in range(2, 20)]
+
+
+def test_killing_the_spawner_kills_its_workers() -> None:
+    gate = FORK.Event()
+    with open_lane(lambda key: gate.wait(30), 3) as lane:
+        pids = pids_of(lane)
+        spawner = psutil.Process(pids[0]).ppid()
+        assert spawner != os.getpid()
+        for chunk in range(2):
+            lane.send(task(piece([1]), chunk=chunk))
+        os.kill(spawner, signal.SIGKILL)
+        assert wait_until(lambda: all(gone(pid) for pid in pids))
+        assert any(ended.pid in (spawner, *pids) for ended in exits_of(lane))
+
+
+def test_workers_that_ignore_everything_are_killed_at_the_end() -> None:
+    def make(key: int) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            signal.pause()
+
+    with open_lane(make) as lane:
+        pid = pids_of(lane)[0]
+        lane.send(task(piece([1]), chunk=1))
+        assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
+        assert lane.close(0.0)
+        assert gone(pid)
+
+
+def test_idle_workers_leave_by_themselves() -> None:
+    with open_lane(lambda key: key, 3) as lane:
+        pids = pids_of(lane)
+        assert len(set(pids)) == 3 and not any(gone(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_workers_are_what_pytorchs_are() -> None:
+    """Worker info with base seed and number, one thread, and no interrupt by Ctrl-C."""
+
+    def make(key: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        os.kill(os.getpid(), signal.SIGINT)
+        return [info.id, info.num_workers, info.seed, torch.get_num_threads(), os.getpid()]
+
+    with open_lane(make, 2, addressed=True) as lane:
+        store = Store(-1, lane.links, None, lane.links.board)
+        pids = pids_of(lane)
+        for worker in (0, 1):
+            found = reports_of(lane, task(piece([0]), chunk=worker + 1), worker=worker)
+            assert fetch(lane, store, found[worker + 1]) == [[worker, 2, 100 + worker, 1, pids[worker]]]
