@@ -63,8 +63,15 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         raise
     # what was registered last runs first: before multiprocessing waits for its children and DALI shuts down
     atexit.register(engine.close)
+    engine.pump.on_open = functools.partial(_register_again, engine)
     engine.on_close = lambda: atexit.unregister(engine.close)
     return engine
+
+
+def _register_again(engine: Engine) -> None:
+    """DALI has been imported, and with it its own clean-up at exit: the engine must still be closed before."""
+    atexit.unregister(engine.close)
+    atexit.register(engine.close)
 
 
 def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:

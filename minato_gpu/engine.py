@@ -89,6 +89,7 @@ class Engine:
             for fd in exits:
                 self._poll.register(fd, select.POLLIN)
                 self._exit_fds.add(fd)
+        self.log = Telemetry(None, perf_counter())
         self._forget()
         self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -104,9 +105,6 @@ class Engine:
         """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
         with self._lock:
             pump = self.pump
-            pump.log = Telemetry(expected, perf_counter())
-            for lane in pump.lanes.values():
-                pump.log.lanes[lane.name].slots = lane.slots
             if pump.estimates is not None:
                 pump.estimates.begin_epoch()
             if prefetched:
@@ -115,6 +113,9 @@ class Engine:
                 pump.new_run()
                 self._forget()
                 self._queue(source)
+            self.log = pump.logs[source.number]
+            self.log.expected, self.log.begin = expected, perf_counter()
+            if not prefetched:
                 pump.open_lanes()
             self._refill()
             self._attention()
@@ -146,7 +147,7 @@ class Engine:
         replay = log.replay(source) if log is not None and log.replays else None
         epoch = Epoch(source, replay, self._place, self._serial)
         self._epochs[source.number] = epoch
-        self.pump.seeds[source.number] = source.seed
+        self.pump.add_epoch(source.number, source.seed)
         if not self._streams:
             self._drawing.append(epoch)
 
@@ -185,7 +186,7 @@ class Engine:
             if not self.assembly.ready(self._order) and epoch.end != self._order:
                 self._await(epoch, started)
             if epoch.end == self._order:
-                self.pump.log.end = perf_counter()
+                self.log.end = perf_counter()
                 self._attention()
                 raise EndOfEpoch
             order, batch = self._order, self.assembly.take(self._order)
@@ -206,7 +207,7 @@ class Engine:
         while not self.assembly.ready(self._order) and epoch.end != self._order:
             self._sleep(started)
             self._pump()
-        self.pump.log.stalled(cause, perf_counter() - asked)
+        self.log.stalled(cause, perf_counter() - asked)
 
     def _sleep(self, started: float) -> None:
         """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
@@ -233,15 +234,15 @@ class Engine:
         first, number = epoch.first_serial, order - epoch.first_order
         if batch.failure is not None:
             failed = max(1, batch.failed)
-            self.pump.log.failed += failed
-            self.pump.log.skipped += batch.size - failed
+            self.log.failed += failed
+            self.log.skipped += batch.size - failed
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
         if self._order_log is not None and not self._order_log.replays:
             self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.spans])
         size = size_of(value) if self._streams else batch.size
-        self.pump.log.delivered(now, epoch.number, number, size, wait, late)
+        self.log.delivered(now, epoch.number, number, size, wait, late)
 
     # --- pumping (with the lock held) ----------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Estimator:
         self.model = model
         self._lanes = lanes
         self._features: dict[int, tuple[float, ...]] = {}
+        self._slowdown = dict.fromkeys(lanes, 1.0)  # seconds of a slot for each second that a sample costs
         self._mean = 0.0
         self._samples = 0
 
@@ -46,7 +47,7 @@ class Estimator:
         out = []
         for lane in self._lanes:
             costs = self.model.predict(lane, features, keys)
-            out.append(np.where(np.isnan(costs), 1e-3, costs).tolist())
+            out.append((np.where(np.isnan(costs), 1e-3, costs) * self._slowdown[lane]).tolist())
         return out[0], out[1] if len(out) > 1 else None
 
     def took(self, samples: int, seconds: float) -> None:
@@ -54,10 +55,16 @@ class Estimator:
         self._samples += samples
         self._mean += (seconds / samples - self._mean) * max(samples / self._samples, samples / (samples + 200))
 
-    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float]) -> None:
-        """What samples really took, in seconds of one slot."""
+    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
+        """What each sample cost, in seconds of one slot that has its core to itself; ``took`` seconds were spent."""
+        self._slowdown[lane] += 0.02 * (min(took / max(sum(seconds), 1e-9), 10.0) - self._slowdown[lane])
         features = [self._features.pop(serial, ()) for serial in serials]
         given = features if all(features) else None
+        if lane != self._lanes[0] and given is not None and len(seconds) > 1:
+            # a micro-batch takes one time: shared out as predicted, so that its error is that of the whole
+            predicted = self.model.predict(lane, given, keys)
+            if not np.isnan(predicted).any():
+                seconds = (predicted * (sum(seconds) / predicted.sum())).tolist()
         self.model.observe_many(lane, keys, given, seconds)
 
     def report(self) -> dict[str, Any]:

@@ -210,7 +210,7 @@ class View:
     """What stays of an epoch run for ``stats()`` when its iterator has gone: the log, and its engine's figures."""
 
     def __init__(self, engine: Engine) -> None:
-        self.log = engine.pump.log
+        self.log = engine.log
         self._assembly = engine.assembly
         self._estimates = engine.pump.estimates
         self._lanes = engine.pump.lanes

@@ -51,8 +51,8 @@ class Estimates(Protocol):
     def took(self, samples: int, seconds: float) -> None:
         """So many samples took so long together."""
 
-    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float]) -> None:
-        """What each sample really took, where that is known one by one."""
+    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
+        """What each sample cost, where that is known one by one, and the seconds that all took together."""
 
     def begin_epoch(self) -> None:
         """Start a new report of prediction errors."""
@@ -76,8 +76,8 @@ class Sent:
 class Pump:
     """One scheduler at a time, the lanes by name ("cpu" first), and the assembly.
 
-    ``seeds``: the base seed of each epoch that has tickets here. ``stream_batch``: samples of a batch where workers
-    iterate the data set for themselves.
+    ``seeds`` and ``logs``: the base seed and the log of each epoch that has tickets here. ``stream_batch``: samples of
+    a batch where workers iterate the data set for themselves.
     """
 
     def __init__(
@@ -94,8 +94,10 @@ class Pump:
         self.assembly = assembly
         self.estimates = estimates
         self.recorder = recorder
-        self.log = Telemetry(None, perf_counter())
+        self.logs: dict[int, Telemetry] = {}  # by epoch; a prefetched one has its own already
         self.seeds: dict[int, int] = {}
+        self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
+        self._closed: list[Any] = []
         self._make_scheduler = make_scheduler
         self._stream_batch = stream_batch
         self._run = 0
@@ -113,15 +115,26 @@ class Pump:
         self._stale.append((stale, self.assembly.clear()))
         self._run += 1
         self._sweep()
-        self._sent, self._jobs, self.seeds = {}, {}, {}
+        self._sent, self._jobs, self.seeds, self.logs = {}, {}, {}, {}
         self.scheduler = self._make_scheduler()
         if self.recorder is not None:
             self.recorder.begin()
 
     def open_lanes(self) -> None:
-        """Tell the scheduler what slots there are."""
+        """Tell the scheduler what slots there are; a lane that is still loading opens when it is ready."""
+        self._closed = []
         for lane in self.lanes.values():
-            self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
+            if lane.ready:
+                self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
+            else:
+                self._closed.append(lane)
+
+    def add_epoch(self, number: int, seed: int) -> None:
+        """Tickets of this epoch will come."""
+        self.seeds[number] = seed
+        log = self.logs[number] = Telemetry(None, perf_counter())
+        for lane in self.lanes.values():
+            log.lanes[lane.name].slots = lane.slots
 
     def revoke_all(self) -> None:
         """Let no worker start another sample of what it was sent."""
@@ -131,10 +144,14 @@ class Pump:
     @property
     def needs_attention(self) -> bool:
         """Whether reports will need an answer before the consumer asks for its next batch."""
-        return self.scheduler.pending or (self.assembly.needs_jobs and bool(self._sent))
+        return self.scheduler.pending or bool(self._closed) or (self.assembly.needs_jobs and bool(self._sent))
 
     def receive(self) -> None:
         """Take in all reports that have arrived, and do what follows from them."""
+        for lane in [lane for lane in self._closed if lane.ready]:
+            self._closed.remove(lane)
+            self.on_open()
+            self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
         for lane in self.lanes.values():
             for report in lane.receive():
                 if report.run == self._run:
@@ -168,7 +185,7 @@ class Pump:
         if report.done > report.first:
             position = self.assembly.position(spans[0][0]) if spans else -1
             prepared = chunk.kind in ("run", "next")
-            self.log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared)
+            self.logs[sent.epoch].worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared)
         self._measured(lane.name, chunk, spans, report)
         if chunk.kind == "collate":
             assert report.items is not None
@@ -206,7 +223,7 @@ class Pump:
         if report.times is not None:
             serials = [serial for lo, hi in spans for serial in range(lo, hi)]
             keys = [self.assembly.key(serial) for serial in serials]
-            self.estimates.measured(lane, keys, serials, report.times)
+            self.estimates.measured(lane, keys, serials, report.times, report.seconds)
 
     def look(self) -> None:
         """Tell the scheduler how far the unfinished chunks have come."""

@@ -61,9 +61,10 @@ class Task(NamedTuple):
 class Report(NamedTuple):
     """Samples ``first`` to ``done`` of a chunk are ready; ``final`` when the worker is through with it.
 
-    ``items``: None when every sample is a plain row, else one reference per sample. ``times``: seconds of each
-    sample where they matter. ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the
-    first sample that a worker prepared without one. ``status``: "", or "exhausted", or "died" (``items`` says why).
+    ``items``: None when every sample is a plain row, else one reference per sample. ``times``: what each sample cost in
+    seconds, where that matters, without the time that it waited for a core; ``seconds``, of all together, includes it.
+    ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker prepared
+    without one. ``status``: "", or "exhausted" at the end of a stream.
     """
 
     run: int
@@ -164,10 +165,11 @@ def failure(error: BaseException, where: str, *, collated: bool = False) -> Fail
 
 
 class Lane(Protocol):
-    """A place where work happens. ``fd`` becomes readable when ``receive`` has something to return."""
+    """A place where work happens. It opens to the scheduler once it is ``ready``."""
 
     name: str
     slots: int
+    ready: bool
 
     def start(self) -> None:
         """Begin to accept tasks."""

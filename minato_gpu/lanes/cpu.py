@@ -31,6 +31,7 @@ class _CpuLane:
     """What process and thread workers share: the board."""
 
     name = "cpu"
+    ready = True
 
     def __init__(self, links: Links) -> None:
         self.links = links

@@ -68,6 +68,11 @@ class DeviceExecutor:
             results += self._run_batch(items[first : first + self.max_batch])
         return results
 
+    def load(self) -> None:
+        """Import the libraries that the stages need (DALI takes most of a second), ahead of the first ``run``."""
+        for segment in self._segments:
+            segment.load()
+
     def close(self) -> None:
         """Let go of graphs, threads and device memory. Idempotent."""
         for segment in (*self._segments, *self._apart):

@@ -42,6 +42,7 @@ class DeviceLane:
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.repeated = 0
+        self.ready = False  # once DALI is imported; until then the CPU lane serves alone
         self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
         self._thread.start()
 
@@ -61,8 +62,6 @@ class DeviceLane:
 
     def receive(self) -> list[Report]:
         """All reports that have arrived; never blocks."""
-        if not self._reports:
-            return []
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._arrived)
         return [self._reports.popleft() for _ in range(len(self._reports))]
@@ -98,13 +97,19 @@ class DeviceLane:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _main(self) -> None:
+        self._executor.load()
+        self.ready = True
+        self._signal()
         while (task := self._tasks.get()) is not None:
             report = self._run(task)
             del task
             self._reports.append(report)
-            os.eventfd_write(self._arrived, 1)
-            if self._links.board.words[ATTENTION]:
-                os.eventfd_write(self._links.wake, 1)
+            self._signal()
+
+    def _signal(self) -> None:
+        os.eventfd_write(self._arrived, 1)
+        if self._links.board.words[ATTENTION]:
+            os.eventfd_write(self._links.wake, 1)
 
     def _run(self, task: Task) -> Report:
         begin = perf_counter()

@@ -33,6 +33,10 @@ class Segment(Protocol):
         """The fields written for each sample; ``drawn`` holds each sample's parameters by stage number."""
         ...
 
+    def load(self) -> None:
+        """Import what ``run`` will need."""
+        ...
+
     def close(self) -> None:
         """Let go of memory and threads. Idempotent; a later ``run`` builds them again."""
         ...
@@ -109,6 +113,10 @@ class DaliGraph:
             columns = [[np.asarray(tensor) for tensor in column] for column in columns]
         return [dict(zip(self._writes, row, strict=True)) for row in zip(*columns, strict=True)]
 
+    def load(self) -> None:
+        """See Segment."""
+        importlib.import_module("nvidia.dali.fn")
+
     def close(self) -> None:
         """See Segment."""
         self._graph = None
@@ -184,6 +192,9 @@ class FunctionSegment:
         """See Segment."""
         number = self.stages.start
         return [self._one(fields, params[number]) for fields, params in zip(batch, drawn, strict=True)]
+
+    def load(self) -> None:
+        """See Segment."""
 
     def close(self) -> None:
         """See Segment."""

@@ -19,6 +19,7 @@ from typing import Any
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Report, Task, Unshippable, failure
+from minato_gpu.lanes.delay import RunQueueDelay
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
@@ -26,15 +27,19 @@ from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, START
 from minato_gpu.memory.layout import Layout, Mismatch
 
 REPORT_S = 2e-3
+_FEW = 16  # in chunks of at most this many samples, time spent waiting for a core is told apart
 _COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
 
 class Progress:
     """How far a task has come, and what of it is not reported yet."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, delay: Callable[[], float]) -> None:
         self.task = task
         self.size = sum(len(piece.keys) for piece in task.pieces)
+        self._delay = delay if self.size <= _FEW else None
+        self._delayed = 0.0 if self._delay is None else delay()
+        self.seconds = 0.0
         self.done = 0
         self.reported = 0
         self.begin = self.last = self.now = perf_counter()
@@ -45,19 +50,26 @@ class Progress:
     def add(self, item: Any) -> None:
         """One more sample is ready; ``item`` is its reference."""
         now = perf_counter()
+        took = now - self.now
+        self.seconds += took
+        if self._delay is not None:
+            before, self._delayed = self._delayed, self._delay()
+            took = max(took - (self._delayed - before), 1e-7)
         self.items.append(item)
-        self.times.append(now - self.now)
+        self.times.append(took)
         self.now = now
         self.done += 1
 
     def rewind(self) -> list[Any]:
         """Forget what is not reported; returns its references."""
         items, self.items, self.times, self.done = self.items, [], [], self.reported
+        self.seconds = 0.0
         return items
 
     def report(self, worker: int, *, final: bool, status: str = "") -> Report:
         """All that is ready and not reported yet."""
-        items, times, seconds = self.items, self.times, sum(self.times)
+        items, times, seconds = self.items, self.times, self.seconds
+        self.seconds = 0.0
         telling = seconds > _COSTLY_S and max(times) > _COSTLY_S
         plain = items.count(None) == len(items)
         nbytes = 0 if plain else sum(item.nbytes for item in items if item is not None)
@@ -105,9 +117,9 @@ class Worker:
     def run(self) -> None:
         """Serve until the engine ends the channel."""
         kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
-        words, row = self._words, self._row
+        words, row, delay = self._words, self._row, RunQueueDelay()
         while (task := self._channel.receive()) is not None:
-            progress = Progress(task)
+            progress = Progress(task, delay)
             words[row + LIMIT] = NO_LIMIT
             words[row + STARTED] = 0
             words[row + RUN] = task.run
@@ -116,6 +128,7 @@ class Worker:
             words[row + CHUNK] = -1
             self._report(progress, final=True, status=status)
             del task, progress
+        delay.close()
         self._end()
 
     # --- kinds of task -------------------------------------------------------------------------------------
