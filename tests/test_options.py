@@ -1,0 +1,138 @@
+"""The loader's own arguments: what they resolve to, and clear errors where they contradict each other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.options import Options
+from minato_gpu.pipeline import Field, TorchFunction
+
+X = Field(np.float32, (2,))
+
+
+def _same(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"]}
+
+
+def _pipeline(device: bool) -> Pipeline:
+    stage = Stage("same", reads=("x",), writes={"x": X}, cpu=_same, device=TorchFunction(_same) if device else None)
+    return Pipeline((stage,), outputs=("x",), name="tests")
+
+
+WITH_DEVICE, CPU_ONLY = _pipeline(True), _pipeline(False)
+
+
+class _Own(BatchSampler):
+    """A user's own batch sampler."""
+
+
+class _Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def options(dataset: Any = range(10), **arguments: Any) -> Options:
+    """What the arguments of a loader resolve to."""
+    return DataLoader(dataset, **arguments)._options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lateness", "free"),
+    [
+        ({}, 0, False),
+        ({"in_order": False}, 8, True),
+        ({"in_order": False, "max_lateness": 3}, 3, True),
+        ({"in_order": False, "max_lateness": 0}, 0, False),
+        ({"max_lateness": 0}, 0, False),
+        ({"in_order": False, "batch_size": None}, 8, True),
+        ({"in_order": False, "batch_sampler": BatchSampler(SequentialSampler(range(10)), 2, False)}, 8, True),
+        ({"in_order": False, "batch_sampler": _Own(SequentialSampler(range(10)), 2, False)}, 8, False),
+        ({"in_order": False, "batch_sampler": [[1, 2], [3]]}, 8, False),
+        ({"in_order": False, "dataset": _Stream()}, 8, False),
+    ],
+)
+def test_order(arguments: dict[str, Any], lateness: int, free: bool) -> None:
+    """Only batches that torch's own sampler cut may be composed anew."""
+    got = options(**arguments)
+    assert (got.lateness, got.free) == (lateness, free)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lanes"),
+    [
+        ({}, ("cpu",)),
+        ({"pipeline": WITH_DEVICE, "num_workers": 1}, ("cpu",)),
+        ({"lanes": ["cpu"]}, ("cpu",)),
+        ({"lanes": ("device", "cpu"), "pipeline": WITH_DEVICE, "num_workers": 1}, ("cpu", "device")),
+        ({"lanes": ["device"], "pipeline": WITH_DEVICE, "num_workers": 1}, ("device",)),
+    ],
+)
+def test_lanes(arguments: dict[str, Any], lanes: tuple[str, ...]) -> None:
+    assert options(**arguments).lanes == lanes
+
+
+def test_worker_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads by request, and by themselves where threads run in parallel."""
+    assert options(worker_kind="thread", num_workers=1).threads
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    assert not options(num_workers=1).threads
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False)
+    assert options(num_workers=1).threads
+    assert not options(num_workers=1, worker_kind="process").threads
+    assert not options(num_workers=1, multiprocessing_context="fork").threads
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_the_cpu_as_the_device(device: Any) -> None:
+    assert options(device=device).device == torch.device("cpu")
+
+
+_WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"pipeline": print}, TypeError, "pipeline must be a minato_gpu.Pipeline"),
+    ({"host_memory_budget": 0}, ValueError, "host_memory_budget must be at least 1, got 0"),
+    ({"host_memory_budget": 1e9}, TypeError, "host_memory_budget must be a whole number"),
+    ({"device_memory_budget": -5}, ValueError, "device_memory_budget must be at least 1"),
+    ({"epochs": 0}, ValueError, "epochs must be at least 1"),
+    ({"epochs": True}, TypeError, "epochs must be a whole number"),
+    ({"max_lateness": 2}, ValueError, "max_lateness=2 contradicts in_order=True.*in_order=False"),
+    ({"max_lateness": -1, "in_order": False}, ValueError, "must not be negative"),
+    ({"max_lateness": 1.5, "in_order": False}, TypeError, "whole number of batches"),
+    ({"max_lateness": True, "in_order": False}, TypeError, "whole number of batches"),
+    ({"worker_kind": "fiber"}, ValueError, "worker_kind must be one of 'auto', 'process', 'thread', got 'fiber'"),
+    (
+        {"worker_kind": "thread", "num_workers": 1, "multiprocessing_context": multiprocessing.get_context("fork")},
+        ValueError,
+        "leave out multiprocessing_context",
+    ),
+    ({"lanes": "cpu"}, TypeError, "lanes must be a sequence"),
+    ({"lanes": 3}, TypeError, "lanes must be a sequence"),
+    ({"lanes": []}, ValueError, "at least one of"),
+    ({"lanes": ["gpu"]}, ValueError, "lanes must name at least one of.*'gpu'"),
+    ({"lanes": ["device"], "num_workers": 1}, ValueError, "'device' needs a pipeline"),
+    ({"lanes": ["device"], "pipeline": CPU_ONLY, "num_workers": 1}, ValueError, "without a device implementation"),
+    ({"lanes": ["device"], "pipeline": WITH_DEVICE}, ValueError, "needs num_workers > 0"),
+    ({"pipeline": WITH_DEVICE, "dataset": _Stream()}, ValueError, "map-style data set"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), _WRONG, ids=[text for _, _, text in _WRONG])
+def test_contradictions_are_refused_at_construction(
+    arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        options(**arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="device='cuda': this PyTorch sees no CUDA device"):
+        options(device="cuda")
