@@ -61,10 +61,10 @@ class Task(NamedTuple):
 class Report(NamedTuple):
     """Samples ``first`` to ``done`` of a chunk are ready; ``final`` when the worker is through with it.
 
-    ``items``: None when every sample is a plain row, else one reference per sample. ``times``: what each sample cost in
-    seconds, where that matters, without the time that it waited for a core; ``seconds``, of all together, includes it.
-    ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker prepared
-    without one. ``status``: "", or "exhausted" at the end of a stream.
+    ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
+    seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
+    ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker
+    prepared without one. ``status``: "", or "exhausted" at the end of a stream.
     """
 
     run: int
