@@ -179,12 +179,16 @@ class Dispatcher:
         return parts, seconds
 
     def _next_after(self, lane: LaneState, entry: Entry) -> Entry | None:
-        """What may travel in the same chunk: for a device the next of its side, else the contiguous cheap run."""
+        """What may travel in the same chunk: for a device the next of its side, else the contiguous cheap run.
+
+        A chunk has one epoch, and with it one seed.
+        """
+        following = self.waiting.first(lane.side) if lane.is_device else self.waiting.at(entry.hi)
+        if following is None or not self.intake.same_epoch(entry.lo, following.lo):
+            return None
         if lane.is_device:
-            following = self.waiting.first(lane.side)
-            return following if following is not None and following.device is not None else None
-        following = self.waiting.at(entry.hi)
-        return following if following is not None and following.side == m.CPU and not following.slow else None
+            return following if following.device is not None else None
+        return following if following.side == m.CPU and not following.slow else None
 
     def _within_budget(self, entry: Entry, count: int, taken: int) -> int:
         """How many of ``count`` tickets memory allows (P4).

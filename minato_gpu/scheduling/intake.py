@@ -21,6 +21,7 @@ class Intake:
         self.router = Router(policy, lanes, waiting)
         self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
         self.newest = 0  # the end of the serials admitted
+        self._epochs: list[tuple[int, int]] = []  # (first serial, epoch), rising
         self._policy = policy
         self._lanes = lanes
         self._waiting = waiting
@@ -59,6 +60,16 @@ class Intake:
         if cost is not None and entry.hi - entry.lo == 1:
             entry.slow = self.pace.is_slow(cost)
             entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
+
+    def enter(self, epoch: int, first: int) -> None:
+        """Serials from ``first`` on belong to ``epoch``."""
+        if not self._epochs or self._epochs[-1][1] != epoch:
+            self._epochs.append((first, epoch))
+            del self._epochs[:-4]  # no more can be in the window: one begins only when the one before has ended
+
+    def same_epoch(self, one: int, other: int) -> bool:
+        """Whether two waiting serials belong to the same epoch."""
+        return all((one < first) == (other < first) for first, _ in self._epochs)
 
     def add_unknown(self, lo: int, hi: int) -> None:
         """Tickets of one place whose costs nobody knows."""

@@ -105,6 +105,7 @@ class Scheduler:
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._intake.cold = True
         self._undelivered += event.size
+        self._intake.enter(event.epoch, event.first)
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
         end = event.first + event.size
