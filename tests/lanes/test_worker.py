@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -329,27 +330,32 @@ def test_a_poke_reports_what_is_finished_while_a_sample_blocks(links: Links) -> 
     assert values(bench, reports) == list(range(8))
 
 
-@pytest.mark.parametrize("draws_before", [True, False])
-def test_a_poke_during_an_unseeded_chunk_lets_no_unseeded_draw_out(links: Links, draws_before: bool) -> None:
-    """Sample 5 waits after, or before, its draw; a poke meanwhile moves the generators of the check itself."""
+@pytest.mark.parametrize("when", ["in an earlier sample", "before the poke", "after the poke"])
+def test_a_poke_during_an_unseeded_chunk_lets_no_unseeded_draw_out(links: Links, when: str) -> None:
+    """Sample 5 waits; a poke meanwhile moves the generators of the check itself."""
     gate = threading.Event()
     tries: list[int] = []
+    drawing = 2 if when == "in an earlier sample" else 5
 
     def make(key: int) -> Any:
-        value = random.random() if key == 5 and draws_before else 0.0
+        value = random.random() if key == drawing and when != "after the poke" else 0.0
         if key == 5 and not gate.is_set():
             tries.append(key)
             assert gate.wait(20)
-        return value if draws_before or key != 5 else random.random()
+        return random.random() if key == drawing and when == "after the poke" else value
 
     bench = Bench(links, job(make))
     with bench.running(task(piece(range(10)))) as reports:
         assert wait_until(lambda: tries)
         bench.poke()
-        if not draws_before:  # what is finished then is clean
+        if when == "after the poke":  # what is finished then is clean
             assert wait_until(lambda: reports)
+        else:  # the worker has seen the poke once it takes the next one
+            assert wait_until(lambda: not select.select([links.pokes[0]], [], [], 0)[0])
         gate.set()
-    assert values(bench, reports)[5] == random.Random(sample_seed(77, 0, 5, 0)).random()
+    got = [0.0] * 10
+    got[drawing] = random.Random(sample_seed(77, 0, drawing, 0)).random()
+    assert values(bench, reports) == got
 
 
 def test_long_chunks_are_reported_in_between(links: Links) -> None:
