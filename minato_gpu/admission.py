@@ -74,7 +74,9 @@ class Occurrences:
         if seen is not None and type(key) is int and 0 <= key < len(seen) and seen[key] < 255:
             seen[key] += 1
             return seen[key] - 1
-        if not isinstance(key, (int, str, bytes, tuple)):
+        try:
+            hash(key)
+        except TypeError:
             key = repr(key)
         before = self._others[key]
         self._others[key] += 1

@@ -89,6 +89,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         budget_bytes=loader.host_memory_budget,
         whole_places=not stacks and not options.free and workers == 1,  # no other worker could help to join them
         inspect="device" in lanes,
+        cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
     )
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed)
@@ -98,7 +99,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         assembly,
         lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
         estimates=estimator,
-        recorder=None if loader._events is None else EventLog(loader._events, policy),
+        recorder=None if loader._events is None else EventLog(loader._next_log(), policy),
         stream_batch=place,
     )
     return Engine(

@@ -70,6 +70,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self.log = Telemetry(expected, perf_counter())
         self.log.lanes["cpu"].slots = 1
         self._to_device = loader._to_device
+        self._epoch = epoch
         if self._dataset_kind == _DatasetKind.Map and not isinstance(self._dataset, MapDataPipe):
             self._dataset_fetcher: Any = _Fetcher(loader, int(self._base_seed), epoch)
 
@@ -82,7 +83,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             raise
         now = perf_counter()
         size = size_of(data)
-        self.log.inline(begin, now, size)
+        self.log.inline(self._epoch, begin, now, size)
         return self._to_device(data)
 
     def memory(self) -> dict[str, Any]:

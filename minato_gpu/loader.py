@@ -109,6 +109,7 @@ class DataLoader(TorchDataLoader[T]):
         self._options = Options.check(self)
         self._order = OrderLog(Path(order_log)) if order_log is not None and not in_order else None
         self._events: Path | None = None
+        self._logs = 0
         self._engine: Engine | None = None  # kept between epochs: persistent workers, or a declared number of epochs
         self._user: weakref.ref[EngineIterator] | None = None
         self._shown: Any = None
@@ -190,6 +191,8 @@ class DataLoader(TorchDataLoader[T]):
     def record_events(self, path: str | os.PathLike[str]) -> None:
         """Record every event and instruction of the scheduler from the next ``iter()`` on, for ``minato-gpu replay``.
 
+        Where several sets of workers are started (one for each epoch, unless workers persist), the further files are
+        named after the first: ``log.jsonl``, ``log-2.jsonl``, ...
         Takes about 50 microseconds an event. Raises ValueError where there is no scheduler of samples (no workers, an
         iterable data set) or workers are running already.
         """
@@ -198,6 +201,13 @@ class DataLoader(TorchDataLoader[T]):
         if self._engine is not None:
             raise ValueError("record_events must be called before the first iter() of a loader that keeps its workers")
         self._events = Path(path)
+
+    def _next_log(self) -> Path:
+        """Where the next engine records its events: every one has a file of its own."""
+        assert self._events is not None
+        path, number = self._events, self._logs
+        self._logs += 1
+        return path if number == 0 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
 
     def __getstate__(self) -> dict[str, Any]:
         # a pickled loader starts afresh: it takes its arguments along, not its workers
@@ -213,7 +223,6 @@ class View:
         self.log = engine.log
         self._assembly = engine.assembly
         self._estimates = engine.pump.estimates
-        self._lanes = engine.pump.lanes
 
     def memory(self) -> dict[str, Any]:
         """Bytes in flight, and how good the cost predictions were."""
@@ -222,7 +231,6 @@ class View:
             "prediction": nothing if self._estimates is None else self._estimates.report(),
             "bytes_in_flight": self._assembly.bytes,
             "bytes_in_flight_peak": self._assembly.peak,
-            "samples_repeated": sum(getattr(lane, "repeated", 0) for lane in self._lanes.values()),
         }
 
 

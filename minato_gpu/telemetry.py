@@ -49,6 +49,7 @@ class Telemetry:
         log, count = self.lanes[lane], report.done - report.first
         begin, end = (report.begin if report.first == 0 else report.end - report.seconds), report.end
         log.busy_s += report.seconds
+        self.repeated += report.repeated
         if prepared:
             log.samples += count
             log.queue_s.append(max(0.0, report.begin - sent))
@@ -66,14 +67,14 @@ class Telemetry:
         self.lateness.extend(late)
         self.handed.append((now, epoch, number, size, wait))
 
-    def inline(self, begin: float, end: float, size: int) -> None:
+    def inline(self, epoch: int, begin: float, end: float, size: int) -> None:
         """A batch of ``size`` samples was prepared on the consumer's own thread, which waited all the while."""
         log = self.lanes["cpu"]
         log.samples += size
         log.busy_s += end - begin
         log.service_s.append((end - begin) / max(size, 1))
-        self.spans.append((begin, end, "cpu", 0, 0, self.samples, size, (end - begin) / max(size, 1)))
-        self.delivered(end, 0, self.batches, size, end - begin, (0,))
+        self.spans.append((begin, end, "cpu", 0, epoch, self.samples, size, (end - begin) / max(size, 1)))
+        self.delivered(end, epoch, self.batches, size, end - begin, (0,))
 
     def stalled(self, cause: str, seconds: float) -> None:
         """The consumer waited for this cause."""

@@ -64,7 +64,8 @@ class Report(NamedTuple):
     ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker
-    prepared without one. ``status``: "", or "exhausted" at the end of a stream.
+    prepared without one. ``status``: "", or "exhausted" at the end of a stream. ``repeated``: how many of the
+    samples were prepared a second time.
     """
 
     run: int
@@ -81,6 +82,7 @@ class Report(NamedTuple):
     times: list[float] | None = None
     layout: bytes | None = None
     status: str = ""
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

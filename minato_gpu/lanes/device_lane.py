@@ -28,7 +28,7 @@ from minato_gpu.samples import Origin, StageError, sample_seed
 
 
 class DeviceLane:
-    """One executor and its thread. ``repeated`` counts samples that ran a second time, on the CPU."""
+    """One executor and its thread."""
 
     name = "device"
     slots = 1
@@ -41,7 +41,7 @@ class DeviceLane:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.repeated = 0
+        self._repeated = 0  # samples of the current task that ran a second time, on the CPU
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
         self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
         self._thread.start()
@@ -113,14 +113,12 @@ class DeviceLane:
 
     def _run(self, task: Task) -> Report:
         begin = perf_counter()
+        self._repeated = 0
         tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
-        items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
-        ready = [number for number, item in enumerate(items) if item is None]
-        fields = [self._fields(*tickets[number], task) for number in ready]
-        results = self._executor.run(fields)
-        for number, (given, seed), result in zip(ready, fields, results, strict=True):
-            piece, at = tickets[number]
-            items[number] = self._finish(task, piece, at, given, seed, result)
+        try:
+            items = self._prepare(task, tickets)
+        except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
+            items = [self._failure(task, piece, at, error) for piece, at in tickets]
         end = perf_counter()
         count = len(tickets)
         return Report(
@@ -136,7 +134,18 @@ class DeviceLane:
             nbytes=sum(item.nbytes for item in items if isinstance(item, Local)),
             items=items if any(item is not None for item in items) else None,
             times=[(end - begin) / count] * count,
+            repeated=self._repeated,
         )
+
+    def _prepare(self, task: Task, tickets: list[tuple[Piece, int]]) -> list[Any]:
+        items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
+        ready = [number for number, item in enumerate(items) if item is None]
+        fields = [self._fields(*tickets[number], task) for number in ready]
+        results = self._executor.run(fields)
+        for number, (given, seed), result in zip(ready, fields, results, strict=True):
+            piece, at = tickets[number]
+            items[number] = self._finish(task, piece, at, given, seed, result)
+        return items
 
     def _known_failure(self, piece: Piece, at: int) -> Failure | None:
         assert piece.sources is not None
@@ -151,7 +160,7 @@ class DeviceLane:
     def _finish(self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any) -> Any:
         """Put a result into its row; on failure ask the CPU implementation."""
         if isinstance(result, StageError):
-            self.repeated += 1
+            self._repeated += 1
             try:
                 result = self._pipeline.run(fields, seed, start=self._pipeline.host_prefix)
             except Exception as error:

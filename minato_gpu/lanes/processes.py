@@ -202,7 +202,6 @@ def _spawner_main(
     """Fork the workers, report their ends, and end them when told to or when the parent is gone."""
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group: leave with the parent, not before
     workers: dict[int, tuple[int, BaseProcess]] = {}
     for number in range(count):
         process = context.Process(target=_forked_worker, args=(control, number, job, links, os.getpid()))
@@ -210,6 +209,7 @@ def _spawner_main(
         process.start()
         workers[process.sentinel] = (number, process)
         control.send(f"started {number} {process.pid} 0".encode())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group: leave with the parent, not before
     close_inherited_ends()
     processes = [process for _, process in workers.values()]
     timeout = 0.0
@@ -233,7 +233,6 @@ def _spawner_main(
 
 def _forked_worker(control: socket.socket, number: int, job: Job, links: Links, parent: int) -> None:
     control.close()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     worker_main(number, job, links, parent, None)
 
 

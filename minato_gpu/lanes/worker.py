@@ -224,6 +224,7 @@ class Worker:
                 continue
             whole = piece.whole and piece.slab < 0
             samples: list[Any] = []
+            start = len(progress.items)
             self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
             produce = self._producer.of(task, piece, unseeded)
             put = _append_to(samples) if whole else self._putter(task, progress, piece)
@@ -242,7 +243,7 @@ class Worker:
                     return False
             skip = 0
             if whole:
-                self._join(progress, piece, samples)
+                self._join(progress, piece, start, samples)
                 if progress.now - progress.last > REPORT_S and not self._publish(progress, unseeded):
                     return False
         with self._lock:
@@ -267,19 +268,22 @@ class Worker:
                 try:
                     objects = write(first + at, value)
                 except Mismatch:
-                    return store.put(value)
+                    return self._shipped(value)
                 return None if objects is None else Extra(objects)
 
             return put_row
 
         def put_blob(at: int, value: Any) -> Any:
             self._learn(progress, value)
-            try:
-                return store.put(value)
-            except (pickle.PicklingError, AttributeError, TypeError):
-                return Unshippable()
+            return self._shipped(value)
 
         return put_blob
+
+    def _shipped(self, value: Any) -> Any:
+        try:
+            return self._store.put(value)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return Unshippable()
 
     def _learn(self, progress: Progress, sample: Any) -> None:
         """Describe the sample to the engine as long as it does not know the layout."""
@@ -289,10 +293,11 @@ class Worker:
                 self._learned = b"" if layout is None else pickle.dumps(layout)
             progress.layout = self._learned
 
-    def _join(self, progress: Progress, piece: Piece, samples: list[Any]) -> None:
-        """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short."""
-        count = min(len(piece.keys), progress.done - progress.reported)
-        start = len(progress.items) - count
+    def _join(self, progress: Progress, piece: Piece, start: int, samples: list[Any]) -> None:
+        """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short.
+
+        ``start``: where its references begin among those that are not reported.
+        """
         empty = isinstance(piece.keys[0], NoSample)
         if any(isinstance(item, Failure) for item in progress.items[start:]) or not (samples or empty):
             return
@@ -303,8 +308,8 @@ class Worker:
             self._learn(progress, samples[0])
             progress.items[start] = self._joined(samples, progress.task.epoch, piece)
             return
-        for at, sample in enumerate(samples, start=len(progress.items) - len(samples)):
-            progress.items[at] = self._store.put(sample)
+        for at, sample in enumerate(samples, start=start):
+            progress.items[at] = self._shipped(sample)
 
     def _joined(self, samples: list[Any], epoch: int, piece: Piece) -> Any:
         try:

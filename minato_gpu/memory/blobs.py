@@ -32,8 +32,12 @@ class _Pickler(ForkingPickler):
         self._base_ids: set[int] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)) and obj.device.type == "cpu":
-            return obj.__reduce__()  # type: ignore[no-untyped-call]  # the bytes themselves; torch's reducer would share a file descriptor
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+            # the bytes themselves; torch's own reducer would share a file descriptor
+            flat = torch.empty(0, dtype=torch.uint8).set_(obj)
+            return _untyped, (pickle.PickleBuffer(flat.numpy().data),)
+        if isinstance(obj, torch.TypedStorage) and obj._untyped_storage.device.type == "cpu":
+            return _typed, (obj._untyped_storage, obj.dtype)
         if not isinstance(obj, torch.Tensor) or obj.device.type != "cpu":
             return NotImplemented
         if obj.requires_grad and not obj.is_leaf:
@@ -42,6 +46,8 @@ class _Pickler(ForkingPickler):
             )
         if type(obj) is torch.Tensor and obj.layout is not torch.strided:
             return _reduce_sparse(obj)
+        if obj.is_nested and obj.layout is torch.strided:
+            return torch.nested.as_nested_tensor, (list(obj.unbind()),)
         if id(obj) in self._base_ids:
             return _bytes, (pickle.PickleBuffer(obj.numpy().data),)
         if type(obj) in (torch.Tensor, torch.nn.Parameter) and not (obj.is_quantized or obj.is_conj() or obj.is_neg()):
@@ -64,10 +70,17 @@ class _Pickler(ForkingPickler):
         own = obj.contiguous()
         base = self._bases.get(key) if whole and key else None
         if base is None:
-            base = own.reshape(-1).view(torch.uint8) if own.numel() else torch.empty(0, dtype=torch.uint8)
+            base = _flat(own)
             self._base_ids.add(id(base))
             self._bases[key if whole and key else -1 - len(self._bases)] = base
         return base, own.stride(), 0
+
+
+def _flat(own: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor. (One element counts as contiguous whatever its stride.)"""
+    if own.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return own.as_strided((own.numel(),), (1,)).view(torch.uint8)
 
 
 def _reduce_sparse(obj: torch.Tensor) -> Any:
@@ -97,6 +110,14 @@ def _bytes(data: Any) -> torch.Tensor:
     )
 
 
+def _untyped(data: Any) -> torch.UntypedStorage:
+    return _bytes(data).untyped_storage()
+
+
+def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
 def _tensor(
     base: torch.Tensor,
     dtype: torch.dtype,
@@ -108,7 +129,8 @@ def _tensor(
     attributes: dict[str, Any],
 ) -> torch.Tensor:
     if base.numel():
-        tensor = base.view(dtype).as_strided(shape, stride, offset)
+        fits = base.numel() // dtype.itemsize * dtype.itemsize
+        tensor = base[:fits].view(dtype).as_strided(shape, stride, offset)
     else:
         tensor = torch.empty(shape, dtype=dtype)
     if parameter:

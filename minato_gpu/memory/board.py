@@ -35,6 +35,9 @@ class Board:
         self._map = mmap.mmap(self.fd, nbytes)
         self.words = memoryview(self._map).cast("q")
         self._fence = threading.Lock()
+        if fd is None:
+            for worker in range(workers):
+                self.words[self.row(worker) + CHUNK] = -1
 
     def row(self, worker: int) -> int:
         """Index of the first word of the worker's row."""

@@ -205,7 +205,7 @@ def _describe(value: Any, leaves: list[Leaf], in_sequence: bool) -> Tree:
 
 def _leaf(value: Any, in_sequence: bool) -> Leaf:
     kind = type(value)
-    if kind is torch.Tensor and _plain(value):
+    if kind is torch.Tensor and _plain(value) and value.dtype is not torch.complex32:  # NumPy has no such type
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
     if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
         dtype = torch.from_numpy(np.empty(0, value.dtype)).dtype

@@ -126,6 +126,9 @@ class Dispatcher:
 
     def _pick(self, lane: LaneState) -> Entry | None:
         """The ticket that the free lane should take next, or None."""
+        if not (lane.is_device or self.policy.cpu_runs):
+            reading = self.waiting.first(m.CPU)
+            return reading if reading is not None and reading.inspect else None
         patience = 0.0
         if self.policy.max_lateness and not lane.is_device:
             patience = self.intake.pace.defer(self.samples_ready)

@@ -75,7 +75,7 @@ class Intake:
         """Tickets of one place whose costs nobody knows."""
         self.newest = max(self.newest, hi)
         entry = Entry(lo, hi, lo)
-        if self._policy.inspect and self._has_device:
+        if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
             entry.inspect = True
             entry.priority -= self._policy.window / 2  # costs should be known when there is still a choice
         self._waiting.add(entry)
@@ -132,9 +132,12 @@ class Intake:
         if cost is not None:
             self.pace.expect(cost, other)
             self._reconsider(entry)
-            if other is not None and self._policy.threshold and entry.ratio >= self.router.threshold:
+            beyond = self._policy.threshold and entry.ratio >= self.router.threshold
+            if other is not None and (beyond or not self._policy.cpu_runs):
                 entry.side = DEVICE
                 self.rank(entry)
+        elif other is not None and not self._policy.cpu_runs:
+            entry.side = DEVICE
         self._waiting.add(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:

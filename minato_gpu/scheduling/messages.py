@@ -224,7 +224,8 @@ class Policy:
     are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order). ``budget_bytes``: host bytes
     in flight, None for no limit. ``whole_places``: a dispatch takes batches whole, however costly, because their
     samples must be joined where they were prepared. ``inspect``: read headers first where costs are unknown and a
-    device lane is open. ``chunk_s``: predicted seconds of one dispatch for cheap samples; ``chunk_samples``: its limit.
+    device lane is open. ``cpu_runs``: without it the CPU lane only reads (``inspect``) and joins, and devices prepare
+    every sample. ``chunk_s``: predicted seconds of one dispatch for cheap samples; ``chunk_samples``: its limit.
     ``ahead_s``: seconds of work each slot holds ahead of need. ``slow_factor``: a sample is slow when it costs
     this many times the mean (and more than a batch or two take). ``early``: start predicted-slow samples early.
     ``reserve``: out of order, slow work never takes every slot. ``threshold``: route by the window's threshold;
@@ -239,6 +240,7 @@ class Policy:
     budget_bytes: int | None = None
     whole_places: bool = False
     inspect: bool = False
+    cpu_runs: bool = True
     chunk_s: float = 2e-3
     chunk_samples: int = 1024
     ahead_s: float = 2e-3

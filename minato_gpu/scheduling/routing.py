@@ -75,7 +75,7 @@ class Router:
         self.threshold, _ = threshold(
             [e.cpu or 0.0 for e in entries],
             [e.device or 0.0 for e in entries],
-            cpu.slots if cpu else 0,
+            cpu.slots if cpu and self._policy.cpu_runs else 0,
             sum(lane.slots for lane in devices),
             cpu.seconds if cpu else 0.0,
             sum(lane.seconds for lane in devices),

@@ -160,4 +160,3 @@ def items_of(reports: Sequence[Report]) -> list[Any]:
 def draws() -> list[Any]:
     """One draw of each global generator."""
     return [torch.rand(()).item(), np.random.random_sample(), random.random()]
-

@@ -108,7 +108,7 @@ def test_results_are_those_of_the_cpu(lane: DeviceLane) -> None:
     keys = list(range(20, 30))
     lane.send(task(piece(keys, sources=sources(keys), occurrences=[0] * 9 + [3])))
     report = report_of(lane)
-    assert report.final and report.done == 10 and lane.repeated == 0
+    assert report.final and report.done == 10 and report.repeated == 0
     for key, occurrence, item in zip(keys, [0] * 9 + [3], report.items or [], strict=True):
         assert isinstance(item, Local)
         want = expected(key, sample_seed(77, 0, key, occurrence))
@@ -125,10 +125,11 @@ def test_rows_are_written(lane: DeviceLane, links: Links) -> None:
 
 def test_a_sample_that_fails_on_the_device_runs_on_the_cpu_and_is_counted(lane: DeviceLane) -> None:
     lane.send(task(piece([6, 7, 8], sources=sources([6, 7, 8]))))
-    items = report_of(lane).items or []
+    report = report_of(lane)
+    items = report.items or []
     for key, item in zip([6, 7, 8], items, strict=True):
         assert np.allclose(item.value["x"], expected(key, sample_seed(77, 0, key))["x"], atol=1e-6)
-    assert lane.repeated == 1
+    assert report.repeated == 1
 
 
 def test_a_sample_that_fails_on_both_is_a_failure_with_its_origin(lane: DeviceLane) -> None:
@@ -149,9 +150,10 @@ def test_a_failed_host_read_stays_that_failure(lane: DeviceLane) -> None:
     given = sources([1, 2, 3])
     given[1] = failed
     lane.send(task(piece([1, 2, 3], sources=given)))
-    items = report_of(lane).items or []
+    report = report_of(lane)
+    items = report.items or []
     assert items[1] is failed and isinstance(items[0], Local) and isinstance(items[2], Local)
-    assert lane.repeated == 0
+    assert report.repeated == 0
 
 
 def test_recall_wake_up_and_close(lane: DeviceLane, links: Links) -> None:

@@ -73,9 +73,14 @@ def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
     slab = Slab(links, {"key": 1, "draw": 1.0}, 30)
     one = piece(range(30), slab=slab.offset if rows else -1)
     got = bench.run(task(one, layout=slab.bytes if rows else None))
-    samples = values(bench, got) if not rows else [
-        slab.layout.read(slab.layout.views(links.engine_arena.buffer, slab.offset, 30), row, None) for row in range(30)
-    ]
+    samples = (
+        values(bench, got)
+        if not rows
+        else [
+            slab.layout.read(slab.layout.views(links.engine_arena.buffer, slab.offset, 30), row, None)
+            for row in range(30)
+        ]
+    )
     assert len(calls) > 30, "the chunk was not tried without seeds first"
     assert calls[-1] == 29 and set(calls) == set(range(30))
     other = Bench(links, job(make), number=1)

@@ -73,9 +73,9 @@ def test_tensors_of_every_dtype(dtype: torch.dtype) -> None:
 
 _trees = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(),
-    lambda parts: st.lists(parts, max_size=3)
-    | st.dictionaries(st.text(max_size=3), parts, max_size=3)
-    | st.tuples(parts, parts),
+    lambda parts: (
+        st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=3), parts, max_size=3) | st.tuples(parts, parts)
+    ),
     max_leaves=8,
 )
 
@@ -200,7 +200,7 @@ def test_attributes_travel() -> None:
 def test_large_data_are_read_where_they_lie(value: Any) -> None:
     """Without a copy, on addresses that vector instructions like, and writable."""
     got, memory = there([1, {"x": value}])
-    array = (got[1]["x"] if isinstance(value, np.ndarray) else got[1]["x"].detach().numpy())
+    array = got[1]["x"] if isinstance(value, np.ndarray) else got[1]["x"].detach().numpy()
     assert np.shares_memory(array, memory)
     assert (array.ctypes.data - memory.ctypes.data) % 64 == 0
     array[0] = 77

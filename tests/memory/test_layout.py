@@ -81,9 +81,7 @@ def _text(kind: type) -> Make:
 
 _shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 _stored: st.SearchStrategy[Make] = st.one_of(
-    st.builds(
-        _array, st.sampled_from(_NUMPY), _shapes.filter(bool), st.sampled_from(["plain", "fortran", "strided"])
-    ),
+    st.builds(_array, st.sampled_from(_NUMPY), _shapes.filter(bool), st.sampled_from(["plain", "fortran", "strided"])),
     st.builds(_tensor, st.sampled_from(_TORCH), _shapes, st.booleans()),
     st.sampled_from(sorted(_SCALARS)).map(_SCALARS.__getitem__),
 )
@@ -104,9 +102,12 @@ def _nest(children: st.SearchStrategy[Make]) -> st.SearchStrategy[Make]:
 
 
 # one leaf that is stored, whatever else: a sample of strings alone has no layout
-_samples = st.one_of(_stored, st.tuples(_stored, st.recursive(_leaves, _nest, max_leaves=6)).map(
-    lambda two: lambda rng: {"stored": two[0](rng), "rest": two[1](rng)}
-))
+_samples = st.one_of(
+    _stored,
+    st.tuples(_stored, st.recursive(_leaves, _nest, max_leaves=6)).map(
+        lambda two: lambda rng: {"stored": two[0](rng), "rest": two[1](rng)}
+    ),
+)
 
 
 @settings(deadline=None, max_examples=200)
