@@ -60,7 +60,7 @@ def _serve(board: Board, size: int, done: Any) -> None:
     """Chunks of ``size`` samples that take no time, until the parent writes to the second row."""
     row, words = board.row(0), board.words
     chunk = 0
-    while not words[board.row(1) + CHUNK]:
+    while not words[board.row(1) + STARTED]:
         chunk += 1
         take(board, 0, 1, chunk)
         number = 0
@@ -91,7 +91,7 @@ def test_both_sides_agree_where_a_chunk_stops() -> None:
                 answers[chunk] = answer
         while receiver.poll():
             finished.update([receiver.recv()])
-    board.words[board.row(1) + CHUNK] = 1
+    board.words[board.row(1) + STARTED] = 1
     while True:
         try:
             finished.update([receiver.recv()])
