@@ -1,0 +1,96 @@
+"""The README's tables, from the recorded results: ``python -m benchmarks.readme FOLDER``.
+
+``FOLDER`` holds overhead.json, tails.json, simulation.json and ablation.json, each left by its command's ``--json``.
+The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in README.md is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+Row = Mapping[str, Any]
+
+COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "overhead": (
+        ("loader", "loader", "{}"),
+        ("samples_per_s", "samples/s", "{:,.0f}"),
+        ("ratio_to_best_pytorch", "to PyTorch's best", "{:.2f}"),
+        ("first_batch_s", "first batch, s", "{:.3f}"),
+    ),
+    "tails": (
+        ("case", "case", "{}"),
+        ("loader", "loader", "{}"),
+        ("efficiency", "efficiency", "{:.3f}"),
+        ("first_batch_s", "first batch, s", "{:.3f}"),
+        ("peak_bytes_in_flight", "peak bytes in flight", "{:,}"),
+        ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),
+    ),
+    "simulation": (
+        ("scenario", "scenario", "{}"),
+        ("policy", "policy", "{}"),
+        ("window", "window", "{}"),
+        ("max_lateness", "lateness", "{}"),
+        ("of_bound", "of the bound", "{:.3f}"),
+        ("efficiency", "efficiency", "{:.3f}"),
+        ("displacement_p99", "displacement p99", "{:.0f}"),
+    ),
+    "ablation": (
+        ("scenario", "scenario", "{}"),
+        ("without", "without", "{}"),
+        ("of_bound", "of the bound", "{:.3f}"),
+        ("efficiency", "efficiency", "{:.3f}"),
+        ("displacement_p99", "displacement p99", "{:.0f}"),
+    ),
+}
+
+
+def markdown(name: str, rows: Sequence[Row]) -> str:
+    """A Markdown table of the rows that have the table's figures."""
+    columns = COLUMNS[name]
+    chosen = [row for row in rows if all(row.get(key) is not None for key, _, _ in columns[:3]) and _shown(name, row)]
+    lines = ["| " + " | ".join(title for _, title, _ in columns) + " |", "|---" * len(columns) + "|"]
+    for row in chosen:
+        cells = ["" if row.get(key) is None else form.format(row[key]) for key, _, form in columns]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _shown(name: str, row: Row) -> bool:
+    """The README shows the simulation at prediction error 0.3, at the larger window; everything is in the file."""
+    if name != "simulation":
+        return True
+    return row["prediction_error"] == 0.3 and (row["scenario"], row["window"]) not in {("hybrid", 128), ("tail", 256)}
+
+
+def described(document: Row) -> str:
+    """Machine and versions in a line."""
+    machine, versions = document["machine"], document["versions"]
+    named = ", ".join(f"{key} {versions[key]}" for key in ("python", "torch", "spdl", "torchdata") if key in versions)
+    return f"{machine['cores']} cores of {machine['processor']}, no GPU; {named}"
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--readme", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=Path("README.md"))
+def main(folder: Path, readme: Path) -> None:
+    """Put the tables of FOLDER into the README."""
+    text = readme.read_text(encoding="utf-8")
+    for name in COLUMNS:
+        path = folder / f"{name}.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        block = f"{described(document)}\n\n{markdown(name, document['rows'])}"
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise click.ClickException(f"{readme} has no place marked <!-- {name} -->")
+        text = pattern.sub(lambda match, block=block: match[1] + block + match[2], text)
+    readme.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
