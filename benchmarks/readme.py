@@ -85,10 +85,10 @@ def main(folder: Path, readme: Path) -> None:
         path = folder / f"{name}.json"
         document = json.loads(path.read_text(encoding="utf-8"))
         block = f"{described(document)}\n\n{markdown(name, document['rows'])}"
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
+        place = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)
+        if place is None:
             raise click.ClickException(f"{readme} has no place marked <!-- {name} -->")
-        text = pattern.sub(lambda match, block=block: match[1] + block + match[2], text)
+        text = text[: place.start(1)] + block + text[place.end(1) :]
     readme.write_text(text, encoding="utf-8")
 
 
