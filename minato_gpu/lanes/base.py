@@ -173,9 +173,6 @@ class Lane(Protocol):
     slots: int
     ready: bool
 
-    def start(self) -> None:
-        """Begin to accept tasks."""
-
     def send(self, task: Task) -> None:
         """Hand over a task; never blocks."""
 

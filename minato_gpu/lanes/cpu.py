@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch.multiprocessing
 
-from minato_gpu.lanes.base import Blob, Report, Task
+from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, Forked, Started
 from minato_gpu.lanes.produce import Job
@@ -241,6 +241,3 @@ class ThreadLane(_CpuLane):
 
 def _thread_main(number: int, job: Job, channel: QueueChannel, store: Store, links: Links) -> None:
     Worker(number, job, channel, store, links.board, links.pokes[number]).run()
-
-
-__all__ = ["Blob", "ProcessLane", "ThreadLane"]

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
+from time import monotonic
 from typing import Any
 
 import torch
@@ -243,15 +244,13 @@ def _end(processes: list[BaseProcess], timeout: float) -> None:
         for process in processes:
             if step is not None and process.exitcode is None:
                 step(process)
-        connection_wait(processes, grace)
+        _join_all(processes, grace)
     for process in processes:
         process.join()
 
 
-def connection_wait(processes: list[BaseProcess], timeout: float | None) -> None:
+def _join_all(processes: list[BaseProcess], timeout: float | None) -> None:
     """Wait until all processes have ended, at most ``timeout`` seconds together."""
-    from time import monotonic
-
     end = None if timeout is None else monotonic() + timeout
     for process in processes:
         process.join(None if end is None else max(0.0, end - monotonic()))
