@@ -1,5 +1,8 @@
 """Rules for every test: warnings are errors, a time limit, GPU tests, no leaks.
 
+Hypothesis draws the same examples in every run, so that a red run is the change's; ``--hypothesis-profile=search``
+draws new ones, ten times as many.
+
 ``--require-gpu`` makes a GPU test that is skipped, for whatever reason, a failure: on a machine with a GPU nothing
 may be left out silently.
 """
@@ -10,6 +13,7 @@ import warnings
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 with warnings.catch_warnings():
@@ -22,6 +26,10 @@ import minato_gpu
 from tests.leaks import assert_no_leaks, take_snapshot
 
 _TIME_LIMIT_S = 60
+
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("search", max_examples=1000)
+hypothesis.settings.load_profile("same")
 _FAILED = pytest.StashKey[bool]()
 
 
