@@ -111,9 +111,8 @@ class Assembly:
         return (Piece(positions[0], keys, occurrences, -1, 0, 0, False, None, positions),)
 
     def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
-        whole_record = record.left == record.rows and not record.items
-        if record.slab < 0 and self._layout is not None and whole_record and not inspect:
-            record.slab = self._links.engine_arena.allocate(self._layout.offsets(record.rows)[1])
+        if not inspect:
+            self._give_slab(record)
         complete = b - a == record.rows
         empty = isinstance(record.keys[0], NoSample)
         sources = None
@@ -196,10 +195,8 @@ class Assembly:
             batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
             self._taken(compose.spans)
             return False
-        if self._all_rows(compose.spans):
+        if self._layout is not None and (self._all_rows(compose.spans) or self._fill_rows(compose.spans)):
             self._stack(batch, record)
-            return False
-        if self._layout is not None and self._write_rows(batch):
             return False
         batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
         return True
@@ -284,8 +281,6 @@ class Assembly:
         return None
 
     def _all_rows(self, spans: tuple[Span, ...]) -> bool:
-        if self._layout is None:
-            return False
         for lo, hi in spans:
             while lo < hi:
                 record = self.record(lo)
@@ -319,29 +314,36 @@ class Assembly:
         batch.owner = self._leases.lend(self._links.buffer(-1), -1, slab, nbytes)
         batch.ready = True
 
-    def _write_rows(self, batch: Batch) -> bool:
-        """Stack samples that were laid down before the layout was known; False when one does not fit it after all.
+    def _fill_rows(self, spans: tuple[Span, ...]) -> bool:
+        """Bring samples that were laid down before the layout was known into their rows; False when one does not fit.
 
-        Only the first batches of a run come here: a job on a worker would do, but may wait behind a slow sample.
+        Only the first few samples of a run come here: a job on a worker would do, but may wait behind a slow sample.
         """
-        layout = self._layout
+        layout, buffer = self._layout, self._links.buffer(-1)
         assert layout is not None
-        nbytes = layout.offsets(batch.size)[1]
-        slab = self._links.engine_arena.allocate(nbytes)
-        write = layout.writer(layout.views(self._links.buffer(-1), slab, batch.size))
-        objects: list[list[Any]] = []
-        try:
-            for row, serial in enumerate(serial for lo, hi in batch.spans for serial in range(lo, hi)):
-                objects.append(write(row, self._store.get(self._reference(serial))) or [])
-        except Mismatch:
-            self._links.engine_arena.free(slab)
-            return False
-        batch.objects = objects
-        batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
-        self._drop(batch.spans)
-        batch.owner = self._leases.lend(self._links.buffer(-1), -1, slab, nbytes)
-        batch.ready = True
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                record = self.record(serial)
+                item = record.items.get(serial)
+                if isinstance(item, Unshippable):
+                    return False
+                if isinstance(item, (Blob, Local)):
+                    self._give_slab(record)
+                    write = layout.writer(layout.views(buffer, record.slab, record.rows))
+                    try:
+                        objects = write(serial - record.first, self._store.get(item))
+                    except Mismatch:
+                        return False
+                    self._count(self._row_bytes - item.nbytes)
+                    self.release(item)
+                    del record.items[serial]
+                    if objects is not None:
+                        record.items[serial] = Extra(objects)
         return True
+
+    def _give_slab(self, record: Record) -> None:
+        if record.slab < 0 and self._layout is not None:
+            record.slab = self._links.engine_arena.allocate(self._layout.offsets(record.rows)[1])
 
     def _gather(self, spans: tuple[Span, ...], layout: Layout, slab: int, size: int) -> None:
         target = layout.views(self._links.buffer(-1), slab, size)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -201,6 +202,7 @@ def _spawner_main(
     control: socket.socket, parents: socket.socket, context: Any, links: Links, job: Job, count: int
 ) -> None:
     """Fork the workers, report their ends, and end them when told to or when the parent is gone."""
+    gc.freeze()  # or the first full collection in each worker would copy every page of what it inherited
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     workers: dict[int, tuple[int, BaseProcess]] = {}

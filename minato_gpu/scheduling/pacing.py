@@ -18,7 +18,8 @@ from minato_gpu.scheduling.routing import threshold
 
 _MEMORY = 256  # recent samples that tau is taken from
 PATIENT = 1.0  # share of the window that may pass while one sample runs
-SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do
+SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do,
+MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it takes more of the capacity with it
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
@@ -53,10 +54,11 @@ class Pace:
             self.tau = seconds / len(cpu)
 
     def is_slow(self, cost: float) -> bool:
-        """Whether a sample takes much longer than the others, and longer than a batch takes on all lanes together."""
+        """Whether a sample takes much longer than the others, and long enough to keep a batch from the consumer."""
         if self.tau <= 0:
             return False
-        return cost / self.tau > max(SLOW_BATCHES * self.batch, self._policy.slow_factor * self.slots)
+        batches = SLOW_BATCHES * min(1.0, self.slots / MANY_SLOTS)
+        return cost / self.tau > max(batches * self.batch, self._policy.slow_factor * self.slots)
 
     def defer(self, samples_ready: int) -> float:
         """By how many positions slow tickets should start later than they ask.
