@@ -26,7 +26,7 @@ from minato_gpu.lanes.wire import Channel
 from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
 from minato_gpu.memory.layout import Layout, Mismatch
 
-REPORT_S = 2e-3
+REPORT_S = 10e-3
 _FEW = 16  # in chunks of at most this many samples, time spent waiting for a core is told apart
 _COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 

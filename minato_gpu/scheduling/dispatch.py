@@ -155,6 +155,8 @@ class Dispatcher:
     def _gather(self, lane: LaneState, entry: Entry) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
         limit, target = lane.chunk_limits()
+        if not lane.is_device:
+            target = max(target, self.intake.pace.chunk_s())
         parts: list[Entry] = []
         total, seconds = 0, 0.0
         following: Entry | None = entry

@@ -22,6 +22,7 @@ SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do,
 MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it takes more of the capacity with it
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
+LONGEST_CHUNK_S = 20e-3
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
@@ -59,6 +60,10 @@ class Pace:
             return False
         batches = SLOW_BATCHES * min(1.0, self.slots / MANY_SLOTS)
         return cost / self.tau > max(batches * self.batch, self._policy.slow_factor * self.slots)
+
+    def chunk_s(self) -> float:
+        """Seconds of work that are worth a dispatch: every one costs the lane and the scheduler a change of context."""
+        return min(self.tau * self.batch * self._policy.chunk_share, LONGEST_CHUNK_S)
 
     def defer(self, samples_ready: int) -> float:
         """By how many positions slow tickets should start later than they ask.
