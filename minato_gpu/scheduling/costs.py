@@ -54,11 +54,11 @@ class CostModel:
     def observe(self, lane: str, key: Hashable, features: ArrayLike | None, seconds: float) -> None:
         """One sample with this key and these features, shape (features,), took ``seconds`` on a slot of ``lane``."""
         row = None if features is None else np.asarray(features, dtype=np.float64).reshape(1, self.features)
-        self._lanes[lane].push([key], row, np.array([seconds]))
+        self._lanes[lane].push([key], row, [seconds])
 
     def observe_many(self, lane: str, keys: Keys | None, features: ArrayLike | None, seconds: ArrayLike) -> None:
         """``observe`` for n samples: keys (n,) or None, features (n, features) or None, seconds (n,)."""
-        spent = np.asarray(seconds, dtype=np.float64)
+        spent = seconds if isinstance(seconds, list) else np.asarray(seconds, dtype=np.float64).tolist()
         matrix = None if features is None else self._matrix(features, len(spent))
         self._lanes[lane].push(keys if keys is not None else [None] * len(spent), matrix, spent)
 

@@ -54,10 +54,13 @@ class History:
         """The keys as an index array when all of them are indices of the array."""
         if self._codes is None or len(keys) == 0:
             return None
-        if isinstance(keys, np.ndarray) or all(isinstance(key, (int, np.integer)) for key in keys):
-            found = np.asarray(keys)
-            if found.dtype.kind in "iu" and found.min() >= 0 and found.max() < len(self._codes):
-                return found.astype(np.intp)
+        if isinstance(keys, np.ndarray):
+            if keys.dtype.kind in "iu" and keys.min() >= 0 and keys.max() < len(self._codes):
+                return keys.astype(np.intp)
+            return None
+        length = len(self._codes)
+        if all(isinstance(key, (int, np.integer)) and 0 <= key < length for key in keys):
+            return np.array(keys, dtype=np.intp)
         return None
 
     def _read(self, keys: Keys) -> NDArray[np.uint16]:

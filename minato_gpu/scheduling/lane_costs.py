@@ -15,7 +15,7 @@ from minato_gpu.scheduling.history import Array, History, Keys
 from minato_gpu.scheduling.regression import LogLinear
 
 FLUSH = 128  # observations taken in together
-_STALE = 32  # observations that a prediction may leave out, once the model has seen a few hundred
+_YOUNG = 256  # a model that has seen fewer takes them in before each prediction
 RECENT = 4096  # (predicted, actual) pairs kept for the report
 _RECORD_LOG, _RECORD_S = 0.1, 50e-6
 _SHORTEST_S = 1e-7
@@ -27,12 +27,8 @@ class _Errors:
     def __init__(self) -> None:
         self.count = 0
         self.variance = 0.25
+        self.smear = 0.0  # what to add to a predicted log so that its exponential is right on average
         self._factor = 1.0
-
-    @property
-    def smear(self) -> float:
-        """What to add to a predicted log so that its exponential is right on average."""
-        return float(np.log(self._factor))
 
     def add(self, errors: Array) -> None:
         if not len(errors):
@@ -40,6 +36,7 @@ class _Errors:
         share = len(errors) / min(self.count + 16 + len(errors), 1000 + len(errors))
         factor = float(np.exp(np.clip(errors, -5, 5)).mean())
         self._factor += (factor - self._factor) * share
+        self.smear = float(np.log(self._factor))
         self.variance += (float(np.minimum(errors**2, 9 * self.variance).mean()) - self.variance) * share
         self.count += len(errors)
 
@@ -56,19 +53,20 @@ class LaneCosts:
         self._features = features
         self._keys: list[Hashable] = []
         self._rows: list[Array] = []
-        self._spent: list[Array] = []
+        self._spent: list[float] = []
         self._kept, self._deviations = 0.8, 1.0  # sums whose ratio is the share that comes back
 
-    def push(self, keys: Keys, rows: Array | None, seconds: Array) -> None:
+    def push(self, keys: Keys, rows: Array | None, seconds: list[float]) -> None:
         self._keys.extend(keys.tolist() if isinstance(keys, np.ndarray) else keys)
-        self._rows.append(np.full((len(seconds), self._features), np.nan) if rows is None else rows)
-        self._spent.append(seconds)
+        if self._features:
+            self._rows.append(np.full((len(seconds), self._features), np.nan) if rows is None else rows)
+        self._spent.extend(seconds)
         if len(self._keys) >= FLUSH:
             self.flush()
 
     def refresh(self) -> None:
         """Take in what was observed, unless it is too little to matter."""
-        if len(self._keys) >= _STALE or self.plain.count < 256:
+        if self.plain.count < _YOUNG:
             self.flush()
 
     def predict(self, rows: Array, keys: Keys | None) -> tuple[Array, NDArray[np.bool_]]:
@@ -77,8 +75,10 @@ class LaneCosts:
         if keys is None:
             return base, np.zeros(len(base), dtype=bool)
         past = self.history.read(keys)
-        known = ~np.isnan(past)
+        known = past == past
         share = min(max(self._kept / self._deviations, 0.0), 1.0)
+        if not self._features and self.plain.count:
+            return np.where(known, base + share * (past - base), base), known
         mixed = np.where(np.isnan(base), past, base + share * (past - base))
         return np.where(known, mixed, base), known
 
@@ -98,8 +98,9 @@ class LaneCosts:
         if not self._keys:
             return
         keys, self._keys = self._keys, []
-        rows, self._rows = np.concatenate(self._rows), []
-        seconds, self._spent = np.concatenate(self._spent), []
+        rows = np.concatenate(self._rows) if self._features else np.empty((len(keys), 0))
+        seconds = np.array(self._spent)
+        self._rows, self._spent = [], []
         logs = np.log(np.maximum(seconds, _SHORTEST_S))
         self._judge(keys, rows, logs)
         given = self._given(rows)
@@ -134,9 +135,9 @@ class LaneCosts:
 
     def _base(self, rows: Array) -> Array:
         """Log costs by the models alone; nan where nothing is known."""
-        logs = np.full(len(rows), np.nan)
-        if self.plain.count:
-            logs[:] = self.plain.predict(np.empty((len(rows), 0)))
+        logs = np.full(len(rows), self.plain.level if self.plain.count else np.nan)
+        if not self._features:
+            return logs
         given = self._given(rows)
         if self.model.count and given.any():
             logs[given] = self.model.predict(rows[given])

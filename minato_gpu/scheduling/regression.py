@@ -40,6 +40,11 @@ class LogLinear:
         self._low = np.zeros(features)
         self._high = np.zeros(features)
 
+    @property
+    def level(self) -> float:
+        """Log cost at the centre of the features: all there is to predict without any."""
+        return float(self._weights[0])
+
     def predict(self, features: Array) -> Array:
         """Log costs, shape (n,), of features of shape (n, features)."""
         predicted: Array = self._basis(features) @ self._weights
