@@ -18,79 +18,19 @@ from typing import Any
 
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Report, Task, Unshippable, failure
+from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Task, Unshippable, failure
 from minato_gpu.lanes.delay import RunQueueDelay
-from minato_gpu.lanes.produce import Job, Producer
+from minato_gpu.lanes.produce import Job, Produce, Producer
+from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
 from minato_gpu.memory.layout import Layout, Mismatch
 
-REPORT_S = 10e-3
-_FEW = 16  # in chunks of at most this many samples, time spent waiting for a core is told apart
-_COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
+_SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
-
-class Progress:
-    """How far a task has come, and what of it is not reported yet."""
-
-    def __init__(self, task: Task, delay: Callable[[], float]) -> None:
-        self.task = task
-        self.size = sum(len(piece.keys) for piece in task.pieces)
-        self._delay = delay if self.size <= _FEW else None
-        self._delayed = 0.0 if self._delay is None else delay()
-        self.seconds = 0.0
-        self.done = 0
-        self.reported = 0
-        self.begin = self.last = self.now = perf_counter()
-        self.items: list[Any] = []
-        self.times: list[float] = []
-        self.layout: bytes | None = None
-
-    def add(self, item: Any) -> None:
-        """One more sample is ready; ``item`` is its reference."""
-        now = perf_counter()
-        took = now - self.now
-        self.seconds += took
-        if self._delay is not None:
-            before, self._delayed = self._delayed, self._delay()
-            took = max(took - (self._delayed - before), 1e-7)
-        self.items.append(item)
-        self.times.append(took)
-        self.now = now
-        self.done += 1
-
-    def rewind(self) -> list[Any]:
-        """Forget what is not reported; returns its references."""
-        items, self.items, self.times, self.done = self.items, [], [], self.reported
-        self.seconds = 0.0
-        return items
-
-    def report(self, worker: int, *, final: bool, status: str = "") -> Report:
-        """All that is ready and not reported yet."""
-        items, times, seconds = self.items, self.times, self.seconds
-        self.seconds = 0.0
-        telling = seconds > _COSTLY_S and max(times) > _COSTLY_S
-        plain = items.count(None) == len(items)
-        nbytes = 0 if plain else sum(item.nbytes for item in items if item is not None)
-        first, self.reported, self.last = self.reported, self.done, self.now
-        layout, self.layout, self.items, self.times = self.layout, None, [], []
-        return Report(
-            self.task.run,
-            self.task.chunk,
-            worker,
-            first,
-            self.done,
-            seconds,
-            self.begin,
-            self.now,
-            final,
-            nbytes,
-            None if plain else items,
-            times if telling else None,
-            layout,
-            status,
-        )
+Put = Callable[[int, Any], Any]
+"""From an offset in the piece and its sample to the reference of where it was put."""
 
 
 class Worker:
@@ -157,8 +97,9 @@ class Worker:
             with self._lock:
                 if self._open is not None:
                     progress, unseeded = self._open
-                    if progress.done > progress.reported and not (unseeded and self._moved()):
-                        self._report(progress, final=False)
+                    ready = len(progress.times)  # before the check: what is added after it may have drawn
+                    if ready and not (unseeded and self._moved()):
+                        self._channel.send(progress.report(self._number, final=False, ready=ready))
 
     def _end(self) -> None:
         self._ended = True
@@ -216,11 +157,11 @@ class Worker:
 
     def _attempt(self, task: Task, progress: Progress, unseeded: bool) -> bool:
         """Prepare what is not reported; False when it must be done again because unseeded samples drew."""
-        skip = progress.reported
+        skip, before = progress.reported, 0
         for piece in task.pieces:
             size = len(piece.keys)
             if skip >= size:
-                skip -= size
+                skip, before = skip - size, before + size
                 continue
             whole = piece.whole and piece.slab < 0
             samples: list[Any] = []
@@ -230,34 +171,56 @@ class Worker:
             put = _append_to(samples) if whole else self._putter(task, progress, piece)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
-            for at in range(skip, size):
-                if not self._may_start(progress):
-                    break
-                try:
-                    item = put(at, produce(at))
-                except Exception as error:
-                    item = self._producer.failure(task, piece, at, error)
-                with self._lock:
-                    progress.add(item)
-                if not whole and progress.now - progress.last > REPORT_S and not self._publish(progress, unseeded):
+            while skip < size and self._go_on(progress, piece, skip, produce, put, to_end=whole):
+                if not self._publish(progress, unseeded):
                     return False
-            skip = 0
+                skip = progress.done - before
+            before, skip = before + size, 0
             if whole:
                 self._join(progress, piece, start, samples)
-                if progress.now - progress.last > REPORT_S and not self._publish(progress, unseeded):
+                if progress.now > progress.report_at and not self._publish(progress, unseeded):
                     return False
         with self._lock:
             self._open = None
         return not (unseeded and self._moved())
 
-    def _may_start(self, progress: Progress) -> bool:
-        words, row = self._words, self._row
-        words[row + STARTED] = progress.done + 1
-        words[row + SINCE_NS] = int(1e9 * progress.now)
-        self._board.fence()
-        return progress.done < words[row + LIMIT]
+    def _go_on(
+        self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool
+    ) -> bool:
+        """Prepare samples ``first`` and on of the piece, to its end or where it is revoked; True when stopping before
+        that because a report is due. Nothing here is called that need not be: cheap samples come by the hundred."""
+        words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS
+        fence, unfence = self._board.barrier.acquire, self._board.barrier.release
+        now, done, delayed, shown = progress.now, progress.done, progress.delayed, 0.0
+        ready, took = progress.items.append, progress.times.append
+        for at in range(first, len(piece.keys)):
+            words[started] = done + 1
+            if now > shown:
+                words[since] = int(1e9 * now)
+                shown = now + _SINCE_S
+            fence()
+            unfence()
+            if done >= words[limit]:
+                return False
+            try:
+                item = put(at, produce(at))
+            except Exception as error:
+                item = self._producer.failure(progress.task, piece, at, error)
+            if delayed:
+                progress.add(item)
+                now = progress.now
+            else:
+                before, now = now, perf_counter()
+                ready(item)
+                progress.now = now
+                took(now - before)
+            done += 1
+            progress.done = done
+            if now > progress.report_at and not to_end:
+                return True
+        return False
 
-    def _putter(self, task: Task, progress: Progress, piece: Piece) -> Callable[[int, Any], Any]:
+    def _putter(self, task: Task, progress: Progress, piece: Piece) -> Put:
         """How to lay down the samples of a piece: in their rows where the layout is known, else as blobs."""
         store = self._store
         if piece.slab >= 0 and task.layout:
@@ -345,7 +308,7 @@ class Worker:
         self._channel.send(progress.report(self._number, final=final, status=status))
 
 
-def _append_to(samples: list[Any]) -> Callable[[int, Any], Any]:
+def _append_to(samples: list[Any]) -> Put:
     return lambda at, value: samples.append(value)
 
 

@@ -34,7 +34,7 @@ class Board:
             os.ftruncate(self.fd, nbytes)
         self._map = mmap.mmap(self.fd, nbytes)
         self.words = memoryview(self._map).cast("q")
-        self._fence = threading.Lock()
+        self.barrier = threading.Lock()  # taking and releasing it is a full memory barrier
         if fd is None:
             for worker in range(workers):
                 self.words[self.row(worker) + CHUNK] = -1
@@ -45,7 +45,7 @@ class Board:
 
     def fence(self) -> None:
         """A full memory barrier."""
-        with self._fence:
+        with self.barrier:
             pass
 
     # --- parent -------------------------------------------------------------------------------------------

@@ -143,7 +143,9 @@ class Layout:
         assert view is not None
 
         def write_array(row: int, sample: Any) -> None:
-            if type(sample) is not np.ndarray or sample.dtype != dtype or sample.shape != shape or _backwards(sample):
+            if type(sample) is not np.ndarray or sample.shape != shape:
+                raise Mismatch
+            if (sample.dtype is not dtype and sample.dtype != dtype) or _backwards(sample):
                 raise Mismatch
             view[row] = sample
 
@@ -222,7 +224,7 @@ def _leaf(value: Any, in_sequence: bool) -> Leaf:
 
 def _backwards(value: NDArray[Any]) -> bool:
     """Whether a stride is negative, which torch refuses."""
-    return not value.flags.c_contiguous and min(value.strides) < 0
+    return not value.flags.forc and min(value.strides) < 0
 
 
 def _plain(value: torch.Tensor) -> bool:

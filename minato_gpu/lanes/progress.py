@@ -1,0 +1,92 @@
+"""How far a worker has come with its task, and what of it is not reported yet.
+
+The worker adds, and reports either itself or through its watcher thread. The two share nothing but the lists below,
+which only ever grow at the end and are cut at the front, each in one step; so adding takes no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from minato_gpu.lanes.base import Report, Task
+
+REPORT_S = 10e-3  # a chunk in the making is reported at the first sample boundary after so long
+_FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
+_COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
+
+
+class Progress:
+    """The samples of one task that are ready: their references and what each took, in seconds.
+
+    ``delay``: seconds that this thread has waited for a core so far (see delay.py).
+    """
+
+    def __init__(self, task: Task, delay: Callable[[], float]) -> None:
+        self.task = task
+        self.size = sum(len(piece.keys) for piece in task.pieces)
+        self.done = 0  # samples that are ready
+        self.reported = 0
+        self.items: list[Any] = []
+        self.times: list[float] = []  # an item counts once its time is there
+        self.layout: bytes | None = None
+        self.begin = self.now = perf_counter()
+        self.report_at = self.begin + REPORT_S
+        self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
+        self._delay = delay
+        self._before = delay() if self.delayed else 0.0
+        self._waited = 0.0
+
+    def add(self, item: Any) -> None:
+        """One more sample is ready; ``item`` is its reference."""
+        now = perf_counter()
+        took = now - self.now
+        if self.delayed:
+            before, self._before = self._before, self._delay()
+            waited = min(self._before - before, took - 1e-7)
+            self._waited += waited
+            took -= waited
+        self.items.append(item)
+        self.now = now
+        self.times.append(took)
+        self.done += 1
+
+    def rewind(self) -> list[Any]:
+        """Forget what is not reported; returns its references."""
+        items = self.items.copy()
+        self.items.clear()
+        self.times.clear()
+        self._waited = 0.0
+        self.done = self.reported
+        return items
+
+    def report(self, worker: int, *, final: bool, status: str = "", ready: int | None = None) -> Report:
+        """The first ``ready`` of what is not reported yet (all of it); one thread at a time."""
+        count = len(self.times) if ready is None else ready
+        items, times = self.items[:count], self.times[:count]
+        first = self.reported
+        self.reported += count
+        del self.items[:count], self.times[:count]
+        seconds = sum(times) + self._waited
+        self._waited = 0.0
+        telling = seconds > _COSTLY_S and max(times) > _COSTLY_S
+        plain = items.count(None) == count
+        layout, self.layout = self.layout, None
+        self.report_at = self.now + REPORT_S
+        return Report(
+            self.task.run,
+            self.task.chunk,
+            worker,
+            first,
+            first + count,
+            seconds,
+            self.begin,
+            self.now,
+            final,
+            0 if plain else sum(item.nbytes for item in items if item is not None),
+            None if plain else items,
+            times if telling else None,
+            layout,
+            status,
+        )
