@@ -18,7 +18,7 @@ import torch.multiprocessing
 
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.processes import Exit, Forked, Started
+from minato_gpu.lanes.processes import Exit, Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import BUFFER, LARGE, QueueChannel
@@ -62,17 +62,16 @@ class ProcessLane(_CpuLane):
         super().__init__(links)
         context = context or torch.multiprocessing
         method = context.get_start_method() if hasattr(context, "get_start_method") else None
-        kind = Forked if method == "fork" else Started
         if context is torch.multiprocessing:
             context = multiprocessing.get_context(method)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
         self._large: dict[tuple[int, int], int] = {}
-        self._pool: Forked | Started | None = kind(context, links, job, links.workers)
+        self._pool: Workers | None = Workers(context, links, job, links.workers, forks=method == "fork")
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers by number."""
-        return [] if self._pool is None else [self._pool.pids[n] for n in sorted(self._pool.pids)]
+        return [] if self._pool is None else self._pool.pids
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""

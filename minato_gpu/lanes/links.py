@@ -45,6 +45,7 @@ class Links:
             sender.setblocking(False)
         self.wake = os.eventfd(0, os.EFD_CLOEXEC)
         self.pokes = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(workers)]
+        self.parent_ends: list[Any] = [*self.task_senders, self.report_receiver]  # what must close when the parent dies
         _open_links.add(self)
 
     def buffer(self, owner: int) -> Any:
@@ -60,14 +61,14 @@ class Links:
         return self.task_senders[worker % len(self.task_senders)]
 
     def close_parent_ends(self) -> None:
-        """In a worker: drop the ends that must close when the parent dies."""
-        for end in (*self.task_senders, self.report_receiver):
+        """Drop the ends whose closing tells workers to leave. Idempotent."""
+        for end in self.parent_ends:
             end.close()
 
     def close(self) -> None:
         """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
-        for end in (*self.task_senders, *self.task_receivers, self.report_receiver, self.report_sender):
+        for end in (*self.parent_ends, *self.task_receivers, self.report_sender):
             end.close()
         if self.wake >= 0:
             for fd in (self.wake, *self.pokes):
@@ -102,6 +103,7 @@ class Links:
         self.task_receivers = [socket.socket(fileno=dup.detach()) for dup in state["receivers"]]
         self.report_sender = socket.socket(fileno=state["reports"].detach())
         self.report_receiver = socket.socket()
+        self.parent_ends = []
 
 
 def close_inherited_ends() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
+import time
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
+from minato_gpu.lanes.cpu import ProcessLane
+from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit
+from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import FORK, fetch, open_lane, reports_of
@@ -83,17 +89,53 @@ def test_the_other_workers_go_on() -> None:
         assert [fetch(lane, store, found[chunk]) for chunk in range(2, 20)] == [[chunk + 20] for chunk in range(2, 20)]
 
 
-def test_killing_the_spawner_kills_its_workers() -> None:
-    gate = FORK.Event()
-    with open_lane(lambda key: gate.wait(30), 3) as lane:
-        pids = pids_of(lane)
-        spawner = psutil.Process(pids[0]).ppid()
-        assert spawner != os.getpid()
-        for chunk in range(2):
-            lane.send(task(piece([1]), chunk=chunk))
-        os.kill(spawner, signal.SIGKILL)
-        assert wait_until(lambda: all(gone(pid) for pid in pids))
-        assert any(ended.pid in (spawner, *pids) for ended in exits_of(lane))
+@pytest.mark.parametrize("thread", [False, True], ids=["main thread", "another thread"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str, thread: bool) -> None:
+    """The thread that started them may be gone by then: that alone ends no worker."""
+    ready, theirs = FORK.Pipe()
+    parent = FORK.Process(target=_parent_of_workers, args=(theirs, method, thread))
+    parent.start()
+    assert ready.poll(30)
+    pids = ready.recv()
+    assert len(pids) == 2 and not any(gone(pid) for pid in pids)
+    assert parent.pid is not None
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.join()
+    assert wait_until(lambda: all(gone(pid) for pid in pids))
+    parent.close()
+    ready.close()
+    theirs.close()
+
+
+def _parent_of_workers(pipe: Any, method: str, thread: bool) -> None:
+    lanes: list[Any] = []
+    links = Links(2, addressed=False, arenas=True)
+    job = Job(Sleeper(), default_collate, True, False, False, None, None, 2, 100, True)
+    context = multiprocessing.get_context(method)
+
+    def start() -> None:
+        lanes.append(ProcessLane(links, job, context))
+
+    if thread:
+        starter = threading.Thread(target=start)
+        starter.start()
+        starter.join()
+    else:
+        start()
+    for chunk in range(2):
+        lanes[0].send(task(piece([1]), chunk=chunk))
+    assert wait_until(lambda: all(links.board.find(1, chunk) is not None for chunk in range(2)), 30)
+    pipe.send(lanes[0].pids)
+    signal.pause()
+
+
+class Sleeper:
+    """A data set whose samples take for ever."""
+
+    def __getitem__(self, key: int) -> int:
+        time.sleep(1000)
+        return key
 
 
 def test_workers_that_ignore_everything_are_killed_at_the_end() -> None:
