@@ -105,7 +105,7 @@ def test_interrupt(mode: Mode, scenario: str, whole_group: bool) -> None:
         assert wait_until(lambda: _gone(workers))
         assert process.stderr is not None
         errors = process.stderr.read()
-        assert process.returncode in (-signal.SIGINT, 1, 130)
+        assert process.returncode in (-signal.SIGINT, 1, 130), errors
         assert errors.count("KeyboardInterrupt") == 1 or mode is PYTORCH, errors
         assert errors.count("Traceback") <= 1 or mode is PYTORCH, errors
 
