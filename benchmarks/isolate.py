@@ -8,6 +8,7 @@ memory makes CPython's resource tracker complain at length) is shown only where 
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -90,6 +91,7 @@ def _child(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ours.close()
     os.dup2(complaints.fileno(), 2)
+    gc.collect()  # a fork shares its parent's pages until it writes to them, which a user's process does not pay for
     try:
         try:
             theirs.send((True, function(*arguments)))

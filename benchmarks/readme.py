@@ -1,18 +1,22 @@
 """The README's tables, from the recorded results: ``python -m benchmarks.readme FOLDER``.
 
-``FOLDER`` holds overhead.json, tails.json, simulation.json and ablation.json, each left by its command's ``--json``.
+``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (the scattered cases),
+more_tails.json (the others), large.json, cost_model.json, simulation.json and ablation.json.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in README.md is replaced.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+
+from minato_gpu.scheduling.simulation import OURS
 
 Row = Mapping[str, Any]
 
@@ -31,13 +35,37 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("peak_bytes_in_flight", "peak bytes in flight", "{:,}"),
         ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),
     ),
+    "more_tails": (
+        ("case", "case", "{}"),
+        ("loader", "loader", "{}"),
+        ("efficiency", "efficiency", "{:.3f}"),
+        ("first_batch_s", "first batch, s", "{:.3f}"),
+        ("peak_bytes_in_flight", "peak bytes in flight", "{:,}"),
+        ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),
+    ),
+    "large": (
+        ("sampler", "sampler", "{}"),
+        ("loader", "loader", "{}"),
+        ("indices", "indices", "{:,}"),
+        ("start_beyond_sampler_s", "start beyond the sampler, s", "{:.2f}"),
+        ("held_bytes_per_index", "held, bytes per index", "{:.2f}"),
+        ("reserved_bytes_per_index", "reserved, bytes per index", "{:.2f}"),
+    ),
+    "cost_model": (
+        ("lane", "lane", "{}"),
+        ("epoch", "epoch", "{}"),
+        ("log_sigma", "sigma of the log", "{:.3f}"),
+        ("rank_correlation", "rank correlation", "{:.3f}"),
+        ("max_to_median", "slowest to median", "{:.0f}"),
+    ),
     "simulation": (
         ("scenario", "scenario", "{}"),
-        ("policy", "policy", "{}"),
         ("window", "window", "{}"),
         ("max_lateness", "lateness", "{}"),
         ("of_bound", "of the bound", "{:.3f}"),
+        ("peer_of_bound", "best peer", "{:.3f}"),
         ("efficiency", "efficiency", "{:.3f}"),
+        ("peer_efficiency", "best peer", "{:.3f}"),
         ("displacement_p99", "displacement p99", "{:.0f}"),
     ),
     "ablation": (
@@ -53,6 +81,8 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 def markdown(name: str, rows: Sequence[Row]) -> str:
     """A Markdown table of the rows that have the table's figures."""
     columns = COLUMNS[name]
+    if name == "simulation":
+        rows = beside_peers(rows)
     chosen = [row for row in rows if all(row.get(key) is not None for key, _, _ in columns[:3]) and _shown(name, row)]
     lines = ["| " + " | ".join(title for _, title, _ in columns) + " |", "|---" * len(columns) + "|"]
     for row in chosen:
@@ -61,8 +91,21 @@ def markdown(name: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def beside_peers(rows: Sequence[Row]) -> list[Row]:
+    """This scheduler's rows, each with the best that a peer's policy reaches in the same setting."""
+    setting = operator.itemgetter("scenario", "window", "max_lateness", "prediction_error")
+    out: list[Row] = []
+    for row in (row for row in rows if row["policy"] == OURS):
+        peers = [other for other in rows if other["policy"] != OURS and setting(other) == setting(row)]
+        best = {f"peer_{key}": max(peer[key] for peer in peers) for key in ("of_bound", "efficiency")}
+        out.append({**row, **best})
+    return out
+
+
 def _shown(name: str, row: Row) -> bool:
     """The README shows the simulation at prediction error 0.3, at the larger window; everything is in the file."""
+    if name in ("tails", "more_tails"):
+        return str(row["case"]).startswith("scattered") == (name == "tails")
     if name != "simulation":
         return True
     return row["prediction_error"] == 0.3 and (row["scenario"], row["window"]) not in {("hybrid", 128), ("tail", 256)}
@@ -72,7 +115,8 @@ def described(document: Row) -> str:
     """Machine and versions in a line."""
     machine, versions = document["machine"], document["versions"]
     named = ", ".join(f"{key} {versions[key]}" for key in ("python", "torch", "spdl", "torchdata") if key in versions)
-    return f"{machine['cores']} cores of {machine['processor']}, no GPU; {named}"
+    gpus = ", ".join(str(gpu) for gpu in machine["gpus"]) or "no GPU"
+    return f"{machine['cores']} cores of {machine['processor']}, {gpus}; {named}"
 
 
 @click.command()

@@ -1,31 +1,22 @@
 """From ready samples to batches.
 
-Each place of the sampler's order gets a slab, once the samples' layout is known, and workers write their rows into
-it; a batch that has the sampler's composition *is* its slab and is handed over without a copy. A batch composed out
-of order is gathered from the rows of several slabs. Whatever ``default_collate`` would not simply stack, and every
-custom ``collate_fn``, is joined by a worker (a *job*), on views of shared memory.
-
-Decision: a row is fixed when its ticket is dispatched, not when the sample is ready. Handing out rows at completion
-would save the gathering of late batches, and cost every sample a decision in shared memory.
+Samples that can be stacked lie in rows (``stacking``), and so do their batches. Whatever ``default_collate`` would not
+simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), on views of shared memory.
 """
 
 from __future__ import annotations
 
-import pickle
-from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Row, Unshippable
+from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory import blobs
-from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.leases import Leases
-from minato_gpu.records import Batch, Record
+from minato_gpu.records import Batch, Record, Window
 from minato_gpu.scheduling.messages import Compose, Span
+from minato_gpu.stacking import Stacking
 
 
 class Assembly:
@@ -39,14 +30,10 @@ class Assembly:
         self._links = links
         self._leases = leases
         self._joins_whole = joins_whole
-        self._store = Store(-1, links, None, links.board)
-        self._layout: Layout | None = None
-        self._layout_bytes: bytes | None = b"" if stacks else None
-        self._row_bytes = 0
+        self._window = Window()
+        self._stacking = Stacking(links, leases, self._window, Store(-1, links, None, links.board), stacks=stacks)
         self._inspects = False
         self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
-        self._records: list[Record] = []
-        self._firsts: list[int] = []
         self._batches: dict[int, Batch] = {}
         self.bytes = 0
         self.peak = 0
@@ -55,12 +42,11 @@ class Assembly:
 
     def admit(self, record: Record) -> None:
         """A place enters the window; places come in rising order of serials."""
-        self._records.append(record)
-        self._firsts.append(record.first)
+        self._window.admit(record)
 
     def record(self, serial: int) -> Record:
         """The place that holds the serial."""
-        return self._records[bisect_right(self._firsts, serial) - 1]
+        return self._window.at(serial)
 
     def key(self, serial: int) -> Any:
         """The data set's key of a ticket."""
@@ -75,31 +61,21 @@ class Assembly:
     @property
     def layout_bytes(self) -> bytes | None:
         """The pickled layout for tasks; empty while it is to be learned, None when rows are not used."""
-        return self._layout_bytes
+        return self._stacking.layout_bytes
 
     @property
     def needs_jobs(self) -> bool:
         """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
-        return self._layout is None
+        return self._stacking.layout is None
 
     def learn(self, layout: bytes) -> None:
         """A worker has described the first sample (empty: it cannot be stacked in place)."""
-        if self._layout_bytes == b"":
-            self._layout_bytes = layout or None
-            if layout:
-                self._layout = pickle.loads(layout)
-                self._row_bytes = sum(leaf.nbytes for leaf in self._layout.leaves)
+        self._stacking.learn(layout)
 
     def pieces(self, spans: Iterable[Span], *, inspect: bool) -> tuple[Piece, ...]:
         """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
-        out: list[Piece] = []
-        for lo, hi in spans:
-            while lo < hi:
-                record = self.record(lo)
-                upto = min(hi, record.first + record.rows)
-                out.append(self._piece(record, lo - record.first, upto - record.first, inspect))
-                lo = upto
-        return tuple(out)
+        parts = self._window.parts(spans)
+        return tuple(self._piece(record, lo - record.first, hi - record.first, inspect) for record, lo, hi in parts)
 
     def described(self, spans: Iterable[Span]) -> tuple[Piece, ...]:
         """The tickets of a batch that a job joins."""
@@ -112,7 +88,7 @@ class Assembly:
 
     def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
         if not inspect:
-            self._give_slab(record)
+            self._stacking.give_slab(record)
         complete = b - a == record.rows
         empty = isinstance(record.keys[0], NoSample)
         sources = None
@@ -150,7 +126,7 @@ class Assembly:
                             failed.append(offset)
                         self.unshippable = self.unshippable or isinstance(item, Unshippable)
                     offset += 1
-        nbytes += rows * self._row_bytes
+        nbytes += rows * self._stacking.row_bytes
         self._count(nbytes)
         return nbytes, tuple(failed)
 
@@ -189,14 +165,15 @@ class Assembly:
             batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
             self._drop(compose.spans)
             return False
-        record = self.record(compose.spans[0][0])
-        item = record.items.get(compose.spans[0][0])
+        item = self.record(compose.spans[0][0]).items.get(compose.spans[0][0])
         if isinstance(item, (Blob, Local)) and item.collated:
             batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
             self._taken(compose.spans)
             return False
-        if self._layout is not None and (self._all_rows(compose.spans) or self._fill_rows(compose.spans)):
-            self._stack(batch, record)
+        if self._in_rows(compose.spans):
+            self._stacking.stack(batch)
+            batch.ready = True
+            self._taken(compose.spans)
             return False
         batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
         return True
@@ -233,8 +210,7 @@ class Assembly:
             return item.value
         if isinstance(item, Blob):
             return blobs.load(self._leases.lend(self._links.buffer(item.worker), item.worker, item.offset, item.nbytes))
-        assert self._layout is not None
-        return self._layout.batch(batch.owner, batch.size, batch.objects)
+        return self._stacking.value(batch)
 
     def reclaim(self) -> None:
         """Take back the blocks whose last view has died."""
@@ -253,13 +229,13 @@ class Assembly:
     def clear(self) -> list[tuple[int, int]]:
         """Forget every ticket and batch; returns the blocks (owner, offset) that they held, for ``free``."""
         blocks: list[tuple[int, int]] = []
-        for record in self._records:
+        for record in self._window.clear():
             items = (*record.items.values(), *record.sources.values())
             blocks += [(item.worker, item.offset) for item in items if isinstance(item, Blob)]
             if record.slab >= 0:
                 blocks.append((-1, record.slab))
         blocks += [(b.item.worker, b.item.offset) for b in self._batches.values() if isinstance(b.item, Blob)]
-        self._records, self._firsts, self._batches, self.bytes = [], [], {}, 0
+        self._batches, self.bytes = {}, 0
         return blocks
 
     def free(self, blocks: Iterable[tuple[int, int]]) -> None:
@@ -280,97 +256,26 @@ class Assembly:
             return failed
         return None
 
-    def _all_rows(self, spans: tuple[Span, ...]) -> bool:
-        for lo, hi in spans:
-            while lo < hi:
-                record = self.record(lo)
-                upto = min(hi, record.first + record.rows)
-                if record.slab < 0:
-                    return False
-                if record.items and any(
-                    not isinstance(record.items.get(serial, None), (Extra, type(None))) for serial in range(lo, upto)
-                ):
-                    return False
-                lo = upto
-        return True
-
-    def _stack(self, batch: Batch, record: Record) -> None:
-        """Make the batch from rows: the slab itself, or a gathered copy."""
-        layout = self._layout
-        assert layout is not None
-        if layout.objects:
-            batch.objects = [
-                self.record(serial).items[serial].objects for lo, hi in batch.spans for serial in range(lo, hi)
-            ]
-        size = batch.size
-        batch.nbytes = size * self._row_bytes
-        nbytes = layout.offsets(size)[1]
-        if batch.spans == ((record.first, record.first + record.rows),):
-            slab, record.slab = record.slab, -1
-        else:
-            slab = self._links.engine_arena.allocate(nbytes)
-            self._gather(batch.spans, layout, slab, size)
-        self._taken(batch.spans)
-        batch.owner = self._leases.lend(self._links.buffer(-1), -1, slab, nbytes)
-        batch.ready = True
-
-    def _fill_rows(self, spans: tuple[Span, ...]) -> bool:
-        """Bring samples that were laid down before the layout was known into their rows; False when one does not fit.
-
-        Only the first few samples of a run come here: a job on a worker would do, but may wait behind a slow sample.
-        """
-        layout, buffer = self._layout, self._links.buffer(-1)
-        assert layout is not None
-        for lo, hi in spans:
-            for serial in range(lo, hi):
-                record = self.record(serial)
-                item = record.items.get(serial)
-                if isinstance(item, Unshippable):
-                    return False
-                if isinstance(item, (Blob, Local)):
-                    self._give_slab(record)
-                    write = layout.writer(layout.views(buffer, record.slab, record.rows))
-                    try:
-                        objects = write(serial - record.first, self._store.get(item))
-                    except Mismatch:
-                        return False
-                    self._count(self._row_bytes - item.nbytes)
-                    self.release(item)
-                    del record.items[serial]
-                    if objects is not None:
-                        record.items[serial] = Extra(objects)
-        return True
-
-    def _give_slab(self, record: Record) -> None:
-        if record.slab < 0 and self._layout is not None:
-            record.slab = self._links.engine_arena.allocate(self._layout.offsets(record.rows)[1])
-
-    def _gather(self, spans: tuple[Span, ...], layout: Layout, slab: int, size: int) -> None:
-        target = layout.views(self._links.buffer(-1), slab, size)
-        at = 0
-        for lo, hi in spans:
-            while lo < hi:
-                record = self.record(lo)
-                upto = min(hi, record.first + record.rows)
-                source = layout.views(self._links.buffer(-1), record.slab, record.rows)
-                a, count = lo - record.first, upto - lo
-                for into, rows in zip(target, source, strict=True):
-                    if into is not None and rows is not None:
-                        np.copyto(into[at : at + count], rows[a : a + count])
-                at += count
-                lo = upto
+    def _in_rows(self, spans: tuple[Span, ...]) -> bool:
+        """Whether all these samples are rows, those included that came before the layout was known."""
+        stacking = self._stacking
+        if stacking.layout is None or stacking.in_rows(spans):
+            return stacking.layout is not None
+        fitted, moved = stacking.fill(spans)
+        for item in moved:
+            self._count(stacking.row_bytes - item.nbytes)
+            self.release(item)
+        return fitted
 
     def _bytes_of(self, serial: int) -> int:
         item = self.record(serial).items.get(serial)
-        return self._row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
+        return self._stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
 
     def _reference(self, serial: int) -> Any:
         record = self.record(serial)
         item = record.items.get(serial)
         if item is None or isinstance(item, Extra):
-            assert self._layout_bytes is not None
-            objects = None if item is None else item.objects
-            return Row(record.slab, record.rows, serial - record.first, self._layout_bytes, objects)
+            return self._stacking.row(record, serial, None if item is None else item.objects)
         return item
 
     def _drop(self, spans: tuple[Span, ...]) -> None:
@@ -383,17 +288,9 @@ class Assembly:
 
     def _taken(self, spans: Iterable[Span]) -> None:
         """A batch has taken these samples; places that are used up leave the window."""
-        for lo, hi in spans:
-            while lo < hi:
-                record = self.record(lo)
-                upto = min(hi, record.first + record.rows)
-                record.left -= upto - lo
-                lo = upto
-                if record.left == 0:
-                    self._remove(record)
-
-    def _remove(self, record: Record) -> None:
-        at = bisect_right(self._firsts, record.first) - 1
-        del self._records[at], self._firsts[at]
-        if record.slab >= 0:
-            self._links.engine_arena.free(record.slab)
+        for record, lo, hi in self._window.parts(spans):
+            record.left -= hi - lo
+            if record.left == 0:
+                self._window.remove(record)
+                if record.slab >= 0:
+                    self._links.engine_arena.free(record.slab)

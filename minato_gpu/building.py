@@ -40,7 +40,6 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         loader.collate_fn,
         loader._auto_collation,
         loader.drop_last,
-        iterable,
         loader.pipeline,
         init,
         loader.num_workers,

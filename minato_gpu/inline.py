@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 from torch.utils.data.datapipes.datapipe import MapDataPipe
 
 from minato_gpu.admission import Occurrences, never_repeats
-from minato_gpu.samples import Origin, StageError, sample_seed
+from minato_gpu.samples import Origin, explain, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
 
@@ -54,11 +54,8 @@ class _Fetcher:
                 return value
             return self._loader.pipeline.run(value, sample_seed(self._seed, 0, key, occurrence))
         except Exception as error:
-            cause: BaseException = error
-            stage = path = None
-            if isinstance(error, StageError) and error.__cause__ is not None:
-                cause, stage, path = error.__cause__, error.origin.stage, error.origin.path
-            cause.add_note(str(Origin(self._epoch, position, key, stage, "cpu", path)))
+            cause, origin = explain(error, Origin(self._epoch, position, key, lane="cpu"))
+            cause.add_note(str(origin))
             raise cause from None
 
 

@@ -1,7 +1,9 @@
-"""What the assembly keeps of a place of the sampler's order, and of a batch on its way to the consumer."""
+"""What the assembly keeps of the places of the sampler's order, and of a batch on its way to the consumer."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from minato_gpu.lanes.base import Failure
@@ -26,6 +28,42 @@ class Record:
         self.left = len(keys)  # samples that no batch has taken yet
         self.items: dict[int, Any] = {}  # serial -> reference, for all that is not a plain row
         self.sources: dict[int, Any] = {}  # serial -> what the host read left
+
+
+class Window:
+    """The places in the window, by the serials that they hold."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._firsts: list[int] = []
+
+    def admit(self, record: Record) -> None:
+        """A place enters; places come in rising order of serials."""
+        self._records.append(record)
+        self._firsts.append(record.first)
+
+    def at(self, serial: int) -> Record:
+        """The place that holds the serial."""
+        return self._records[bisect_right(self._firsts, serial) - 1]
+
+    def parts(self, spans: Iterable[Span]) -> Iterator[tuple[Record, int, int]]:
+        """The spans cut where places meet: each part with its place. A part's place may be removed meanwhile."""
+        for lo, hi in spans:
+            while lo < hi:
+                record = self.at(lo)
+                upto = min(hi, record.first + record.rows)
+                yield record, lo, upto
+                lo = upto
+
+    def remove(self, record: Record) -> None:
+        """A place leaves."""
+        at = bisect_right(self._firsts, record.first) - 1
+        del self._records[at], self._firsts[at]
+
+    def clear(self) -> list[Record]:
+        """All places leave; returns them."""
+        records, self._records, self._firsts = self._records, [], []
+        return records
 
 
 class Batch:

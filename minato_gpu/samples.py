@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -123,3 +123,10 @@ class StageError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.origin)
+
+
+def explain(error: Exception, place: Origin) -> tuple[BaseException, Origin]:
+    """What really went wrong with the sample at ``place``, and where as precisely as the error says."""
+    if isinstance(error, StageError) and error.__cause__ is not None:
+        return error.__cause__, replace(place, stage=error.origin.stage, path=error.origin.path)
+    return error, place

@@ -23,6 +23,9 @@ import numpy as np
 
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, Tolerance
 from pipelines import image_stages
+from pipelines.shards import TarShards
+
+__all__ = ["ImageFolder", "TarShards", "build", "dataset", "example_data", "pipeline"]
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training photographs, channels red, green, blue, range 0 to 1
 STD = (0.229, 0.224, 0.225)
@@ -90,7 +93,7 @@ def build(
     mean: tuple[float, float, float] = MEAN,
     std: tuple[float, float, float] = STD,
 ) -> Pipeline:
-    """The training pipeline: ``{"path", "label"}`` to ``{"image", "label"}``.
+    """The training pipeline: ``{"path", "label"}`` (of ``ImageFolder`` or ``TarShards``) to ``{"image", "label"}``.
 
     image: float32 (3, ``size``, ``size``), red, green, blue, (value / 255 - ``mean``) / ``std``; label: int64.
     ``scale``: range of the crop's share of the picture's area; ``ratio``: range of its width / height; ``flip``:

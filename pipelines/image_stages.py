@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 
 from minato_gpu.stages import Fields, Params
+from pipelines.files import read_bytes
 from pipelines.headers import read_header
 
 ATTEMPTS = 10  # tries to place a box before the middle of the picture is taken, as in torchvision
@@ -23,8 +24,8 @@ cv2.setNumThreads(1)
 
 
 def read(fields: Fields, params: Params) -> Fields:
-    """path -> the file's bytes, (height, width) of the upright picture, and whether it is coded progressively."""
-    encoded = np.fromfile(fields["path"], np.uint8)
+    """path (or part of a file) -> bytes, (height, width) of the upright picture, whether it is coded progressively."""
+    encoded = read_bytes(fields["path"])
     header = read_header(encoded.tobytes())
     return {
         "encoded": encoded,

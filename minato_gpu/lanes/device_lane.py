@@ -24,7 +24,7 @@ from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.memory.layout import Mismatch
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import Origin, StageError, sample_seed
+from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 
 class DeviceLane:
@@ -177,10 +177,6 @@ class DeviceLane:
         return Local(value, approximate_bytes(value))
 
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
-        cause, stage, path = error, None, None
-        if isinstance(error, StageError):
-            stage, path = error.origin.stage, error.origin.path
-            if isinstance(error.__cause__, Exception):
-                cause = error.__cause__
-        origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage, "device, then cpu", path)
+        place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
+        cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})")

@@ -11,7 +11,7 @@ from torch._utils import ExceptionWrapper
 from minato_gpu.lanes.base import Failure, Features, Piece, Task, failure
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
-from minato_gpu.samples import Origin, StageError, sample_seed
+from minato_gpu.samples import Origin, explain, sample_seed
 
 Produce = Callable[[int], Any]
 """From an offset in the piece to the prepared sample."""
@@ -25,7 +25,6 @@ class Job:
     collate_fn: Callable[[Any], Any]
     auto_collation: bool
     drop_last: bool
-    iterable: bool
     pipeline: Any
     worker_init_fn: Callable[[int], None] | None
     num_workers: int
@@ -100,11 +99,7 @@ class Producer:
         """The error of one sample, with its origin, ready to be raised in the training process."""
         if isinstance(error, KnownFailure):
             return error.failure
-        stage = path = None
-        cause: BaseException = error
-        if isinstance(error, StageError) and error.__cause__ is not None:
-            cause, stage, path = error.__cause__, error.origin.stage, error.origin.path
-        origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage, "cpu", path)
+        cause, origin = explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="cpu"))
         return failure(cause, f"{self.who} ({origin})")
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:

@@ -9,28 +9,23 @@ last report, or when the engine *pokes* the worker because a slow sample is keep
 from __future__ import annotations
 
 import os
-import pickle
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Task, Unshippable, failure
+from minato_gpu.lanes.base import NoSample, Piece, Task
 from minato_gpu.lanes.delay import RunQueueDelay
+from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
-from minato_gpu.memory.layout import Layout, Mismatch
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
-
-Put = Callable[[int, Any], Any]
-"""From an offset in the piece and its sample to the reference of where it was put."""
 
 
 class Worker:
@@ -45,9 +40,9 @@ class Worker:
         self._words = board.words
         self._row = board.row(number)
         self._producer = Producer(number, job, store)
+        self._placement = Placement(job, store, self._producer.who)
         self._stream: Any = None
         self._stream_of: tuple[int, int] | None = None
-        self._learned: bytes | None = None
         self._poke = poke  # an event descriptor
         self._lock = threading.Lock()  # over the progress below, which the watcher reports from
         self._open: tuple[Progress, bool] | None = None  # a chunk that may be reported at any time; unseeded?
@@ -121,7 +116,7 @@ class Worker:
         """Join samples that other workers prepared, or that could not be sent between processes."""
         piece = task.pieces[0]
         if task.items is not None:
-            progress.add(self._joined([self._store.get(item) for item in task.items], task.epoch, piece))
+            progress.add(self._placement.joined([self._store.get(item) for item in task.items], task.epoch, piece))
             return ""
         produce, samples = self._producer.of(task, piece, False), []
         for at in range(len(piece.keys)):
@@ -130,7 +125,7 @@ class Worker:
             except Exception as error:
                 progress.add(replace(self._producer.failure(task, piece, at, error), collated=True))
                 return ""
-        progress.add(self._joined(samples, task.epoch, piece))
+        progress.add(self._placement.joined(samples, task.epoch, piece))
         return ""
 
     def _next(self, task: Task, progress: Progress) -> str:
@@ -149,7 +144,7 @@ class Worker:
         except StopIteration:
             status, self._stream = "exhausted", None
         except Exception as error:
-            item = self._batch_failure(error, "iterating the data set", task.epoch)
+            item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
         progress.add(item)
         return status
 
@@ -168,7 +163,7 @@ class Worker:
             start = len(progress.items)
             self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
             produce = self._producer.of(task, piece, unseeded)
-            put = _append_to(samples) if whole else self._putter(task, progress, piece)
+            put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
             while skip < size and self._go_on(progress, piece, skip, produce, put, to_end=whole):
@@ -177,7 +172,7 @@ class Worker:
                 skip = progress.done - before
             before, skip = before + size, 0
             if whole:
-                self._join(progress, piece, start, samples)
+                self._placement.join(progress, piece, start, samples)
                 if progress.now > progress.report_at and not self._publish(progress, unseeded):
                     return False
         with self._lock:
@@ -220,74 +215,6 @@ class Worker:
                 return True
         return False
 
-    def _putter(self, task: Task, progress: Progress, piece: Piece) -> Put:
-        """How to lay down the samples of a piece: in their rows where the layout is known, else as blobs."""
-        store = self._store
-        if piece.slab >= 0 and task.layout:
-            write = store.layout(task.layout).writer(store.views(piece.slab, piece.rows, task.layout))
-            first = piece.row
-
-            def put_row(at: int, value: Any) -> Any:
-                try:
-                    objects = write(first + at, value)
-                except Mismatch:
-                    return self._shipped(value)
-                return None if objects is None else Extra(objects)
-
-            return put_row
-
-        def put_blob(at: int, value: Any) -> Any:
-            self._learn(progress, value)
-            return self._shipped(value)
-
-        return put_blob
-
-    def _shipped(self, value: Any) -> Any:
-        try:
-            return self._store.put(value)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            return Unshippable()
-
-    def _learn(self, progress: Progress, sample: Any) -> None:
-        """Describe the sample to the engine as long as it does not know the layout."""
-        if progress.task.layout == b"":
-            if self._learned is None:
-                layout = Layout.of(sample)
-                self._learned = b"" if layout is None else pickle.dumps(layout)
-            progress.layout = self._learned
-
-    def _join(self, progress: Progress, piece: Piece, start: int, samples: list[Any]) -> None:
-        """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short.
-
-        ``start``: where its references begin among those that are not reported.
-        """
-        empty = isinstance(piece.keys[0], NoSample)
-        if any(isinstance(item, Failure) for item in progress.items[start:]) or not (samples or empty):
-            return
-        if empty:
-            progress.items[start] = self._joined([], progress.task.epoch, piece)
-            return
-        if len(samples) == len(piece.keys):
-            self._learn(progress, samples[0])
-            progress.items[start] = self._joined(samples, progress.task.epoch, piece)
-            return
-        for at, sample in enumerate(samples, start=start):
-            progress.items[at] = self._shipped(sample)
-
-    def _joined(self, samples: list[Any], epoch: int, piece: Piece) -> Any:
-        try:
-            batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
-            return self._store.put(batch, collated=True)
-        except Exception as error:
-            return self._batch_failure(error, "collate", epoch, piece)
-
-    def _batch_failure(self, error: Exception, what: str, epoch: int, piece: Piece | None = None) -> Failure:
-        parts = [what, f"epoch {epoch}"]
-        if piece is not None:
-            positions = sorted(piece.position_of(at) for at in range(len(piece.keys)))
-            parts += [f"positions {positions[0]} to {positions[-1]}", f"indices {_short(piece.keys)}"]
-        return failure(error, f"{self._producer.who} ({', '.join(parts)}, lane cpu)", collated=True)
-
     # --- reports -------------------------------------------------------------------------------------------
 
     def _moved(self) -> bool:
@@ -314,8 +241,3 @@ def _append_to(samples: list[Any]) -> Put:
 
 def _nothing(*_: Any) -> None:
     """The sample of an empty batch."""
-
-
-def _short(keys: list[Any]) -> str:
-    text = repr(keys)
-    return text if len(text) <= 120 else text[:117] + "..."

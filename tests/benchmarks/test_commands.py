@@ -49,6 +49,13 @@ def _present(loaders: tuple[Loader, ...]) -> set[str]:
     return {loader.name for loader in loaders if installed(loader)}
 
 
+def test_cost_model() -> None:
+    rows = _document("cost_model")["rows"]
+    assert [(row["lane"], row["epoch"]) for row in rows] == [("cpu", 1), ("device", 1), ("cpu", 2), ("device", 2)]
+    assert all(30 <= row["samples"] <= 40 and row["mean_s"] > 0 for row in rows)
+    assert all(0 < row["log_sigma"] < 2 and 0 < row["rank_correlation"] <= 1 for row in rows)
+
+
 @pytest.mark.timeout(180)
 def test_overhead() -> None:
     document = _document("overhead")

@@ -65,7 +65,6 @@ def job(dataset: Any, **changes: Any) -> Job:
         "collate_fn": default_collate,
         "auto_collation": True,
         "drop_last": False,
-        "iterable": False,
         "pipeline": None,
         "worker_init_fn": None,
         "num_workers": 1,

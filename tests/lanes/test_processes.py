@@ -111,7 +111,7 @@ def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str,
 def _parent_of_workers(pipe: Any, method: str, thread: bool) -> None:
     lanes: list[Any] = []
     links = Links(2, addressed=False, arenas=True)
-    job = Job(Sleeper(), default_collate, True, False, False, None, None, 2, 100, True)
+    job = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
     context = multiprocessing.get_context(method)
 
     def start() -> None:

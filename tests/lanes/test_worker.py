@@ -468,7 +468,7 @@ class _Stream(IterableDataset[int]):
 
 
 def test_a_stream_yields_batches_then_its_error_then_nothing(links: Links) -> None:
-    bench = Bench(links, job(_Stream(), iterable=True))
+    bench = Bench(links, job(_Stream()))
     tasks = [task(kind="next", chunk=number, items=2) for number in range(1, 5)]
     reports = bench.run(*tasks)
     got = [(report.items or [None])[0] for report in reports]
@@ -478,7 +478,7 @@ def test_a_stream_yields_batches_then_its_error_then_nothing(links: Links) -> No
 
 
 def test_a_new_epoch_begins_a_new_stream(links: Links) -> None:
-    bench = Bench(links, job(_Stream(), iterable=True))
+    bench = Bench(links, job(_Stream()))
     first, second = task(kind="next", items=4), task(kind="next", items=4, chunk=2)._replace(epoch=1)
     for report in bench.run(first, second):
         assert bench.store.get((report.items or [])[0]).tolist() == [0, 1, 2, 3]

@@ -1,0 +1,139 @@
+"""Volumes for training a segmentation network: balanced random crop, flip, brightness, Gaussian noise, cast.
+
+The steps and their settings are those of MLPerf Training's 3D U-Net on KiTS19 (mlcommons/training,
+image_segmentation/pytorch/data_loading/pytorch_loader.py): patches of 128 x 128 x 128, of which 40 % are placed on a
+labelled structure. One is not: the reference multiplies by 1 + (1 +- 0.3) to vary the brightness, here it is 1 +- 0.3.
+
+Decisions:
+- The crop stays on the CPU: it reads a few megabytes of a volume of up to hundreds, mapped into memory where the format
+  allows it, and sending whole volumes to a device would cost more than it saves.
+- Noise is drawn on the host, whichever lane adds it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage, Tolerance, TorchFunction
+from pipelines import volume_stages
+from pipelines.volumes import CaseFolder
+
+__all__ = ["CaseFolder", "build", "dataset", "example_data", "pipeline"]
+
+_LEVEL = 1 / 255  # images are normalised: about one unit is their whole range
+_ROUNDING = {"cpu": Tolerance(0.001, 0.001), "cuda": Tolerance(0.01, 0.001)}
+_HALF = {"cpu": Tolerance(0.0, 0.0), "cuda": Tolerance(0.0, 0.0)}  # both round to nearest, ties to even
+
+
+def pipeline() -> Pipeline:
+    """The pipeline with its default settings."""
+    return build()
+
+
+def dataset(directory: str | Path) -> CaseFolder:
+    """The data set over a folder of cases (see ``pipelines.volumes``)."""
+    return CaseFolder(directory)
+
+
+def example_data(directory: str | Path) -> None:
+    """Write a few volumes in both layouts, made from a photograph that the scikit-image package ships."""
+    from pipelines.example_volumes import write
+
+    write(Path(directory))
+
+
+def build(
+    patch: tuple[int, int, int] = (128, 128, 128),
+    *,
+    oversampling: float = 0.4,
+    flip: float = 1 / 3,
+    brightness: float = 0.3,
+    noise: float = 0.1,
+    probability: float = 0.1,
+    dtype: str = "float32",
+) -> Pipeline:
+    """The training pipeline: ``{"path", "label_path"}`` to ``{"image", "label"}``.
+
+    image: ``dtype`` (1, *patch), label: uint8 (1, *patch). ``oversampling``: share of crops around a structure;
+    ``flip``: probability for each axis; ``brightness``: largest relative change; ``noise``: largest deviation; the last
+    two are applied with ``probability``. Raises ValueError for values that make no sense.
+    """
+    _check(patch, oversampling, flip, brightness, noise, probability, dtype)
+    image = Field(np.float32, patch, level=_LEVEL)
+    label = Field(np.uint8, patch)
+    stages = (
+        Stage(
+            "open",
+            reads=("path",),
+            writes={"size": Field(np.int32, (3,))},
+            cpu=volume_stages.read_size,
+        ),
+        Stage(
+            "crop",
+            reads=("path", "label_path"),
+            writes={"image": image, "label": label},
+            cpu=partial(volume_stages.crop, patch=patch),
+            draw=partial(volume_stages.draw_crop, oversampling=oversampling),
+            features=volume_stages.cost_features,
+            feature_names=("voxels",),
+        ),
+        Stage(
+            "flip",
+            reads=("image", "label"),
+            writes={"image": image, "label": label},
+            cpu=volume_stages.flip,
+            device=CupyFunction(volume_stages.flip_on_device),
+            draw=partial(volume_stages.draw_flip, probability=flip),
+        ),
+        Stage(
+            "brightness",
+            reads=("image",),
+            writes={"image": image},
+            cpu=volume_stages.brighten,
+            device=CupyFunction(volume_stages.brighten_on_device),
+            draw=partial(volume_stages.draw_brightness, probability=probability, factor=brightness),
+            tolerance=_ROUNDING,
+        ),
+        Stage(
+            "noise",
+            reads=("image",),
+            writes={"image": image},
+            cpu=volume_stages.add_noise,
+            device=CupyFunction(volume_stages.add_noise_on_device),
+            draw=partial(volume_stages.draw_noise, probability=probability, deviation=noise, patch=patch),
+            tolerance=_ROUNDING,
+        ),
+        Stage(
+            "cast",
+            reads=("image", "label"),
+            writes={"image": Field(dtype, (1, *patch), level=_LEVEL), "label": Field(np.uint8, (1, *patch))},
+            cpu=partial(volume_stages.cast, dtype=dtype),
+            device=TorchFunction(partial(volume_stages.cast_on_device, dtype=dtype)),
+            tolerance=_HALF,
+        ),
+    )
+    inputs = {"path": Field(object), "label_path": Field(object)}
+    return Pipeline(stages, outputs=("image", "label"), name="segmentation_3d", inputs=inputs)
+
+
+def _check(
+    patch: tuple[int, int, int],
+    oversampling: float,
+    flip: float,
+    brightness: float,
+    noise: float,
+    probability: float,
+    dtype: str,
+) -> None:
+    if len(patch) != volume_stages.AXES or min(patch) < 1:
+        raise ValueError(f"patch must be three sizes of at least 1 voxel, got {patch}")
+    for name, value in (("oversampling", oversampling), ("flip", flip), ("probability", probability)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be a probability, got {value}")
+    if not 0 <= brightness < 1 or noise < 0:
+        raise ValueError(f"brightness must be in [0, 1) and noise at least 0, got {brightness} and {noise}")
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"dtype must be 'float32' or 'float16', got {dtype!r}")

@@ -1,0 +1,106 @@
+"""Photographs in tar shards, as WebDataset writes them, as a map-style data set: any sampler may pick any sample.
+
+WebDataset's convention (github.com/webdataset/webdataset, "The WebDataset Format"): the members of a sample follow each
+other, their names are the same up to the first dot of the file name (the sample's *key*), and what comes after that
+dot says what they are: ``0001.jpg``, ``0001.cls``. Shards are plain tar files, not compressed.
+
+Only the headers are read when the data set is opened; that takes some tens of microseconds for each member. A sample is
+then one read at a known offset.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.files import FilePart
+
+SUFFIXES = ("jpg", "jpeg", "png")
+LABEL = "cls"
+
+_Found = tuple[int, int, int, int, str]  # shard, offset, bytes, label, member
+
+
+class TarShards:
+    """Photographs with class labels in tar shards.
+
+    ``shards``: a path, a pattern such as ``"data/train-*.tar"``, or a sequence of them; taken in sorted order.
+    Items are ``{"path": FilePart, "label": int}``. Each sample needs a photograph (``.jpg``, ``.jpeg`` or ``.png``) and
+    its label as a decimal number in ``.cls``; other members are left alone.
+
+    Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
+    uncompressed tar archive or a sample that lacks its photograph or label.
+    """
+
+    def __init__(self, shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+        self.shards = _matching([shards] if isinstance(shards, (str, os.PathLike)) else shards)
+        found = [sample for number, shard in enumerate(self.shards) for sample in _samples(number, shard)]
+        if not found:
+            raise ValueError(f"the shards {self.shards[0]!r} ... hold no sample")
+        numbers, offsets, lengths, labels, self._names = zip(*found, strict=True)
+        self._shard = np.array(numbers, np.int32)
+        self._offset = np.array(offsets, np.int64)
+        self._length = np.array(lengths, np.int64)
+        self.labels = np.array(labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        shard = self.shards[self._shard[index]]
+        part = FilePart(shard, int(self._offset[index]), int(self._length[index]), self._names[index])
+        return {"path": part, "label": int(self.labels[index])}
+
+
+def _matching(patterns: Sequence[str | os.PathLike[str]]) -> list[str]:
+    found: list[str] = []
+    for pattern in map(Path, patterns):
+        matches = [pattern] if pattern.is_file() else list(pattern.parent.glob(pattern.name))
+        if not matches:
+            raise FileNotFoundError(f"no shard matches {str(pattern)!r}")
+        found += map(str, matches)
+    return sorted(found)
+
+
+def _samples(number: int, shard: str) -> Iterator[_Found]:
+    """The samples of one shard, in its order."""
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            key: str | None = None
+            parts: dict[str, tarfile.TarInfo] = {}
+            for member in archive:
+                if not member.isfile():
+                    continue
+                folder, _, name = member.name.rpartition("/")
+                stem, _, kind = name.partition(".")
+                if f"{folder}/{stem}" != key:
+                    if parts:
+                        yield _sample(number, shard, archive, parts)
+                    key, parts = f"{folder}/{stem}", {}
+                parts[kind.lower()] = member
+            if parts:
+                yield _sample(number, shard, archive, parts)
+    except tarfile.TarError as error:
+        raise ValueError(f"{shard!r} is no uncompressed tar archive, or is damaged: {error}") from error
+
+
+def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, tarfile.TarInfo]) -> _Found:
+    photograph = next((parts[kind] for kind in SUFFIXES if kind in parts), None)
+    label = parts.get(LABEL)
+    if photograph is None or label is None:
+        missing = f".{LABEL}" if label is None else " or ".join(f".{kind}" for kind in SUFFIXES)
+        names = ", ".join(member.name for member in parts.values())
+        raise ValueError(f"a sample of {shard!r} has no member {missing}; it has {names}")
+    file = archive.extractfile(label)
+    assert file is not None
+    text = file.read()
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"{label.name!r} of {shard!r} is no class number: {text[:40]!r}") from None
+    return number, photograph.offset_data, photograph.size, value, photograph.name

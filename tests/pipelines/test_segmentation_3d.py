@@ -1,0 +1,185 @@
+"""Volumes: which patch is cut out, what is done to it, and that both lanes do the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from minato_gpu import DataLoader
+from minato_gpu.cli import main
+from minato_gpu.samples import StageError, stream
+from pipelines import segmentation_3d, volume_stages
+from pipelines.example_volumes import write
+from pipelines.volumes import CaseFolder, open_volume
+
+PATCH = (8, 10, 12)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> dict[str, Any]:
+    """A volume whose voxels say where they are, with two structures of class 1, a speck of it, and one of class 3."""
+    image = np.arange(30 * 40 * 50, dtype=np.float32).reshape(30, 40, 50)
+    label = np.zeros(image.shape, np.uint8)
+    label[2:6, 3:8, 4:9] = 1
+    label[20:29, 20:39, 25:45] = 1  # larger than a patch
+    label[15, 1, 1] = 1
+    label[10:12, 30:33, 2:4] = 3
+    np.save(tmp_path / "a_x.npy", image)
+    np.save(tmp_path / "a_y.npy", label)
+    return dict(CaseFolder(tmp_path)[0])
+
+
+def crop(case: Any, seed: int, oversampling: float) -> tuple[Any, Any, tuple[int, ...]]:
+    """Image, label and corner of the patch that this seed cuts out."""
+    params = volume_stages.draw_crop(stream(seed), {}, oversampling=oversampling)
+    fields = volume_stages.crop(case, params, patch=PATCH)
+    corner = np.unravel_index(int(fields["image"][0, 0, 0]), (30, 40, 50))
+    return fields["image"], fields["label"], tuple(int(n) for n in corner)
+
+
+def test_a_patch_is_a_part_of_the_volume(case: Any) -> None:
+    image, label = open_volume(case["path"]), open_volume(case["label_path"])
+    for seed in range(50):
+        got, mask, corner = crop(case, seed, 0.5)
+        part = tuple(slice(at, at + size) for at, size in zip(corner, PATCH, strict=True))
+        assert np.array_equal(got, image[part]) and np.array_equal(mask, label[part])
+        assert got.dtype == np.float32 and mask.dtype == np.uint8
+
+
+def test_patches_lie_anywhere_unless_balanced(case: Any) -> None:
+    corners = np.array([crop(case, seed, 0.0)[2] for seed in range(2000)])
+    assert corners.min(axis=0).tolist() == [0, 0, 0]
+    assert corners.max(axis=0).tolist() == [22, 30, 38]
+
+
+def test_a_balanced_patch_holds_one_of_the_largest_structures_of_a_random_class(case: Any) -> None:
+    small, large, other = 0, 0, 0
+    for seed in range(300):
+        _, mask, (z, y, x) = crop(case, seed, 1.0)
+        whole_small = z <= 2 and z + 8 >= 6 and y <= 3 and y + 10 >= 8 and x <= 4 and x + 12 >= 9
+        whole_other = (mask == 3).sum() == 2 * 3 * 2
+        in_large = bool((mask == 1).all(axis=(1, 2)).any()) or (20 <= z <= 21 and 20 <= y <= 29 and 25 <= x <= 33)
+        assert whole_small or whole_other or in_large, (z, y, x)
+        small, large, other = small + whole_small, large + in_large, other + whole_other
+    assert min(small, large) > 40 and other > 100
+
+
+def test_a_volume_without_structures_is_cut_anywhere(tmp_path: Path) -> None:
+    np.save(tmp_path / "a_x.npy", np.ones((9, 11, 13), np.float32))
+    np.save(tmp_path / "a_y.npy", np.zeros((9, 11, 13), np.uint8))
+    fields = segmentation_3d.build(PATCH, oversampling=1.0, probability=0.0).run(CaseFolder(tmp_path)[0], 3)
+    assert fields["image"].shape == (1, *PATCH) and (fields["image"] == 1).all()
+
+
+def test_a_volume_smaller_than_the_patch_is_filled_up_with_zeros(tmp_path: Path) -> None:
+    np.save(tmp_path / "a_x.npy", np.full((1, 3, 11, 40), 2.0, np.float32))
+    np.save(tmp_path / "a_y.npy", np.ones((1, 3, 11, 40), np.uint8))
+    for seed in range(5):
+        params = volume_stages.draw_crop(stream(seed), {}, oversampling=0.5)
+        fields = volume_stages.crop(CaseFolder(tmp_path)[0], params, patch=PATCH)
+        assert (fields["image"][:3] == 2).all() and (fields["image"][3:] == 0).all()
+        assert (fields["label"][:3] == 1).all() and (fields["label"][3:] == 0).all()
+
+
+def test_flips_are_drawn_for_each_axis_and_turn_image_and_label_alike() -> None:
+    draws = [volume_stages.draw_flip(stream(seed), {}, probability=1 / 3)["axes"] for seed in range(3000)]
+    assert np.mean(draws, axis=0) == pytest.approx([1 / 3] * 3, abs=0.03)
+    image = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    turned = volume_stages.flip({"image": image, "label": image}, {"axes": np.array([1, 0, 1])})
+    assert np.array_equal(turned["image"], image[::-1, :, ::-1]) and np.array_equal(turned["label"], turned["image"])
+
+
+def test_brightness_and_noise_come_as_often_and_as_strong_as_asked() -> None:
+    gains = np.array(
+        [volume_stages.draw_brightness(stream(n), {}, probability=0.1, factor=0.3)["gain"] for n in range(5000)]
+    )
+    changed = gains[gains != 1.0]
+    assert len(changed) / len(gains) == pytest.approx(0.1, abs=0.02)
+    assert changed.min() >= 0.7 and changed.max() <= 1.3
+    noises = [
+        volume_stages.draw_noise(stream(n), {}, probability=0.5, deviation=0.2, patch=PATCH)["noise"]
+        for n in range(400)
+    ]
+    applied = [noise for noise in noises if noise.shape == PATCH]
+    assert len(applied) / 400 == pytest.approx(0.5, abs=0.1)
+    deviations = [float(noise.std()) for noise in applied]
+    assert max(deviations) < 0.22 and np.mean(deviations) == pytest.approx(0.1, abs=0.02)
+    assert all((noise == 0).all() for noise in noises if noise.shape != PATCH)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_both_lanes_give_the_same(tmp_path: Path, dtype: str) -> None:
+    write(tmp_path)
+    data: Any = CaseFolder(tmp_path)
+    pipeline = segmentation_3d.build((16, 32, 24), probability=0.5, dtype=dtype)
+    lanes: list[tuple[str, ...]] = [("cpu",), ("cpu", "device"), ("device",)]
+    runs = []
+    for which in lanes:
+        torch.manual_seed(3)
+        runs.append(
+            list(DataLoader(data, 2, pipeline=pipeline, num_workers=2, lanes=which, sampler=[0, 1, 2, 1, 0, 2]))
+        )
+    for batches in runs:
+        for batch, expected in zip(batches, runs[0], strict=True):
+            assert batch["image"].shape == (2, 1, 16, 32, 24) and str(batch["image"].dtype) == f"torch.{dtype}"
+            assert torch.equal(batch["image"], expected["image"]) and torch.equal(batch["label"], expected["label"])
+
+
+def test_the_implementations_are_compared_by_the_command() -> None:
+    result = CliRunner().invoke(main, ["check", "pipelines.segmentation_3d", "--json", "-"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_nifti_files_as_kits19_has_them(case: Any, tmp_path: Path, suffix: str) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    folder = tmp_path / "kits" / "case_00000"
+    folder.mkdir(parents=True)
+    image, label = np.array(open_volume(case["path"])), np.array(open_volume(case["label_path"]))
+    nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / f"imaging{suffix}")
+    nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), folder / f"segmentation{suffix}")
+    data = segmentation_3d.dataset(tmp_path / "kits")
+    assert len(data) == 1
+    pipeline = segmentation_3d.build(PATCH)
+    for seed in range(5):
+        one, other = pipeline.run(data[0], seed), pipeline.run(case, seed)
+        assert np.array_equal(one["image"], other["image"]) and np.array_equal(one["label"], other["label"])
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        CaseFolder(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match=r"holds no volumes such as case_00000/imaging\.nii\.gz"):
+        CaseFolder(tmp_path)
+    np.save(tmp_path / "a_x.npy", np.zeros((2, 2, 2)))
+    with pytest.raises(FileNotFoundError, match=r"has no label .a_y\.npy. beside it"):
+        CaseFolder(tmp_path)
+    np.save(tmp_path / "a_y.npy", np.zeros((2, 2, 3)))
+    with pytest.raises(StageError, match=r"image has the shape \(2, 2, 2\), its label \(2, 2, 3\)"):
+        segmentation_3d.build(PATCH).run(CaseFolder(tmp_path)[0], 0)
+    np.save(tmp_path / "a_x.npy", np.zeros((2, 2)))
+    with pytest.raises(StageError, match="three dimensions"):
+        segmentation_3d.build(PATCH).run(CaseFolder(tmp_path)[0], 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"patch": (0, 8, 8)},
+        {"patch": (8, 8)},
+        {"oversampling": 1.5},
+        {"flip": -0.1},
+        {"brightness": 1.0},
+        {"noise": -1.0},
+        {"probability": 2.0},
+        {"dtype": "int8"},
+    ],
+)
+def test_nonsense_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        segmentation_3d.build(**settings)

@@ -1,0 +1,100 @@
+"""Tar shards: what WebDataset writes, read sample by sample, gives what the same files in folders give."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minato_gpu import DataLoader
+from minato_gpu.samples import StageError
+from pipelines import image_classification
+from pipelines.example_photographs import write
+from pipelines.files import FilePart, read_bytes
+from pipelines.shards import TarShards
+
+
+def shard(path: Path, members: Mapping[str, bytes], mode: Any = "w") -> Path:
+    """A tar archive of these members, in this order."""
+    with tarfile.open(path, mode) as archive:
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_shards_give_what_folders_give(tmp_path: Path) -> None:
+    write(tmp_path / "folders")
+    folders = image_classification.ImageFolder(tmp_path / "folders")
+    members: dict[str, bytes] = {}
+    for number, (path, label) in enumerate(zip(folders.paths, folders.labels, strict=True)):
+        members[f"photographs/{number:04}.{Path(path).suffix[1:].upper()}"] = Path(path).read_bytes()
+        members[f"photographs/{number:04}.cls"] = str(label).encode()
+        members[f"photographs/{number:04}.note.txt"] = b"left alone"
+    names = list(members)
+    half = 3 * (len(folders) // 2)
+    shard(tmp_path / "train-1.tar", {name: members[name] for name in names[half:]})
+    shard(tmp_path / "train-0.tar", {name: members[name] for name in names[:half]})
+    shards: Any = TarShards(tmp_path / "train-*.tar")
+    assert len(shards) == len(folders) and shards.labels.tolist() == folders.labels
+    pipeline = image_classification.build(size=32)
+    for number in range(len(folders)):
+        one, other = pipeline.run(folders[number], 7), pipeline.run(shards[number], 7)
+        assert np.array_equal(one["image"], other["image"]) and one["label"] == other["label"]
+    batches = list(DataLoader(shards, 4, pipeline=pipeline, num_workers=2, lanes=("cpu", "device")))
+    assert [label for batch in batches for label in batch["label"].tolist()] == folders.labels
+
+
+def test_members_belong_together_up_to_the_first_dot_of_the_file_name(tmp_path: Path) -> None:
+    members = {"v1.0/a.seg.png": b"s", "v1.0/a.jpg": b"first", "v1.0/a.cls": b" 3\n", "b.cls": b"4", "b.png": b"second"}
+    shards = TarShards([shard(tmp_path / "one.tar", members)])
+    assert [bytes(read_bytes(shards[n]["path"])) for n in range(2)] == [b"first", b"second"]
+    assert [shards[n]["label"] for n in range(2)] == [3, 4]
+    assert str(shards[1]["path"]) == f"{tmp_path / 'one.tar'}: b.png"
+    with pytest.raises(IndexError):
+        shards[2]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a.jpg": b"x"}, r"has no member \.cls; it has a\.jpg"),
+        ({"a.cls": b"1", "b.jpg": b"x", "b.cls": b"2"}, r"has no member \.jpg or \.jpeg or \.png; it has a\.cls"),
+        ({"a.jpg": b"x", "a.cls": b"cat"}, "'a.cls' of .* is no class number: b'cat'"),
+        ({}, "hold no sample"),
+    ],
+)
+def test_what_lacks_something_is_named(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TarShards(shard(tmp_path / "one.tar", members))
+
+
+def test_files_that_are_no_shards(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no shard matches"):
+        TarShards(tmp_path / "absent-*.tar")
+    with pytest.raises(ValueError, match="no uncompressed tar archive"):
+        TarShards(shard(tmp_path / "packed.tar", {"a.jpg": b"x", "a.cls": b"1"}, "w:gz"))
+
+
+def test_a_shard_that_shrinks_later_fails_its_own_sample(tmp_path: Path) -> None:
+    path = shard(tmp_path / "one.tar", {"a.jpg": bytes(5000), "a.cls": b"1"})
+    shards = TarShards(path)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(StageError, match="EOFError") as caught:
+        image_classification.build().run(shards[0], 0)
+    assert caught.value.origin.path == f"{path}: a.jpg"
+
+
+def test_parts_of_files(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    assert bytes(read_bytes(FilePart(str(tmp_path / "file"), 3, 4, "part"))) == b"3456"
+    assert bytes(read_bytes(tmp_path / "file")) == b"0123456789"
