@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -22,6 +23,8 @@ from typing import IO, Any, TypeVar
 import psutil
 
 Result = TypeVar("Result")
+
+_SETTLE_S = 0.5  # after a measurement, so that the kernel is through with what it left before the next one begins
 
 
 class MeasurementError(RuntimeError):
@@ -66,6 +69,7 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.join()
+    time.sleep(_SETTLE_S)
 
 
 def _received(receiver: Connection, timeout_s: float) -> Any:

@@ -70,7 +70,7 @@ class Progress:
         del self.items[:count], self.times[:count]
         seconds = sum(times) + self._waited
         self._waited = 0.0
-        telling = seconds > _COSTLY_S and max(times) > _COSTLY_S
+        telling = seconds > _COSTLY_S and max(times, default=0.0) > _COSTLY_S
         plain = items.count(None) == count
         layout, self.layout = self.layout, None
         self.report_at = self.now + REPORT_S
