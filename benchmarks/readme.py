@@ -1,7 +1,7 @@
 """The README's tables, from the recorded results: ``python -m benchmarks.readme FOLDER``.
 
-``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (the scattered cases),
-more_tails.json (the others), large.json, cost_model.json, simulation.json and ablation.json.
+``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (which fills two tables: the
+scattered cases, and the others), large.json, cost_model.json, simulation.json and ablation.json.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in README.md is replaced.
 """
 
@@ -20,6 +20,15 @@ from minato_gpu.scheduling.simulation import OURS
 
 Row = Mapping[str, Any]
 
+_TAILS = (
+    ("case", "case", "{}"),
+    ("loader", "loader", "{}"),
+    ("efficiency", "efficiency", "{:.3f}"),
+    ("first_batch_s", "first batch, s", "{:.3f}"),
+    ("peak_bytes_in_flight", "peak bytes in flight", "{:,}"),
+    ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),
+)
+
 COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "overhead": (
         ("loader", "loader", "{}"),
@@ -27,22 +36,8 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("ratio_to_best_pytorch", "to PyTorch's best", "{:.2f}"),
         ("first_batch_s", "first batch, s", "{:.3f}"),
     ),
-    "tails": (
-        ("case", "case", "{}"),
-        ("loader", "loader", "{}"),
-        ("efficiency", "efficiency", "{:.3f}"),
-        ("first_batch_s", "first batch, s", "{:.3f}"),
-        ("peak_bytes_in_flight", "peak bytes in flight", "{:,}"),
-        ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),
-    ),
-    "more_tails": (
-        ("case", "case", "{}"),
-        ("loader", "loader", "{}"),
-        ("efficiency", "efficiency", "{:.3f}"),
-        ("first_batch_s", "first batch, s", "{:.3f}"),
-        ("peak_bytes_in_flight", "peak bytes in flight", "{:,}"),
-        ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),
-    ),
+    "tails": _TAILS,
+    "more_tails": _TAILS,
     "large": (
         ("sampler", "sampler", "{}"),
         ("loader", "loader", "{}"),
@@ -76,6 +71,12 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("displacement_p99", "displacement p99", "{:.0f}"),
     ),
 }
+
+
+def recorded(folder: Path, name: str) -> Any:
+    """The document that the table ``name`` is made from."""
+    file = "tails" if name == "more_tails" else name
+    return json.loads((folder / f"{file}.json").read_text(encoding="utf-8"))
 
 
 def markdown(name: str, rows: Sequence[Row]) -> str:
@@ -126,8 +127,7 @@ def main(folder: Path, readme: Path) -> None:
     """Put the tables of FOLDER into the README."""
     text = readme.read_text(encoding="utf-8")
     for name in COLUMNS:
-        path = folder / f"{name}.json"
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = recorded(folder, name)
         block = f"{described(document)}\n\n{markdown(name, document['rows'])}"
         place = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)
         if place is None:

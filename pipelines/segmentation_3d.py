@@ -25,7 +25,6 @@ __all__ = ["CaseFolder", "build", "dataset", "example_data", "pipeline"]
 
 _LEVEL = 1 / 255  # images are normalised: about one unit is their whole range
 _ROUNDING = {"cpu": Tolerance(0.001, 0.001), "cuda": Tolerance(0.01, 0.001)}
-_HALF = {"cpu": Tolerance(0.0, 0.0), "cuda": Tolerance(0.0, 0.0)}  # both round to nearest, ties to even
 
 
 def pipeline() -> Pipeline:
@@ -112,7 +111,6 @@ def build(
             writes={"image": Field(dtype, (1, *patch), level=_LEVEL), "label": Field(np.uint8, (1, *patch))},
             cpu=partial(volume_stages.cast, dtype=dtype),
             device=TorchFunction(partial(volume_stages.cast_on_device, dtype=dtype)),
-            tolerance=_HALF,
         ),
     )
     inputs = {"path": Field(object), "label_path": Field(object)}

@@ -4,7 +4,7 @@ A worker ends when its channel closes, and at the latest with the parent, even i
 SIGKILL (PR_SET_PDEATHSIG) where the parent's main thread forked it. Otherwise a thread in the worker waits for a
 connection to close, because PR_SET_PDEATHSIG follows the *thread* that forked, which may end early.
 
-Rejected: a spawner, forked first, that forks all workers. It costs a process and, one fork after another, a sixth of
+Rejected: a spawner, forked first, that forks all workers. It costs a process and, one fork after another, an eighth of
 the time to the first batch.
 """
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.readme import COLUMNS, described, main, markdown
+from benchmarks.readme import COLUMNS, described, main, markdown, recorded
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores"
@@ -16,7 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores"
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_readme_shows_the_recorded_results(name: str) -> None:
-    document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    document = recorded(RESULTS, name)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"<!-- {name} -->\n{described(document)}\n\n{markdown(name, document['rows'])}\n<!-- /{name} -->" in readme
 
