@@ -77,8 +77,6 @@ class LaneCosts:
         past = self.history.read(keys)
         known = past == past
         share = min(max(self._kept / self._deviations, 0.0), 1.0)
-        if not self._features and self.plain.count:
-            return np.where(known, base + share * (past - base), base), known
         mixed = np.where(np.isnan(base), past, base + share * (past - base))
         return np.where(known, mixed, base), known
 
