@@ -1,9 +1,10 @@
 """The engine: epochs through one set of lanes, for a consumer that waits or trains.
 
-Whoever holds the lock *pumps*: reads the lanes' reports, tells the scheduler, does what it says. While the consumer
-is inside ``next`` it pumps by itself; while it trains, a thread does, and only when there is something to decide:
-workers wake it through an event descriptor, and only while the board asks for attention. So a loop that fetches
-batch after batch never fights a background thread for the interpreter lock.
+Whoever holds the lock *pumps*: reads the lanes' reports, tells the scheduler, does what it says. A consumer that
+waits for its batch, or fetches batch after batch, pumps by itself. While it trains, a thread does: woken by workers
+through an event descriptor where their reports need an answer (the board asks for attention only then), and by the
+consumer when it leaves with a batch that lay ready. What follows from a delivery is then off the training loop's way,
+and a loop that only fetches never fights a background thread for the interpreter lock.
 
 Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered.
 """
@@ -15,6 +16,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +28,9 @@ from minato_gpu.records import Batch, Record
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
+
+
+_TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
 
 
 class EndOfEpoch(Exception):
@@ -90,6 +95,7 @@ class Engine:
                 self._poll.register(fd, select.POLLIN)
                 self._exit_fds.add(fd)
         self.log = Telemetry(None, perf_counter())
+        self._left = 0.0  # when the consumer was handed its last batch
         self._forget()
         self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -99,6 +105,7 @@ class Engine:
     def _forget(self) -> None:
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
+        self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
         self._serial = self._place = self._order = 0
 
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
@@ -117,15 +124,16 @@ class Engine:
             self.log.expected, self.log.begin = expected, perf_counter()
             if not prefetched:
                 pump.open_lanes()
-            self._refill()
+            self._draw()
+            self._settle()
             self._attention()
 
     def prefetch(self, source: Source) -> None:
         """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``)."""
         with self._lock:
             self._queue(source)
-            self._refill()
-            self._attention()
+            self._draw()
+        self._leave_due()
 
     @property
     def drained(self) -> bool:
@@ -151,24 +159,29 @@ class Engine:
         if not self._streams:
             self._drawing.append(epoch)
 
-    def _refill(self) -> None:
-        """Admit batches of the sampler until the window is full."""
-        estimates = self.pump.estimates
+    def _draw(self) -> None:
+        """Draw batches of the sampler until the window is full."""
         while self._drawing and self._place - self._order < self._window:
             epoch = self._drawing[0]
             drawn = epoch.draw()
             if drawn is None:
                 self._drawing.popleft()
                 epoch.end = self._place
-                self.pump.handle(m.Ended(perf_counter(), epoch.number))
+                self._due.append(partial(self._tell, m.Ended, epoch.number))
                 continue
-            size = len(drawn.keys)
-            self.assembly.admit(Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences))
-            cpu, device = (None, None) if estimates is None else estimates.of_keys(drawn.keys)
-            event = m.Admitted(perf_counter(), self._place, epoch.number, self._serial, size, cpu, device)
-            self._serial += size
+            record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences)
+            self._due.append(partial(self._admit, self._place, record))
+            self._serial += record.rows
             self._place += 1
-            self.pump.handle(event)
+
+    def _admit(self, place: int, record: Record) -> None:
+        estimates = self.pump.estimates
+        self.assembly.admit(record)
+        cpu, device = (None, None) if estimates is None else estimates.of_keys(record.keys)
+        self._tell(m.Admitted, place, record.epoch, record.first, record.rows, cpu, device)
+
+    def _tell(self, event: Callable[..., m.Event], *what: Any) -> None:
+        self.pump.handle(event(perf_counter(), *what))
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
@@ -179,32 +192,45 @@ class Engine:
             if self._closed:
                 raise EndOfEpoch
             epoch = self._epochs[number]
-            self._links.board.words[ATTENTION] = 0
-            self.assembly.reclaim()
-            self._refill()
-            self._pump()
-            if not self.assembly.ready(self._order) and epoch.end != self._order:
-                self._await(epoch, started)
+            at_hand = self._at_hand(epoch)
+            if not at_hand:
+                self._links.board.words[ATTENTION] = 0
+                self._settle()
+                self._pump()
+                if not self._at_hand(epoch):
+                    self._await(epoch, started)
             if epoch.end == self._order:
                 self.log.end = perf_counter()
                 self._attention()
                 raise EndOfEpoch
             order, batch = self._order, self.assembly.take(self._order)
             self._order += 1
-            now = perf_counter()
-            self.pump.handle(m.Delivered(now, order))
-            self._refill()
-            self._attention()
+            self._due.append(partial(self._tell, m.Delivered, order))
+            self._draw()
+            trains = at_hand and started - self._left > _TRAINS_S
+            if not trains:
+                self._links.board.words[ATTENTION] = 0
+                self._settle()
+                self._pump()
+                self._attention()
+        now = perf_counter()
         value = self.assembly.value(batch) if batch.failure is None else None
         self._log_delivery(epoch, order, batch, now, now - started, value)
+        if trains:
+            self._leave_due()
+        self._left = perf_counter()
         return value if batch.failure is None else self.assembly.value(batch)
+
+    def _at_hand(self, epoch: Epoch) -> bool:
+        """Whether the next batch, or the end of the epoch, can be handed over."""
+        return self.assembly.ready(self._order) or epoch.end == self._order
 
     def _await(self, epoch: Epoch, started: float) -> None:
         """Pump until the next batch is ready, or the epoch turns out to be over."""
         asked = perf_counter()
         self.pump.handle(m.Asked(asked))
         cause = self.pump.scheduler.stall_cause()
-        while not self.assembly.ready(self._order) and epoch.end != self._order:
+        while not self._at_hand(epoch):
             self._sleep(started)
             self._pump()
         self.log.stalled(cause, perf_counter() - asked)
@@ -244,6 +270,18 @@ class Engine:
         size = size_of(value) if self._streams else batch.size
         self.log.delivered(now, epoch.number, number, size, wait, late)
 
+    def _leave_due(self) -> None:
+        """Let the pump thread do what is due, soon: woken by the first worker that reports, if all are at work.
+
+        Woken from here it would take this very core from the consumer, where workers keep all of them busy.
+        """
+        with self._lock:
+            if not self._closed:
+                self._links.board.words[ATTENTION] = 1
+                self._links.board.fence()
+                if not self._links.board.all_busy():
+                    os.eventfd_write(self._links.wake, 1)
+
     # --- pumping (with the lock held) ----------------------------------------------------------------------
 
     def _attend(self) -> None:
@@ -253,7 +291,8 @@ class Engine:
             with self._lock:
                 if self._closed:
                     return
-                if self._links.board.words[ATTENTION]:
+                if self._due or self._links.board.words[ATTENTION]:
+                    self._settle()
                     self._pump()
                     self._attention()
 
@@ -266,6 +305,12 @@ class Engine:
             words[ATTENTION] = 1
             self._links.board.fence()
             self._pump()  # what was reported before workers could see the flag
+
+    def _settle(self) -> None:
+        """Do what deliveries have left to be done."""
+        self.assembly.reclaim()
+        while self._due:
+            self._due.popleft()()
 
     def _pump(self) -> None:
         self.pump.receive()

@@ -58,6 +58,10 @@ class Board:
                 return worker
         return None
 
+    def all_busy(self) -> bool:
+        """Whether every worker is at a chunk, and so will look at ATTENTION once more."""
+        return all(self.words[self.row(worker) + CHUNK] >= 0 for worker in range(self.workers))
+
     def revoke(self, worker: int, chunk: int, keep: int) -> int | None:
         """Stop the worker before sample ``keep`` of the chunk; returns where it really stops, None if too late."""
         row = self.row(worker)
