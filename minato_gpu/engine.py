@@ -29,7 +29,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
 
-
+_LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
 
 
@@ -242,8 +242,8 @@ class Engine:
         end = started + self._timeout if self._timeout > 0 else None
         if end is not None and now >= end:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-        until = min((t for t in (wake, end) if t is not None), default=None)
-        ready = self._poll.poll(None if until is None else max(0.0, 1e3 * (until - now)))
+        until = min(t for t in (wake, end, now + _LONGEST_SLEEP_S) if t is not None)
+        ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
         if any(fd in self._exit_fds for fd, _ in ready):
             self._pump()
             self._check_workers()

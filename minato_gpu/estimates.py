@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,13 @@ class Estimator:
         self._mean = 0.0
         self._samples = 0
 
+    def begin_run(self) -> None:
+        """Tickets are numbered anew."""
+        self._features.clear()
+
     def begin_epoch(self) -> None:
         """Start a new report of prediction errors."""
         self.model.reset_report()
-        self._features.clear()
 
     def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
         """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
@@ -66,6 +70,13 @@ class Estimator:
             if not np.isnan(predicted).any():
                 seconds = (predicted * (sum(seconds) / predicted.sum())).tolist()
         self.model.observe_many(lane, keys, given, seconds)
+
+    def not_measured(self, spans: Iterable[tuple[int, int]]) -> None:
+        """These tickets are prepared, and nobody knows what each cost."""
+        if self._features:
+            for lo, hi in spans:
+                for serial in range(lo, hi):
+                    self._features.pop(serial, None)
 
     def report(self) -> dict[str, Any]:
         """Samples predicted, sigma of the log error, and rank correlation with what they took."""

@@ -54,6 +54,12 @@ class Estimates(Protocol):
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
         """What each sample cost, where that is known one by one, and the seconds that all took together."""
 
+    def not_measured(self, spans: tuple[m.Span, ...]) -> None:
+        """These tickets are prepared, and nobody knows what each cost."""
+
+    def begin_run(self) -> None:
+        """Tickets are numbered anew."""
+
     def begin_epoch(self) -> None:
         """Start a new report of prediction errors."""
 
@@ -117,6 +123,8 @@ class Pump:
         self._sweep()
         self._sent, self._jobs, self.seeds, self.logs = {}, {}, {}, {}
         self.scheduler = self._make_scheduler()
+        if self.estimates is not None:
+            self.estimates.begin_run()
         if self.recorder is not None:
             self.recorder.begin()
 
@@ -220,7 +228,9 @@ class Pump:
         if self.estimates is None or chunk.kind != "run" or report.done == report.first:
             return
         self.estimates.took(report.done - report.first, report.seconds)
-        if report.times is not None:
+        if report.times is None:
+            self.estimates.not_measured(spans)
+        else:
             serials = [serial for lo, hi in spans for serial in range(lo, hi)]
             keys = [self.assembly.key(serial) for serial in serials]
             self.estimates.measured(lane, keys, serials, report.times, report.seconds)

@@ -94,6 +94,45 @@ def memory_in_use(of: Any) -> int:
     return int(engine._links.engine_arena.allocated)
 
 
+class Counted(Slow):
+    """Counts the samples that were begun."""
+
+    def __init__(self, gated: frozenset[int] = frozenset()) -> None:
+        super().__init__(gated=gated)
+        self.begun = _FORK.Value("i", 0)
+
+    def __getitem__(self, key: int) -> Any:
+        with self.begun.get_lock():
+            self.begun.value += 1
+        return super().__getitem__(key)
+
+
+# --- while the consumer trains -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
+def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], kind: str) -> None:
+    """A batch that lay ready is taken; what follows happens without another call. The workers are idle by then."""
+    dataset = Counted()
+    batches = iter(loader(dataset, mode, kind))
+    for taken in range(1, 6):
+        next(batches)
+        assert wait_until(lambda taken=taken: dataset.begun.value == 4 * (taken + 4))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_window_moves_on_after_busy_workers_report(kind: str) -> None:
+    """The batch is taken while every worker is at a sample: the first that reports wakes the pump."""
+    dataset = Counted(gated=frozenset({10, 11}))
+    batches = iter(loader(dataset, {}, kind))
+    next(batches)
+    assert wait_until(lambda: dataset.begun.value >= 12)
+    next(batches)
+    dataset.gate.set()
+    assert wait_until(lambda: dataset.begun.value == 24)
+
+
 # --- runs that are given up ----------------------------------------------------------------------------------
 
 

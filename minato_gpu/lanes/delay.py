@@ -1,9 +1,12 @@
-"""How long this thread has waited for a core: what a sample costs must not depend on who else was running."""
+"""Time on cores and time spent waiting for one: what a sample costs must not depend on who else was running."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
 
 
 class RunQueueDelay:
@@ -27,3 +30,55 @@ class RunQueueDelay:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class CoreTime:
+    """Seconds that the calling thread and a library's threads have run: those named ``[LIBRARY]...`` in this process.
+
+    Always 0.0 where the kernel does not tell. A reading takes about two microseconds for each thread.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._prefix = f"[{library}]"
+        self._threads: dict[str, int] = {}  # thread -> its schedstat, -1 where it is somebody else's
+        self._own = -1
+        with contextlib.suppress(OSError):
+            self._own = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def look(self) -> None:
+        """Find out which threads there are now; those that come later are not counted."""
+        with contextlib.suppress(OSError):
+            there = {path.name for path in _TASKS.iterdir()}
+            for thread in there - self._threads.keys():
+                self._threads[thread] = self._open(thread)
+            for thread in self._threads.keys() - there:
+                _close(self._threads.pop(thread))
+
+    def _open(self, thread: str) -> int:
+        try:
+            if (_TASKS / thread / "comm").read_text().startswith(self._prefix):
+                return os.open(_TASKS / thread / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            pass  # it has ended meanwhile
+        return -1
+
+    def __call__(self) -> float:
+        """Seconds so far; less than before when a thread has ended."""
+        total = 0
+        for fd in (self._own, *self._threads.values()):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    total += int(os.pread(fd, 64, 0).split()[0])
+        return total * 1e-9
+
+    def close(self) -> None:
+        """Close all descriptors; idempotent."""
+        for fd in (self._own, *self._threads.values()):
+            _close(fd)
+        self._own = -1
+        self._threads.clear()
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

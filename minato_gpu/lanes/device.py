@@ -55,6 +55,11 @@ class DeviceExecutor:
         self.makes = pipeline.outputs if stop == len(pipeline.stages) else made
         self._handed_through = [name for name in self.makes if name not in made]
 
+    @property
+    def builds(self) -> int:
+        """How many graphs have been built so far; a run that builds one takes much longer than others."""
+        return sum(segment.builds for segment in (*self._segments, *self._apart))
+
     def run(self, items: Sequence[tuple[Fields, int]]) -> list[Result]:
         """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
 

@@ -25,9 +25,13 @@ Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 
 
 class Segment(Protocol):
-    """Consecutive stages that run as one; ``stages`` holds their numbers in the pipeline."""
+    """Consecutive stages that run as one; ``stages`` holds their numbers in the pipeline.
+
+    ``builds``: how often ``run`` has had to build something first.
+    """
 
     stages: range
+    builds: int
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """The fields written for each sample; ``drawn`` holds each sample's parameters by stage number."""
@@ -90,6 +94,7 @@ class DaliGraph:
 
     def __init__(self, pipeline: Pipeline, stages: range, *, device: str, max_batch: int, threads: int) -> None:
         self.stages = stages
+        self.builds = 0
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._known = pipeline.fields_at(stages.start)
         self._device, self._max_batch, self._threads = device, max_batch, threads
@@ -101,6 +106,7 @@ class DaliGraph:
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
         if self._graph is None:
+            self.builds += 1
             self._graph = self._build(drawn[0])
         try:
             outputs = self._graph.run(**self._feed(batch, drawn))
@@ -182,6 +188,8 @@ class DaliGraph:
 
 class FunctionSegment:
     """One CuPy or torch stage, run sample by sample: over NumPy or CPU tensors where the device is "cpu"."""
+
+    builds = 0
 
     def __init__(self, pipeline: Pipeline, stages: range, *, device: str) -> None:
         self.stages = stages

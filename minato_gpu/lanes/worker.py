@@ -179,9 +179,7 @@ class Worker:
             self._open = None
         return not (unseeded and self._moved())
 
-    def _go_on(
-        self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool
-    ) -> bool:
+    def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end or where it is revoked; True when stopping before
         that because a report is due. Nothing here is called that need not be: cheap samples come by the hundred."""
         words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS

@@ -110,6 +110,8 @@ class LaneCosts:
     def _judge(self, keys: list[Hashable], rows: Array, logs: Array) -> None:
         predicted, known = self.predict(rows, keys)
         usable = ~np.isnan(predicted)
+        if self._features:  # of the others only the lane's mean was known: nothing had been predicted
+            usable &= known | (self._given(rows) & (self.model.count > 0))
         errors = logs - predicted
         smear = np.where(known, self.recalled.smear, self.learned.smear)
         self.pairs.extend(zip((predicted + smear)[usable].tolist(), logs[usable].tolist(), strict=True))
