@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import mmap
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,6 @@ import psutil
 Result = TypeVar("Result")
 
 _SETTLE_S = 0.5  # after a measurement, so that the kernel is through with what it left before the next one begins
-_WARM_BYTES = 1 << 30
 
 
 class MeasurementError(RuntimeError):
@@ -40,7 +38,6 @@ def isolated(function: Callable[..., Result], *arguments: Any, timeout_s: float 
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    _warm_memory()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         process = context.Process(target=_child, args=(ours, theirs, complaints, function, arguments))
         process.start()
@@ -73,16 +70,6 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     process.join()
     time.sleep(_SETTLE_S)
-
-
-def _warm_memory() -> None:
-    """Use memory and give it back: a virtual machine's host takes pages away that were free for a few seconds.
-
-    Whoever came first after a long measurement would pay for getting them back (50 ms of a first batch, seen here).
-    """
-    with mmap.mmap(-1, _WARM_BYTES) as memory:
-        for offset in range(0, _WARM_BYTES, mmap.PAGESIZE):
-            memory[offset] = 1
 
 
 def _received(receiver: Connection, timeout_s: float) -> Any:

@@ -8,10 +8,10 @@ many operations for each sample, the same for every loader.
     efficiency = bound / measured
 
 The minimum to the first batch is the work of the cheapest samples that make a batch, on all cores. Every loader runs
-in a fresh process: its first batch is timed from its construction, cold; that epoch goes on without steps and warms
-the workers up; then the clock starts for the epochs that count. What a loader had prepared of those before the clock
-started (some overlap epochs) is taken off the work in its bound, so that it gains nothing here. Loaders take turns
-within each repetition.
+in a fresh process, after another that took one batch, so that its files are in memory. Its first batch is timed from
+its construction, cold; that epoch goes on without steps and warms the workers up; then the clock starts for the epochs
+that count. What a loader had prepared of those before the clock started (some overlap epochs) is taken off the work in
+its bound, so that it gains nothing here. Loaders take turns within each repetition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks import report
 from benchmarks.cases import CASES, Case
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.peers import COSTLY, TRIVIAL, Loader, choose, installed
-from benchmarks.tail_run import Plan, Run, run
+from benchmarks.tail_run import Plan, Run, rehearse, run
 from benchmarks.work import calibrate, sleep_overshoot_s
 
 _COLUMNS = (
@@ -49,6 +49,7 @@ def case_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int, timeout_s
         for loader in loaders:
             where = f"{plan.case.name}, {repetition + 1}/{repetitions}, {loader.name}"
             try:
+                isolated(rehearse, plan, loader, timeout_s=timeout_s)
                 outcome = isolated(run, plan, loader, timeout_s=timeout_s)
             except MeasurementError as error:
                 errors[loader.name] = str(error)
