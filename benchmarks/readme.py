@@ -24,6 +24,7 @@ _TAILS = (
     ("case", "case", "{}"),
     ("loader", "loader", "{}"),
     ("efficiency", "efficiency", "{:.3f}"),
+    ("simulated_efficiency", "simulated", "{:.3f}"),
     ("first_batch_s", "first batch, s", "{:.3f}"),
     ("peak_bytes_in_flight", "peak bytes in flight", "{:,}"),
     ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),

@@ -11,7 +11,8 @@ The minimum to the first batch is the work of the cheapest samples that make a b
 in a fresh process, after another that took one batch, so that its files are in memory. Its first batch is timed from
 its construction, cold; that epoch goes on without steps and warms the workers up; then the clock starts for the epochs
 that count. What a loader had prepared of those before the clock started (some overlap epochs) is taken off the work in
-its bound, so that it gains nothing here. Loaders take turns within each repetition.
+its bound, so that it gains nothing here. Loaders take turns within each repetition. ``simulated_efficiency`` is what
+the loader's policy reaches under a virtual clock with as many samples in flight (see ``benchmarks.simulated``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import click
 
-from benchmarks import report
+from benchmarks import report, simulated
 from benchmarks.cases import CASES, Case
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.peers import COSTLY, TRIVIAL, Loader, choose, installed
@@ -32,6 +33,7 @@ _COLUMNS = (
     "loader",
     "efficiency",
     "efficiency_spread",
+    "simulated_efficiency",
     "first_batch_s",
     "first_batch_spread_s",
     "peak_bytes_in_flight",
@@ -77,6 +79,8 @@ def _row(plan: Plan, loader: Loader, runs: Sequence[Run], error: str | None) -> 
             row[key] = report.median([getattr(each, key) for each in runs])
         for key in ("peak_bytes_in_flight", "peak_rss_bytes"):
             row[key] = max(getattr(each, key) for each in runs)
+        in_flight = row["peak_bytes_in_flight"] // (8 * plan.case.words)
+        row["simulated_efficiency"] = simulated.efficiency(plan, loader, in_flight)
     if error is not None:
         row["error"] = error
     row["loader_settings"] = ", ".join(f"{key}={value}" for key, value in loader.settings(plan.job()).items())

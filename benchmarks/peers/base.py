@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,9 @@ class Job:
     """Batches of ``batch_size`` samples of ``dataset``, in index order, by ``workers`` processes or threads.
 
     ``keep_workers``: several epochs follow, so a loader that can keep its workers between epochs does.
-    ``sample_bytes``: what one prepared sample takes.
+    ``sample_bytes``: what one prepared sample takes, on average. ``collate`` joins a list of samples (None: arrays of
+    one shape, stacked). ``source`` and ``pipeline``, where there are any: what ``dataset`` prepares its samples from,
+    for loaders that can have the steps apart; their random values then come from a generator seeded with 0.
     """
 
     dataset: Any
@@ -22,6 +26,14 @@ class Job:
     workers: int
     sample_bytes: int
     keep_workers: bool = False
+    collate: Callable[[list[Any]], Any] | None = None
+    source: Any = None
+    pipeline: Any = None
+
+    @property
+    def join(self) -> Callable[[list[Any]], Any]:
+        """What makes a batch of samples."""
+        return self.collate or np.stack
 
     @property
     def batch_bytes(self) -> int:

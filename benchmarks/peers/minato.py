@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from benchmarks.peers.base import Job
 
 
@@ -17,10 +19,14 @@ def constructor() -> Any:
 
 @dataclass(frozen=True)
 class Minato:
-    """``minato_gpu.DataLoader`` with its defaults, but for the order and the persistent workers."""
+    """``minato_gpu.DataLoader`` with its defaults, but for the order and the persistent workers.
+
+    ``lanes``: prepare by the job's pipeline on these lanes; without, by its data set.
+    """
 
     name: str
     in_order: bool = True
+    lanes: tuple[str, ...] = ()
     package: str = "minato_gpu.loader"
     warm: bool = True
 
@@ -34,10 +40,17 @@ class Minato:
             chosen["in_order"] = False
         if job.keep_workers:
             chosen["persistent_workers"] = True
+        if self.lanes:
+            chosen["lanes"] = self.lanes
         return chosen
 
     def make(self, job: Job) -> Iterable[Any]:
-        loader: Iterable[Any] = constructor()(job.dataset, batch_size=job.batch_size, **self.settings(job))
+        chosen = self.settings(job)
+        if self.lanes:
+            chosen |= {"pipeline": job.pipeline, "generator": torch.Generator().manual_seed(0)}
+        loader: Iterable[Any] = constructor()(
+            job.source if self.lanes else job.dataset, job.batch_size, collate_fn=job.collate, **chosen
+        )
         return loader
 
     def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:

@@ -42,7 +42,7 @@ class PyTorch:
         }
 
     def make(self, job: Job) -> Iterable[Any]:
-        return DataLoader(job.dataset, batch_size=job.batch_size, **self.settings(job))
+        return DataLoader(job.dataset, batch_size=job.batch_size, collate_fn=job.collate, **self.settings(job))
 
     def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
         return self.prefetch_factor * job.workers * job.batch_bytes if self.processes else job.batch_bytes

@@ -70,11 +70,11 @@ class SpdlPool:
             output_order="input" if self.in_order else "completion",
         )
         if not self.by_batch:
-            builder.aggregate(job.batch_size).pipe(np.stack)
+            builder.aggregate(job.batch_size).pipe(job.join)
         builder.add_sink(_SINK)
         threads = 1 if self.processes else job.workers
         if not self.by_batch:
-            threads += 1  # np.stack
+            threads += 1  # joins samples
         return _Running(builder.build(num_threads=threads, use_thread_output_queue=True))
 
     def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
@@ -122,7 +122,7 @@ class SpdlSubprocess:
             builder.pipe(_prepare_batch, concurrency=job.workers)
         else:
             builder.add_source(range(len(job.dataset)), continuous=job.keep_workers)
-            builder.pipe(_prepare, concurrency=job.workers).aggregate(job.batch_size).pipe(np.stack)
+            builder.pipe(_prepare, concurrency=job.workers).aggregate(job.batch_size).pipe(job.join)
         config = builder.add_sink(_SINK).get_config()
         return Epochs(
             run_pipeline_in_subprocess(

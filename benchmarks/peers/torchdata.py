@@ -61,7 +61,7 @@ class TorchdataNodes:
             snapshot_frequency=_NO_SNAPSHOTS,
         )
         if not self.by_batch:
-            node = nodes.Mapper(nodes.Batcher(node, job.batch_size, drop_last=False), np.stack)
+            node = nodes.Mapper(nodes.Batcher(node, job.batch_size, drop_last=False), job.join)
         if self.prefetch:
             node = nodes.Prefetcher(node, self.prefetch, snapshot_frequency=_NO_SNAPSHOTS)
         loader: Iterable[Any] = nodes.Loader(node)
@@ -79,7 +79,14 @@ class TorchdataNodes:
     def _function(self, job: Job) -> Callable[[Any], Any]:
         dataset = job.dataset
         if not self.by_batch:
-            return lambda index: dataset[index]
+            return (lambda index: _to_send(dataset[index])) if self.processes else (lambda index: dataset[index])
         if self.processes:
             return lambda indices: torch.from_numpy(np.stack([dataset[index] for index in indices]))
         return lambda indices: np.stack([dataset[index] for index in indices])
+
+
+def _to_send(sample: Any) -> Any:
+    """The sample with its arrays as tensors, which travel between processes by shared memory."""
+    if isinstance(sample, dict):
+        return {key: _to_send(value) for key, value in sample.items()}
+    return torch.from_numpy(sample) if isinstance(sample, np.ndarray) and sample.flags.writeable else sample

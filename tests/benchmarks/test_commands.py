@@ -17,6 +17,7 @@ _TAIL_KEYS = {
     "loader",
     "efficiency",
     "efficiency_spread",
+    "simulated_efficiency",
     "first_batch_s",
     "first_batch_spread_s",
     "peak_bytes_in_flight",
