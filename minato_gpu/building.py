@@ -86,7 +86,8 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         fixed=replays or not options.free,
         max_lateness=0 if replays else options.lateness,
         budget_bytes=loader.host_memory_budget,
-        whole_places=not stacks and not options.free and workers == 1,  # no other worker could help to join them
+        # no other worker could help to join them, and no other lane takes a part
+        whole_places=not stacks and not options.free and workers == 1 and "device" not in lanes,
         inspect="device" in lanes,
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,

@@ -27,6 +27,7 @@ class _Fetcher:
         self._seed = seed
         self._epoch = epoch
         self._position = 0
+        self.size = 0  # samples of the last batch
         self._occurrences = Occurrences(None, unique=never_repeats(loader) or loader.pipeline is None)
         many = getattr(loader.dataset, "__getitems__", None)
         self._many = many if many and loader._auto_collation and loader.pipeline is None else None
@@ -35,6 +36,7 @@ class _Fetcher:
         """One batch."""
         batched = self._loader._auto_collation
         keys = list(keys) if batched else [keys]
+        self.size = len(keys)
         first, self._position = self._position, self._position + len(keys)
         occurrences = self._occurrences.count(keys) or [0] * len(keys)
         if self._many:
@@ -79,7 +81,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self.log.end = perf_counter()
             raise
         now = perf_counter()
-        size = size_of(data)
+        fetcher = self._dataset_fetcher
+        size = fetcher.size if isinstance(fetcher, _Fetcher) else size_of(data)
         self.log.inline(self._epoch, begin, now, size)
         return self._to_device(data)
 

@@ -1,0 +1,169 @@
+"""Reads COCO's annotation document (``instances_*.json``) and says what is wrong with it.
+
+The format is described in ``pipelines.coco``. Every ValueError names the image, category or annotation at fault.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any, NamedTuple
+
+import numpy as np
+
+BACKGROUND = "background"  # label 0
+NO_CATEGORY = -1  # its id
+
+_CORNERS = 3  # that a polygon needs to enclose anything
+_KINDS = {int: "a whole number", str: "a text", list: "a list"}
+
+
+class Pictures(NamedTuple):
+    """Ids in rising order, file names, and sizes (height, width)."""
+
+    ids: Any
+    names: Any
+    sizes: Any
+
+
+class Objects(NamedTuple):
+    """In the document's order: the number of each object's picture, its label, its box as it is given, its polygons.
+    ``crowds`` and ``flat``: how many were left out, the latter because their polygons enclose nothing."""
+
+    owner: array[int]
+    labels: array[int]
+    boxes: array[float]
+    polygons: list[list[list[float]]]
+    crowds: int
+    flat: int
+
+
+class Document(NamedTuple):
+    """What a document says. By label: the categories' ids as COCO has them, and their names."""
+
+    pictures: Pictures
+    category_ids: list[int]
+    classes: list[str]
+    objects: Objects
+
+
+def read(path: Path) -> Document:
+    """The document in the file ``path``. Raises ValueError for one that is not what it should be."""
+    document = _document(path)
+    pictures = _pictures(_entries(document, "images"))
+    category_ids, classes = _categories(_entries(document, "categories"))
+    objects = _objects(_entries(document, "annotations"), pictures.ids, category_ids)
+    return Document(pictures, category_ids, classes, objects)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"it must hold an object with images, annotations and categories, not {brief(document)}")
+    return document
+
+
+def _entries(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = document.get(key)
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        what = "has no" if key not in document else "has no list of objects under"
+        raise ValueError(f"it {what} {key!r}; COCO's detection annotations are in the files instances_*.json")
+    return found
+
+
+def _pictures(entries: list[dict[str, Any]]) -> Pictures:
+    if not entries:
+        raise ValueError("it lists no images")
+    ids = np.array([_value(entry, "id", int, "image") for entry in entries], np.int64)
+    sizes = [[_value(entry, side, int, "image") for side in ("height", "width")] for entry in entries]
+    for entry, size in zip(entries, sizes, strict=True):
+        if min(size) < 1:
+            raise _wrong(entry, "image", f"is declared to be {size[1]} x {size[0]} pixels")
+    names = np.array([_value(entry, "file_name", str, "image") for entry in entries])
+    order = np.argsort(ids)
+    twice = np.flatnonzero(np.diff(ids[order]) == 0)
+    if len(twice):
+        raise ValueError(f"two images have the id {ids[order][twice[0]]}")
+    return Pictures(ids[order], names[order], np.array(sizes, np.int32)[order])
+
+
+def _categories(entries: list[dict[str, Any]]) -> tuple[list[int], list[str]]:
+    """COCO's ids and the names, by label."""
+    names = {_value(entry, "id", int, "category"): _value(entry, "name", str, "category") for entry in entries}
+    if len(names) != len(entries):
+        raise ValueError("two categories have the same id")
+    ids = sorted(names)
+    return [NO_CATEGORY, *ids], [BACKGROUND, *(names[number] for number in ids)]
+
+
+def _objects(entries: list[dict[str, Any]], images: Any, categories: list[int]) -> Objects:
+    numbers = {number: place for place, number in enumerate(images.tolist())}
+    labels = {number: label for label, number in enumerate(categories) if label}
+    found = Objects(array("q"), array("q"), array("d"), [], 0, 0)
+    crowds = flat = 0
+    for entry in entries:
+        image, category = _value(entry, "image_id", int, "annotation"), _value(entry, "category_id", int, "annotation")
+        if image not in numbers:
+            raise _wrong(entry, "annotation", f"is of image {image}, which is not among the images")
+        if category not in labels:
+            raise _wrong(entry, "annotation", f"is of category {category}, which is not among the categories")
+        if entry.get("iscrowd", 0):
+            crowds += 1
+            continue
+        polygons = _polygons(entry)
+        if polygons is None:
+            flat += 1
+            continue
+        found.owner.append(numbers[image])
+        found.labels.append(labels[category])
+        found.boxes.extend(_box(entry))
+        found.polygons.append(polygons)
+    return found._replace(crowds=crowds, flat=flat)
+
+
+def _box(entry: dict[str, Any]) -> list[float]:
+    box: list[float] = _value(entry, "bbox", list, "annotation")
+    if len(box) != 4 or not _finite(box):
+        raise _wrong(entry, "annotation", f"has a 'bbox' that is not left, top, width, height: {brief(box)}")
+    return box
+
+
+def _polygons(entry: dict[str, Any]) -> list[list[float]] | None:
+    """Those that enclose something; none for an object that is given by its box alone; None where all are flat."""
+    found = entry.get("segmentation") or []
+    if isinstance(found, dict):
+        what = "has a run-length segmentation, which is for crowds (iscrowd 1) only; convert it to polygons"
+        raise _wrong(entry, "annotation", what)
+    if not isinstance(found, list) or not all(
+        isinstance(ring, list) and len(ring) % 2 == 0 and _finite(ring) for ring in found
+    ):
+        what = "has a 'segmentation' that is not a list of polygons, each x, y, x, y, ..."
+        raise _wrong(entry, "annotation", f"{what}: {brief(found)}")
+    rings = [ring for ring in found if len(ring) >= 2 * _CORNERS]
+    return None if found and not rings else rings
+
+
+def _finite(values: list[Any]) -> bool:
+    try:
+        return math.isfinite(sum(values))
+    except (TypeError, OverflowError):
+        return False
+
+
+def _value(entry: dict[str, Any], key: str, kind: type, what: str) -> Any:
+    value = entry.get(key)
+    if type(value) is not kind:
+        problem = f"has {brief(value)} as {key!r}, not {_KINDS[kind]}" if key in entry else f"has no {key!r}"
+        raise _wrong(entry, what, problem)
+    return value
+
+
+def _wrong(entry: dict[str, Any], what: str, problem: str) -> ValueError:
+    name = f"{what} {brief(entry['id'])}" if "id" in entry else f"the {what} {brief(entry)}"
+    return ValueError(f"{name} {problem}")

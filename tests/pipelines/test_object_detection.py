@@ -1,0 +1,385 @@
+"""The detector's pipeline: boxes and polygons go where the picture goes, on both lanes, and batches are padded."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from minato_gpu import DataLoader
+from minato_gpu.cli import main
+from minato_gpu.lanes.device import build_executor
+from minato_gpu.parity import check
+from minato_gpu.samples import StageError
+from pipelines import detection_stages, object_detection
+from pipelines.coco import CocoDetection
+from pipelines.example_detections import scenes, write
+from pipelines.example_photographs import with_orientation
+from pipelines.image_classification import STD
+
+LEVEL = 1 / (255 * min(STD))  # the largest of the three channels'
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("example")
+    write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(root: Path) -> Any:
+    return CocoDetection.in_folder(root, keep_empty=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((480, 640), (800, 1066)),  # 640 * 800 / 480 = 1066.67
+        ((640, 480), (1066, 800)),
+        ((427, 640), (800, 1199)),  # 640 * 800 / 427 = 1199.06
+        ((800, 800), (800, 800)),
+        ((1000, 1000), (800, 800)),
+        ((800, 1333), (800, 1333)),
+        ((300, 1000), (399, 1333)),  # the longer side would be 2666
+        ((1000, 300), (1333, 399)),
+        ((2000, 3333), (799, 1333)),  # would be 1333.2
+        ((1, 5000), (1, 1333)),
+        ((1, 1), (800, 800)),
+    ],
+)
+def test_the_target_size(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert detection_stages.target_size(*size, shorter=800, longest=1333) == expected
+
+
+def painted(folder: Path, orientation: int = 1) -> dict[str, Any]:
+    """A black picture with a white rectangle, left of the middle and above it, as an item of the data set."""
+    picture = np.zeros((90, 130, 3), np.uint8)
+    picture[10:40, 21:52] = 255
+    path = folder / f"painted{orientation}.jpg"
+    encoded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 98])[1].tobytes()
+    path.write_bytes(with_orientation(encoded, orientation))
+    corners = np.array([[21, 10], [52, 10], [52, 40], [21, 40]], np.float32)
+    return {
+        "path": str(path),
+        "image_id": 3,
+        "declared": np.array([90, 130], np.int32),
+        "boxes": np.array([[21, 10, 52, 40]], np.float32),
+        "labels": np.array([1], np.int64),
+        "points": corners,
+        "rings": np.array([[0, 4]], np.int32),
+    }
+
+
+def on_lane(pipeline: Any, lane: str, item: Any, seed: int = 0) -> Any:
+    if lane == "cpu":
+        return pipeline.run(item, seed)
+    split = pipeline.host_prefix
+    executor = build_executor(pipeline, split)
+    result = executor.run([(pipeline.run(item, seed, stop=split), seed)])[0]
+    executor.close()
+    assert not isinstance(result, StageError), result
+    return result
+
+
+@pytest.mark.parametrize("lane", ["cpu", "device"])
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+@pytest.mark.parametrize(("shorter", "longest"), [(203, 999), (41, 999), (500, 170)])
+def test_objects_stay_on_what_they_outline(tmp_path: Path, lane: str, flip: float, shorter: int, longest: int) -> None:
+    shorter = min(shorter, longest)
+    pipeline = object_detection.build(shorter, longest, flip=flip, masks="bitmaps")
+    sample = on_lane(pipeline, lane, painted(tmp_path))
+    white = sample["image"].mean(axis=0) > 0.1  # black is -2.0, white 2.4
+    assert white.shape == tuple(sample["shape"])
+    rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
+    seen = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+    assert sample["boxes"][0] == pytest.approx(seen, abs=1.01)
+    assert (seen[0] > white.shape[1] - seen[2]) == bool(flip)  # it lay left of the middle
+    both, either = (white & sample["masks"][0] > 0).sum(), (white | sample["masks"][0] > 0).sum()
+    assert both / either > (0.95 if shorter > 100 else 0.8)
+
+
+def test_polygons_go_with_their_boxes(data: Any) -> None:
+    for flip in (0.0, 1.0):
+        sample = object_detection.build(120, 200, flip=flip).run(data[0], 1)
+        ends = np.cumsum(sample["rings"][:, 1])
+        for number, box in enumerate(sample["boxes"]):
+            mine = [n for n, owner in enumerate(sample["rings"][:, 0]) if owner == number]
+            points = np.concatenate([sample["points"][ends[n] - sample["rings"][n, 1] : ends[n]] for n in mine])
+            height, width = (int(n) for n in sample["shape"])
+            bounds = np.clip([*points.min(axis=0), *points.max(axis=0)], 0, [width, height] * 2)
+            assert box == pytest.approx(bounds, abs=0.01)
+
+
+def test_mirroring_twice_changes_nothing(data: Any) -> None:
+    item = {**data[1], "size": data[1]["declared"]}
+    height, width = (int(n) for n in item["size"])
+    place = partial(detection_stages.place, shorter=min(height, width), longest=max(height, width))
+    once = place(item, {"mirror": np.int32(1)})
+    twice = place({**item, **once}, {"mirror": np.int32(1)})
+    assert once["shape"].tolist() == [height, width]
+    assert not np.allclose(once["boxes"], item["boxes"], atol=1)
+    for name in ("boxes", "points"):
+        np.testing.assert_allclose(twice[name], item[name], atol=1e-3)
+    image: dict[str, Any] = {"image": np.arange(24, dtype=np.uint8).reshape(2, 4, 3), "mirror": np.int32(1)}
+    mirrored = detection_stages.mirror(image, {})["image"]
+    assert np.array_equal(mirrored, image["image"][:, ::-1])
+    assert np.array_equal(detection_stages.mirror({**image, "image": mirrored}, {})["image"], image["image"])
+
+
+def test_mirroring_is_as_probable_as_asked(data: Any) -> None:
+    pipeline = object_detection.build(flip=0.25)
+    drawn = [int(pipeline.draw(1, {}, seed)["mirror"]) for seed in range(2000)]
+    assert abs(np.mean(drawn) - 0.25) < 0.04
+
+
+def star(rng: np.random.Generator, corners: int) -> Any:
+    """A polygon of random spikes around (20, 15), in part outside a picture of 40 x 30."""
+    turns = np.sort(rng.uniform(0, 2 * np.pi, corners))
+    spikes = rng.uniform(3, 25, corners)
+    return np.stack([20 + spikes * np.cos(turns), 15 + spikes * np.sin(turns)], axis=1).astype(np.float32)
+
+
+def test_a_pixel_is_filled_where_its_centre_lies_within() -> None:
+    for seed in range(30):
+        ring = star(np.random.default_rng(seed), 3 + seed % 9)
+        mask = np.zeros((30, 40), np.uint8)
+        detection_stages.fill(mask, ring)
+        for row in range(30):
+            for column in range(40):
+                distance = cv2.pointPolygonTest(ring[:, None], (column + 0.5, row + 0.5), True)
+                if abs(distance) > 1e-3:
+                    assert mask[row, column] == (distance > 0), (seed, row, column)
+
+
+@pytest.mark.parametrize(
+    ("ring", "rows", "columns"),
+    [
+        ([[2, 3], [7, 3], [7, 5], [2, 5]], slice(3, 5), slice(2, 7)),
+        ([[2, 5], [7, 5], [7, 3], [2, 3]], slice(3, 5), slice(2, 7)),  # the other way round
+        ([[-9, -9], [99, -9], [99, 99], [-9, 99]], slice(0, 9), slice(0, 11)),
+        ([[2.6, 3], [7.4, 3], [7.4, 5], [2.6, 5]], slice(3, 5), slice(3, 7)),
+        ([[-9, 2], [-2, 2], [-2, 6], [-9, 6]], slice(0, 0), slice(0, 0)),
+        ([[20, 2], [25, 2], [25, 6], [20, 6]], slice(0, 0), slice(0, 0)),
+        ([[2, 12], [5, 12], [5, 19]], slice(0, 0), slice(0, 0)),
+        ([[2, 3.6], [9, 3.6], [9, 4.4], [2, 4.4]], slice(0, 0), slice(0, 0)),  # between two rows of centres
+    ],
+)
+def test_filling_rectangles(ring: list[list[float]], rows: slice, columns: slice) -> None:
+    expected = np.zeros((9, 11), np.uint8)
+    expected[rows, columns] = 1
+    mask = np.zeros((9, 11), np.uint8)
+    detection_stages.fill(mask, np.array(ring, np.float32))
+    assert np.array_equal(mask, expected)
+
+
+def area(ring: Any) -> float:
+    x, y = ring.T.astype(np.float64)
+    return abs(float(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1)))) / 2
+
+
+def test_bitmaps_have_the_polygons_area(data: Any) -> None:
+    pipeline, polygons = (object_detection.build(400, 640, flip=1.0, masks=how) for how in ("bitmaps", "polygons"))
+    for number in range(len(data)):
+        sample, same = pipeline.run(data[number], 0), polygons.run(data[number], 0)
+        masks = sample["masks"]
+        assert masks.dtype == np.uint8 and masks.shape == (len(sample["boxes"]), *sample["shape"])
+        assert masks.max(initial=0) <= 1 and np.array_equal(sample["image"], same["image"])
+        for owner in range(len(masks)):
+            rings = same["rings"][:, 0] == owner
+            pieces = np.split(same["points"], np.cumsum(same["rings"][:, 1])[:-1])
+            clipped = [
+                np.clip(piece, 0, same["shape"][::-1]) for piece, mine in zip(pieces, rings, strict=True) if mine
+            ]
+            assert masks[owner].sum() == pytest.approx(sum(map(area, clipped)), rel=0.03)
+
+
+def test_rings_of_one_object_are_united() -> None:
+    square = np.array([[0, 0], [6, 0], [6, 6], [0, 6]], np.float32)
+    fields = {
+        "shape": np.array([10, 10], np.int32),
+        "boxes": np.zeros((2, 4), np.float32),
+        "points": np.concatenate([square, square + 3, square]),
+        "rings": np.array([[1, 4], [1, 4], [0, 4]], np.int32),
+    }
+    masks = detection_stages.draw_masks(fields, {})["masks"]
+    assert [int(mask.sum()) for mask in masks] == [36, 36 + 36 - 9]
+    fields["rings"] = fields["rings"][:2]
+    with pytest.raises(ValueError, match="object 0 has no polygon"):
+        detection_stages.draw_masks(fields, {})
+
+
+def test_a_sample_from_beginning_to_end(data: Any) -> None:
+    pipeline = object_detection.build(100, 150)
+    for number in range(len(data)):
+        sample = pipeline.run(data[number], 5)
+        height, width = (int(n) for n in sample["shape"])
+        assert list(sample) == ["image", "boxes", "labels", "image_id", "shape", "points", "rings"]
+        assert sample["image"].shape == (3, height, width) and sample["image"].dtype == np.float32
+        assert min(height, width) == 100 or max(height, width) == 150
+        assert sample["image_id"] == data[number]["image_id"]
+        assert (sample["boxes"] >= 0).all() and (sample["boxes"] <= [width, height] * 2).all()
+
+
+def test_features(data: Any) -> None:
+    pipeline = object_detection.build(100, 150)
+    for number in range(len(data)):
+        fields = pipeline.run(data[number], 5, stop=pipeline.host_prefix)
+        found = dict(zip(pipeline.feature_names, pipeline.features(fields), strict=True))
+        height, width = (int(n) for n in data[number]["declared"])
+        encoded = Path(data[number]["path"]).stat().st_size
+        progressive = scenes()[Path(data[number]["path"]).stem].progressive
+        assert found["place.encoded_bytes"] == encoded and found["place.pixels"] == height * width
+        assert found["place.target_pixels"] == np.prod(fields["shape"])
+        assert found["place.progressive_bytes"] == (encoded if progressive else 0)
+
+
+@pytest.mark.parametrize("masks", object_detection.MASKS)
+def test_both_implementations_agree(data: Any, masks: str) -> None:
+    for sizes in ((160, 266), (67, 400)):
+        results = check(object_detection.build(*sizes, masks=masks), [data[n] for n in range(len(data))], draws=2)
+        assert [result for result in results if not result.passed] == []
+        assert {result.stage for result in results} >= {"decode", "resize", "flip", "normalise"}
+
+
+def test_the_implementations_are_compared_by_the_command(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_detection, "pipeline", partial(object_detection.build, 96, 160))
+    result = CliRunner().invoke(main, ["check", "pipelines.object_detection", "--data", str(root)])
+    assert result.exit_code == 0, result.output
+    assert "within its tolerance" in result.output and "left out" not in result.output
+
+
+class TestBatches:
+    def batch(self, data: Any, **settings: Any) -> tuple[list[Any], Any]:
+        samples = [object_detection.build(100, 150).run(data[n], n) for n in (0, 3, 4, 5)]
+        return samples, object_detection.pad_batch(samples, **settings)
+
+    def test_pictures_are_padded_with_zeros(self, data: Any) -> None:
+        samples, batch = self.batch(data)
+        shapes = [sample["image"].shape[1:] for sample in samples]
+        assert len(set(shapes)) > 2
+        height, width = (32 * -(-max(sizes) // 32) for sizes in zip(*shapes, strict=True))
+        assert batch["image"].shape == (4, 3, height, width) and batch["image"].dtype == torch.float32
+        for image, sample, (h, w) in zip(batch["image"].numpy(), samples, shapes, strict=True):
+            assert np.array_equal(image[:, :h, :w], sample["image"])
+            assert (image[:, h:] == 0).all() and (image[:, :, w:] == 0).all()
+        assert batch["shape"].dtype == torch.int64 and batch["shape"].tolist() == [list(shape) for shape in shapes]
+
+    def test_targets_stay_apart(self, data: Any) -> None:
+        samples, batch = self.batch(data)
+        assert list(batch) == list(samples[0])
+        assert batch["image_id"].tolist() == [sample["image_id"] for sample in samples]
+        for name in ("boxes", "labels", "points", "rings"):
+            for tensor, sample in zip(batch[name], samples, strict=True):
+                assert isinstance(tensor, torch.Tensor) and np.array_equal(tensor.numpy(), sample[name])
+                assert not np.shares_memory(tensor.numpy(), sample[name])
+
+    def test_the_divisor(self, data: Any) -> None:
+        assert self.batch(data, divisor=64)[1]["image"].shape[2:] == (128, 192)
+        assert self.batch(data, divisor=1)[1]["image"].shape[2:] == (100, 150)
+        with pytest.raises(ValueError, match="divisor"):
+            self.batch(data, divisor=0)
+
+    def test_it_goes_to_workers(self, data: Any) -> None:
+        sent = partial(object_detection.pad_batch, divisor=64), object_detection.build(100, 150), data
+        collate, pipeline, images = pickle.loads(pickle.dumps(sent))
+        samples, batch = self.batch(data, divisor=64)
+        assert torch.equal(collate(samples)["image"], batch["image"])
+        assert np.array_equal(pipeline.run(images[3], 3)["image"], samples[1]["image"])
+
+    def test_read_only_samples_and_tensors_are_welcome(self, data: Any) -> None:
+        samples, batch = self.batch(data)
+        for sample in samples:
+            for name in ("image", "boxes", "labels"):
+                sample[name].setflags(write=False)
+        assert torch.equal(object_detection.pad_batch(samples)["image"], batch["image"])
+        tensors = [{name: torch.tensor(value) for name, value in sample.items()} for sample in samples]
+        again = object_detection.pad_batch(tensors)
+        assert torch.equal(again["image"], batch["image"]) and torch.equal(again["boxes"][1], batch["boxes"][1])
+
+
+def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, dict[str, Any]]:
+    """What a loader delivers, by image: the picture without its padding and the targets."""
+    torch.manual_seed(11)
+    pipeline = object_detection.build(96, 160, masks=masks)
+    collate = partial(object_detection.pad_batch, divisor=16)
+    found = {}
+    loader = DataLoader(data, 3, shuffle=True, pipeline=pipeline, collate_fn=collate, **settings)
+    for batch in loader:
+        for at, (image, (height, width)) in enumerate(zip(batch["image"], batch["shape"].tolist(), strict=True)):
+            targets = {name: values[at] for name, values in batch.items() if name not in ("image", "shape")}
+            found[int(targets["image_id"])] = {"image": image[:, :height, :width], **targets}
+    assert len(found) == len(data) == loader.stats()["samples_delivered"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_workers": 1},
+        {"num_workers": 2},
+        {"num_workers": 2, "in_order": False},
+        {"num_workers": 2, "worker_kind": "thread"},
+        {"num_workers": 2, "lanes": ("cpu", "device")},
+        {"num_workers": 2, "lanes": ("cpu", "device"), "in_order": False},
+        {"num_workers": 2, "lanes": ("device",)},
+        {"num_workers": 1, "lanes": ("device",)},
+        {"num_workers": 1, "lanes": ("cpu", "device")},
+        {"num_workers": 2, "lanes": ("cpu", "device"), "masks": "bitmaps"},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_every_loader_delivers_the_same(data: Any, settings: dict[str, Any]) -> None:
+    expected = delivered(data, settings.get("masks", "polygons"), num_workers=0)
+    levels = 3 * LEVEL if "lanes" in settings else 0.0
+    for number, sample in delivered(data, **settings).items():
+        assert sample.keys() == expected[number].keys()
+        for name, value in sample.items():
+            torch.testing.assert_close(value, expected[number][name], rtol=0, atol=levels if name == "image" else 0)
+
+
+class TestErrors:
+    def test_a_picture_of_another_size(self, tmp_path: Path) -> None:
+        item = {**painted(tmp_path), "declared": np.array([91, 130], np.int32)}
+        with pytest.raises(StageError, match=r"'place' failed.*is 130 x 90 pixels, its annotations are for 130 x 91"):
+            object_detection.build().run(item, 0)
+
+    def test_a_picture_that_lies_on_its_side(self, tmp_path: Path) -> None:
+        item = painted(tmp_path, orientation=6)
+        with pytest.raises(StageError, match=r"90 x 130 pixels.*for 130 x 90; boxes must refer .* Exif orientation"):
+            object_detection.build().run(item, 0)
+
+    def test_boxes_refer_to_the_upright_picture(self, tmp_path: Path) -> None:
+        item = painted(tmp_path, orientation=6)  # to be turned clockwise
+        item["declared"] = item["declared"][::-1].copy()
+        sample = object_detection.build(90, 130, flip=0.0).run(item, 0)
+        white = sample["image"].mean(axis=0) > 0.1
+        assert white[21:52, 50:80].mean() > 0.98 and white.sum() == pytest.approx(30 * 31, rel=0.05)
+
+    def test_a_missing_picture(self, data: Any) -> None:
+        item = {**data[0], "path": "nowhere.jpg"}
+        with pytest.raises(StageError, match="'read' failed: FileNotFoundError") as caught:
+            object_detection.build().run(item, 0)
+        assert caught.value.origin.path == "nowhere.jpg"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shorter": 0},
+        {"shorter": 900, "longest": 800},
+        {"flip": 1.5},
+        {"masks": "bitmap"},
+        {"std": (0.1, 0, 0.1)},
+    ],
+)
+def test_nonsense_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        object_detection.build(**settings)
