@@ -1,0 +1,183 @@
+"""The four workloads through PyTorch, torchdata, SPDL, DALI and this loader: ``python -m benchmarks.compare``.
+
+Every loader prepares the same samples by the same transforms (compared within the run), on the same cores, for the same
+emulated steps, from loader-bound (no step) to step-bound. Before its figures count, each peer's settings are swept
+without a step, and the fastest are taken. Loaders take turns within each repetition, each in a fresh process.
+
+    bound      = minimum to the first batch + max(steps, single-process CPU seconds / cores)
+    efficiency = bound / measured
+    AU         = steps / measured
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import report
+from benchmarks.compare.dali import Dali
+from benchmarks.compare.loaders import CANDIDATES
+from benchmarks.compare.run import Case, Run, peak_pss_bytes, run
+from benchmarks.compare.workloads import job
+from benchmarks.data.__main__ import WORKLOADS
+from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.peers import Loader, installed
+from benchmarks.work import sleep_overshoot_s
+from minato_gpu.report import usable_cores
+
+LOADS = (0.0, 1.25, 0.8)
+_COLUMNS = (
+    "loader",
+    "samples_per_s",
+    "efficiency",
+    "au",
+    "first_batch_s",
+    "epoch_gap_s",
+    "wait_p99_s",
+    "cpu_s_per_sample",
+    "peak_pss_bytes",
+    "lateness_max",
+    "error",
+)
+
+
+def rows_of(
+    name: str,
+    directory: Path,
+    loaders: Sequence[str],
+    workers: int,
+    loads: Sequence[float],
+    repetitions: int,
+    epochs: int,
+) -> list[dict[str, Any]]:
+    """All rows of one workload: its peers tuned first, then every load."""
+    overshoot_s = sleep_overshoot_s()
+    base = isolated(Case.measured, name, directory, workers, 0.0, epochs, overshoot_s)
+    chosen = [tuned(base, CANDIDATES[loader]) for loader in loaders if _can_run(loader, base)]
+    rows = []
+    for load in loads:
+        case = Case(**{**asdict(base), "load": load})
+        rows += case_rows(case, chosen, repetitions)
+    return rows
+
+
+def tuned(case: Case, candidates: Sequence[Loader]) -> Loader:
+    """The candidate that prepares most samples per second without a step."""
+    if len(candidates) == 1:
+        return candidates[0]
+    quick = Case(**{**asdict(case), "epochs": 1})
+    rates = [isolated(run, quick, each, timeout_s=_limit_s(case)).samples_per_s for each in candidates]
+    best = candidates[rates.index(max(rates))]
+    report.progress(f"{case.workload}, {best.name}: {', '.join(f'{rate:.0f}' for rate in rates)} samples/s -> {best}")
+    return best
+
+
+def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int) -> list[dict[str, Any]]:
+    """A row for each loader; they take turns within each repetition."""
+    runs: dict[str, list[Run]] = {loader.name: [] for loader in loaders}
+    errors: dict[str, str] = {}
+    for repetition in range(repetitions):
+        for loader in loaders:
+            where = f"{case.workload}, load {case.load:g}, {repetition + 1}/{repetitions}, {loader.name}"
+            try:
+                outcome = isolated(run, case, loader, timeout_s=_limit_s(case))
+            except MeasurementError as error:
+                errors[loader.name] = str(error)
+                report.progress(f"{where} failed:\n{error}")
+                continue
+            runs[loader.name].append(outcome)
+            report.progress(f"{where}: {outcome.samples_per_s:.1f} samples/s, efficiency {outcome.efficiency:.3f}")
+    return [_row(case, loader, runs[loader.name], errors.get(loader.name)) for loader in loaders]
+
+
+def _row(case: Case, loader: Loader, runs: Sequence[Run], error: str | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "case": f"{case.workload}, step {1e3 * case.step_s:.1f} ms",
+        "workload": case.workload,
+        "loader": loader.name,
+        "order": loader.order,
+        "step": "emulated" if case.load else "none",
+        "step_ms": 1e3 * case.step_s,
+        "load": case.load,
+        "workers": case.workers,
+        "repetitions": len(runs),
+        "cpu_s": case.cpu_s,
+        "samples": case.samples * case.epochs,
+    }
+    if runs:
+        for field in fields(Run):
+            name, unit = (field.name[:-2], "_s") if field.name.endswith("_s") else (field.name, "")
+            if field.name in ("samples_per_s", "wait_p50_s"):
+                name, unit = field.name, ""
+            row |= report.summarise(name, [getattr(each, field.name) for each in runs], unit)
+        row["peak_pss_bytes"] = isolated(peak_pss_bytes, _one_epoch(case), loader, timeout_s=_limit_s(case))
+    if error is not None:
+        row["error"] = error
+    asked = job(case.workload, case.directory, case.workers)
+    row["loader_settings"] = ", ".join(f"{key}={value}" for key, value in loader.settings(asked).items())
+    return row
+
+
+def _one_epoch(case: Case) -> Case:
+    return Case(**{**asdict(case), "epochs": 1})
+
+
+def _limit_s(case: Case) -> float:
+    return 60 + 20 * (case.epochs + 1) * case.cpu_s
+
+
+def _can_run(loader: str, case: Case) -> bool:
+    one = CANDIDATES[loader][0]
+    if isinstance(one, Dali) and not Dali.can_run(job(case.workload, case.directory, case.workers).pipeline):
+        return False
+    return installed(one)
+
+
+@click.command(help=__doc__)
+@report.command
+@click.argument("names", metavar="[WORKLOAD]...", nargs=-1, type=click.Choice(list(WORKLOADS)))
+@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="DIR/WORKLOAD made by benchmarks.data.")
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Default: one for each core.")
+@click.option("--load", "loads", type=float, multiple=True, help=f"Work over steps, 0: no step. Default: {LOADS}.")
+@click.option("--epochs", type=click.IntRange(min=1), default=2, show_default=True)
+def main(
+    json_path: str | None,
+    quick: bool,
+    repetitions: int | None,
+    names: tuple[str, ...],
+    wanted: tuple[str, ...],
+    data: Path | None,
+    workers: int | None,
+    loads: tuple[float, ...],
+    epochs: int,
+) -> None:
+    loaders = [name for name in CANDIDATES if not wanted or any(word in name for word in wanted)]
+    if not loaders:
+        raise click.UsageError(f"no loader is called {wanted!r}; there are: {', '.join(CANDIDATES)}")
+    workers = workers or usable_cores()
+    repetitions = repetitions or (1 if quick else 3)
+    loads = loads or ((0.0,) if quick else LOADS)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names or tuple(WORKLOADS):
+            directory = (data or Path(scratch)) / name
+            if not directory.exists():
+                report.progress(f"making data for {name} in {directory}")
+                directory.mkdir(parents=True)
+                for _ in WORKLOADS[name].write(directory, 24 if quick else 300, 0):
+                    pass
+            rows += rows_of(name, directory, loaders, workers, loads, repetitions, epochs)
+    settings = {"workers": workers, "repetitions": repetitions, "epochs": epochs, "quick": quick}
+    report.publish(report.document("compare", settings, rows), json_path, _COLUMNS)
+    if any("error" in row for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""One run of one loader on one case."""
+
+from __future__ import annotations
+
+import copy
+import resource
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.compare.content import Reader, same_content
+from benchmarks.compare.workloads import Begun, Indexed, Prepared, job
+from benchmarks.data import measure
+from benchmarks.peers import Job, Loader
+from minato_gpu.report import usable_cores
+from minato_gpu.stages import Tolerance
+
+_CHECKED = 3  # batches whose content is compared
+_WATCH_S = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload's data with a step.
+
+    ``load``: the samples' work takes so many times as long on all cores as the steps (0: there is no step).
+    ``cpu_s``: CPU seconds that one process, alone, needs for an epoch; ``first_s``: the least time to any batch.
+    """
+
+    workload: str
+    directory: Path
+    workers: int
+    load: float
+    epochs: int
+    samples: int
+    batch_size: int
+    cpu_s: float
+    first_s: float
+    overshoot_s: float
+
+    @classmethod
+    def measured(
+        cls, workload: str, directory: Path, workers: int, load: float, epochs: int, overshoot_s: float
+    ) -> Case:
+        """Measure what an epoch costs here."""
+        asked = job(workload, directory, workers)
+        costs = measure.costs(asked.source, asked.pipeline, range(len(asked.source)), repeats=1)
+        cheapest = np.sort(costs)[: asked.batch_size]
+        first_s = max(float(cheapest.max()), float(cheapest.sum()) / usable_cores())
+        samples, cpu_s = len(costs), float(costs.sum())
+        return cls(workload, directory, workers, load, epochs, samples, asked.batch_size, cpu_s, first_s, overshoot_s)
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return -(-self.samples // self.batch_size)
+
+    @property
+    def step_s(self) -> float:
+        """The emulated step."""
+        return self.cpu_s / usable_cores() / self.load / self.batches if self.load else 0.0
+
+    def bound_s(self, begun: int) -> float:
+        """The least time for the timed epochs, of which ``begun`` samples had been begun when the clock started."""
+        cores = usable_cores()
+        ahead_s = begun * self.cpu_s / self.samples
+        work_s = max(0.0, self.epochs * self.cpu_s - ahead_s) / cores
+        return max(0.0, self.first_s - ahead_s / cores) + max(self.epochs * self.batches * self.step_s, work_s)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run measured."""
+
+    samples_per_s: float
+    efficiency: float
+    au: float
+    first_batch_s: float
+    epoch_gap_s: float
+    wait_p50_s: float
+    wait_p95_s: float
+    wait_p99_s: float
+    cpu_s_per_sample: float
+    lateness_max: float
+
+
+def run(case: Case, loader: Loader) -> Run:
+    """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed."""
+    begun = Begun(case.samples)
+    asked = job(case.workload, case.directory, case.workers, begun)
+    reader = Reader(case.batch_size)
+    start = time.perf_counter()
+    made = loader.make(asked)
+    first_batch_s = _warm_up(made, asked, reader, _tolerance(asked, loader)) - start
+    ahead = begun.beyond(1)
+    waits: list[float] = []
+    gaps: list[float] = []
+    reading = 0.0
+    cpu, clock = _tree_cpu_s(), time.perf_counter()
+    for _ in range(case.epochs):
+        reader.begin_epoch()
+        asking, batches = time.perf_counter(), iter(made)
+        for number in range(case.batches):
+            batch = next(batches)
+            now = time.perf_counter()
+            (waits if number else gaps).append(now - asking)
+            before = time.thread_time()
+            reader.read(batch)
+            reading += time.thread_time() - before
+            rest = now + case.step_s - case.overshoot_s - time.perf_counter()
+            if rest > 0:
+                time.sleep(rest)
+            asking = time.perf_counter()
+        if next(batches, None) is not None:
+            raise RuntimeError(f"{loader.name} delivered more than {case.batches} batches")
+    elapsed, cpu = time.perf_counter() - clock, _tree_cpu_s() - cpu
+    del batch, batches
+    reader.check(case.samples, 1 + case.epochs)
+    loader.close(made)
+    count = case.samples * case.epochs
+    p50, p95, p99 = np.percentile(waits, [50, 95, 99])
+    return Run(
+        samples_per_s=count / elapsed,
+        efficiency=case.bound_s(ahead) / elapsed,
+        au=case.epochs * case.batches * case.step_s / elapsed,
+        first_batch_s=first_batch_s,
+        epoch_gap_s=float(np.median(gaps)),
+        wait_p50_s=float(p50),
+        wait_p95_s=float(p95),
+        wait_p99_s=float(p99),
+        cpu_s_per_sample=(cpu - reading) / count,
+        lateness_max=float(reader.late),
+    )
+
+
+def peak_pss_bytes(case: Case, loader: Loader) -> int:
+    """Proportional bytes of the process tree at their peak, in a run of its own: watching takes time."""
+    peak, stop = [0], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(_WATCH_S):
+            peak[0] = max(peak[0], _tree_pss_bytes())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        run(case, loader)
+    finally:
+        stop.set()
+        thread.join()
+    return peak[0]
+
+
+def _warm_up(made: Iterable[Any], asked: Job, reader: Reader, tolerance: Tolerance | None) -> float:
+    """An epoch without steps; the moment of its first batch. Some batches are compared once it is over."""
+    first, kept = 0.0, []
+    reader.begin_epoch()
+    for number, batch in enumerate(made):
+        first = first or time.perf_counter()
+        reader.read(batch)
+        if number < _CHECKED:
+            kept.append(copy.deepcopy(batch))
+    source = Indexed(asked.source.dataset)  # does not count what is prepared for comparing
+    alone = replace(asked, dataset=Prepared(source, asked.pipeline, asked.dataset.seed))
+    for batch in kept:
+        same_content(batch, alone, tolerance)
+    return first
+
+
+def _tolerance(asked: Job, loader: Loader) -> Tolerance | None:
+    """How far a loader's samples may be from the CPU implementation's: not at all where that is what it runs."""
+    return asked.pipeline.tolerance.get("cpu") if "device" in getattr(loader, "lanes", ()) else None
+
+
+def _tree_cpu_s() -> float:
+    """CPU seconds of this process and all its descendants so far, those that have ended included."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _tree_pss_bytes() -> int:
+    this = psutil.Process()
+    return sum(_pss_bytes(process.pid) for process in (this, *this.children(recursive=True)))
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0  # it has ended
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

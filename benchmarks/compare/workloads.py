@@ -1,0 +1,132 @@
+"""What is compared: each workload's samples, in the two forms in which loaders can have them.
+
+``Prepared`` is a map-style data set whose items are finished samples: every loader takes that. ``Indexed`` holds the
+pipeline's inputs, for loaders that can have its steps apart. Every sample carries its index, so that one sees whether
+each came exactly once, and how late.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from benchmarks.data.__main__ import WORKLOADS
+from benchmarks.peers import Job
+from minato_gpu import Pipeline
+from minato_gpu.samples import sample_seed
+from minato_gpu.stages import Field
+from pipelines import object_detection, speech_recognition
+
+INDEX = "index"
+_BATCHES = 8  # of an epoch, at least: with fewer there is nothing to compare
+
+
+class Begun:
+    """How often each sample has been begun, in memory that forked workers share."""
+
+    def __init__(self, samples: int) -> None:
+        self.counts = np.frombuffer(mmap.mmap(-1, 4 * samples), np.int32)
+
+    def beyond(self, epochs: int) -> int:
+        """Samples begun for later epochs than these."""
+        return int(np.maximum(self.counts - epochs, 0).sum())
+
+
+class Indexed:
+    """A data set's items, each with its index."""
+
+    def __init__(self, dataset: Any, begun: Begun | None = None) -> None:
+        self.dataset = dataset
+        self.begun = begun
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.begun is not None:
+            self.begun.counts[index] += 1
+        return {**self.dataset[index], INDEX: np.int64(index)}
+
+
+class Prepared:
+    """Finished samples, with the same random values in every epoch."""
+
+    def __init__(self, source: Indexed, pipeline: Pipeline, seed: int) -> None:
+        self.source = source
+        self.pipeline = pipeline
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(self.pipeline.run(self.source[index], sample_seed(self.seed, 0, index, 0)))
+
+
+class Padded:
+    """A collate function of a workload that pads, with the indices added."""
+
+    def __init__(self, pad: Callable[[list[Any]], dict[str, Any]]) -> None:
+        self.pad = pad
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        indices = [int(sample[INDEX]) for sample in samples]
+        batch = self.pad([{name: value for name, value in sample.items() if name != INDEX} for sample in samples])
+        return {**batch, INDEX: torch.tensor(indices)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """``batch_size`` is the published one, smaller where the data are."""
+
+    batch_size: int
+    collate: Callable[[list[Any]], Any]
+
+
+SETTINGS: dict[str, Setting] = {
+    "image_classification": Setting(64, default_collate),
+    "object_detection": Setting(8, Padded(object_detection.pad_batch)),
+    "segmentation_3d": Setting(3, default_collate),
+    "speech_recognition": Setting(24, Padded(speech_recognition.pad_batch)),
+}
+
+
+def job(name: str, directory: Path, workers: int, begun: Begun | None = None) -> Job:
+    """What loaders are asked to do: several epochs over the data in ``directory``."""
+    workload, setting = WORKLOADS[name], SETTINGS[name]
+    pipeline = with_index(workload.pipeline(directory))
+    source = Indexed(workload.dataset(directory), begun)
+    few = [Prepared(Indexed(source.dataset), pipeline, 0)[at] for at in range(0, len(source), max(1, len(source) // 8))]
+    return Job(
+        Prepared(source, pipeline, first_epoch_seed()),
+        min(setting.batch_size, max(1, len(source) // _BATCHES)),
+        workers,
+        sample_bytes=int(np.mean([sum(np.asarray(value).nbytes for value in sample.values()) for sample in few])),
+        keep_workers=True,
+        collate=setting.collate,
+        source=source,
+        pipeline=pipeline,
+    )
+
+
+def first_epoch_seed() -> int:
+    """The seed that a loader draws for its first epoch from a generator that was seeded with 0, as PyTorch's does."""
+    generator = torch.Generator().manual_seed(0)
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def with_index(pipeline: Pipeline) -> Pipeline:
+    return Pipeline(
+        pipeline.stages,
+        outputs=(*pipeline.outputs, INDEX),
+        name=pipeline.name,
+        inputs={**pipeline.input_fields, INDEX: Field(np.int64)},
+        tolerance=pipeline.tolerance,
+    )

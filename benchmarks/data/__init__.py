@@ -1,0 +1,1 @@
+"""Data sets in the real formats, made from what installed packages ship, with the published spread of cost."""

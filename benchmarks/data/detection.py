@@ -1,0 +1,103 @@
+"""Photographs with outlined objects in COCO's layout.
+
+What a sample costs is decided by two sizes: that of the file, which is decoded, and that of the picture which it
+becomes, 800 pixels on its shorter side unless the longer one would exceed 1,333. The cheap ones are therefore long
+and narrow, the costly ones large.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from benchmarks.data import measure
+from benchmarks.data.pictures import NAMES, picture
+from benchmarks.data.published import SPREADS, Array
+from pipelines import object_detection
+
+SPLIT = "train"
+_NARROW, _USUAL, _LARGE = (0.03e6, 6.0), (0.3e6, 4 / 3), (24e6, 4 / 3)  # pixels, width / height
+_PROBES = np.linspace(1.0, 3.0, 17)
+_MIDDLE = 2.0
+
+
+def write(directory: Path, count: int, seed: int) -> Iterator[int]:
+    """Write ``count`` photographs; yields how many are done. Raises ValueError where no size costs enough."""
+    relative = SPREADS["object_detection"].relative(count)
+    curve = _curve(seed)
+    middle = float(curve.seconds(np.array([_MIDDLE]))[0])
+    sizes = np.random.default_rng(seed).permutation(curve.sizes(middle * relative))
+    yield from _write(directory, sizes, seed)
+
+
+def _curve(seed: int) -> measure.Curve:
+    """Seconds by size, measured on a few photographs of each."""
+    each = 5
+    with tempfile.TemporaryDirectory() as scratch:
+        for _ in _write(Path(scratch), np.repeat(_PROBES, each), seed):
+            pass
+        dataset = object_detection.dataset(scratch)
+        seconds = measure.costs(dataset, object_detection.pipeline(), range(len(dataset)))
+    return measure.Curve(_PROBES.tolist(), np.median(seconds.reshape(-1, each), axis=1).tolist())
+
+
+def _write(directory: Path, sizes: Array, seed: int) -> Iterator[int]:
+    images, annotations = directory / SPLIT, directory / "annotations"
+    images.mkdir(parents=True, exist_ok=True)
+    annotations.mkdir(exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
+    for number, size in enumerate(sizes.tolist()):
+        rng = np.random.default_rng([seed, number])
+        height, width = _dimensions(size)
+        name = f"{number:012}.jpg"
+        quality = [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(82, 96))]
+        if not cv2.imwrite(str(images / name), picture(height, width, rng), quality):
+            raise OSError(f"OpenCV could not write {images / name}")
+        rows.append({"id": number, "file_name": name, "height": height, "width": width})
+        objects += _objects(number, len(objects), height, width, rng)
+        yield number + 1
+    categories = [{"id": number + 1, "name": Path(name).stem} for number, name in enumerate(NAMES)]
+    content = {"images": rows, "annotations": objects, "categories": categories}
+    (annotations / f"instances_{SPLIT}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _dimensions(size: float) -> tuple[int, int]:
+    """Height and width: from narrow (1) by usual (2) to large (3)."""
+    low, high = (_NARROW, _USUAL) if size < _MIDDLE else (_USUAL, _LARGE)
+    share = size - 1 if size < _MIDDLE else size - _MIDDLE
+    pixels, shape = (a * (b / a) ** share for a, b in zip(low, high, strict=True))
+    return max(1, round(math.sqrt(pixels / shape))), max(1, round(math.sqrt(pixels * shape)))
+
+
+def _objects(image: int, first: int, height: int, width: int, rng: np.random.Generator) -> Sequence[dict[str, Any]]:
+    """About seven objects, as in COCO, outlined by 8 to 40 points."""
+    found = []
+    for number in range(1 + int(rng.poisson(6))):
+        points = int(rng.integers(8, 41))
+        angles = np.linspace(0, 2 * np.pi, points, endpoint=False)
+        centre = rng.uniform([0.1 * width, 0.1 * height], [0.9 * width, 0.9 * height])
+        radius = rng.uniform(0.02, 0.25) * min(height, width) * rng.uniform(0.7, 1.0, points)
+        outline = centre + radius[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        outline = np.clip(outline, 0, [width, height]).round(2)
+        left, top = outline.min(axis=0)
+        wide, high = outline.max(axis=0) - (left, top)
+        found.append(
+            {
+                "id": first + number,
+                "image_id": image,
+                "category_id": 1 + int(rng.integers(len(NAMES))),
+                "bbox": [float(left), float(top), float(wide), float(high)],
+                "area": float(cv2.contourArea(outline.astype(np.float32))),
+                "iscrowd": 0,
+                "segmentation": [outline.reshape(-1).tolist()],
+            }
+        )
+    return found

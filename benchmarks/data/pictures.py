@@ -1,0 +1,43 @@
+"""Pictures of any size from the photographs that scikit-image ships, with grain as of a camera."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import cv2
+import numpy as np
+
+from pipelines.example_photographs import COLOUR, GREY, photograph
+
+NAMES = (*COLOUR, *GREY)
+
+
+@cache
+def _source(name: str) -> Any:
+    return photograph(name)
+
+
+def picture(height: int, width: int, rng: np.random.Generator, name: str | None = None) -> Any:
+    """uint8 (height, width, 3), blue first, or (height, width) from a grey photograph: a part of one, resized.
+
+    Grain is added because an enlarged photograph is smooth and would decode faster than a camera's picture.
+    """
+    source = _source(name or NAMES[int(rng.integers(len(NAMES)))])
+    part = _part(source, height / width, rng)
+    shrinks = height < part.shape[0]
+    resized = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC)
+    rows = min(64, height)
+    strip = (rng.standard_normal((rows, *resized.shape[1:]), dtype=np.float32) * 4).astype(np.int16)
+    grain = np.tile(strip, (-(-height // rows), *[1] * (resized.ndim - 1)))[:height]
+    return np.clip(resized.astype(np.int16) + grain, 0, 255).astype(np.uint8)
+
+
+def _part(source: Any, shape: float, rng: np.random.Generator) -> Any:
+    """A random part whose height is ``shape`` times its width, at least 0.7 of the largest that fits."""
+    height, width = source.shape[:2]
+    largest = min(width, height / shape)
+    wide = max(1, int(largest * rng.uniform(0.7, 1.0)))
+    high = max(1, min(height, round(wide * shape)))
+    top, left = int(rng.integers(height - high + 1)), int(rng.integers(width - wide + 1))
+    return source[top : top + high, left : left + wide]

@@ -1,0 +1,153 @@
+"""LibriSpeech as a data set: FLAC files with the transcripts of a chapter beside them.
+
+Panayotov, Chen, Povey and Khudanpur, "LibriSpeech: an ASR corpus based on public domain audio books", ICASSP 2015.
+Utterance NNNN of a chapter is the file SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac; SPEAKER-CHAPTER.trans.txt in the same
+folder has a line for each: its name, a space, its words.
+
+Decision: tokens lie in one array and names in numbers, not in a Python list for each of 280,000 utterances. Workers
+inherit the data set by fork, and counting references to so many objects would copy their pages into every worker.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
+_NAME = re.compile(r"(.+)-(\d{4})\.flac")
+_LARGEST = 255  # a token is kept in one byte
+_LAYOUT = "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac with SPEAKER-CHAPTER.trans.txt beside it"
+
+
+class LibriSpeech:
+    """The utterances under a folder as a map-style data set, sorted by folder and number.
+
+    Items are ``{"path": str, "tokens": int64 (n,), "index": int}``. A token is 1 + the place of a character of the
+    transcript, in lower case, in ``alphabet``; 0 is left to the blank. ``index`` is the item's place in the data set.
+
+    Raises FileNotFoundError for a folder that is missing or holds no FLAC file, and for a file that its chapter lacks;
+    ValueError for a transcript that is not what it should be, or an alphabet that cannot be used.
+    """
+
+    def __init__(self, root: str | Path, alphabet: str = ALPHABET) -> None:
+        self.root = Path(root)
+        self.alphabet = alphabet
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(root)!r}")
+        numbers = _numbers(alphabet)
+        self._chapters: list[str] = []
+        chapter_of: list[NDArray[np.int32]] = []
+        utterances: list[NDArray[np.int16]] = []
+        tokens: list[NDArray[np.uint8]] = []
+        for folder, files in _folders_with_flac(self.root):
+            chapter = _Chapter(folder, files)
+            texts = chapter.texts()
+            chapter_of.append(np.full(len(texts), len(self._chapters), np.int32))
+            utterances.append(np.array(list(texts), np.int16))
+            tokens += [_tokens(text, line, chapter.transcript, alphabet, numbers) for line, text in texts.values()]
+            self._chapters.append(str(folder / chapter.name))
+        if not tokens:
+            raise FileNotFoundError(f"{str(root)!r} holds no FLAC files; the layout is {_LAYOUT}")
+        self._chapter_of = np.concatenate(chapter_of)
+        self._utterance = np.concatenate(utterances)
+        self._tokens = np.concatenate(tokens)
+        self._ends = np.cumsum([len(text) for text in tokens])
+
+    def __len__(self) -> int:
+        return len(self._utterance)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        index = range(len(self))[index]
+        begin = int(self._ends[index - 1]) if index else 0
+        return {
+            "path": f"{self._chapters[self._chapter_of[index]]}-{self._utterance[index]:04}.flac",
+            "tokens": self._tokens[begin : self._ends[index]].astype(np.int64),
+            "index": index,
+        }
+
+
+def _folders_with_flac(root: Path) -> list[tuple[Path, list[str]]]:
+    """Each folder that holds FLAC files, with the names of those; sorted, so that an index means the same anywhere."""
+    found = []
+    for folder, _, files in os.walk(root):
+        flac = sorted(name for name in files if name.endswith(".flac"))
+        if flac:
+            found.append((Path(folder), flac))
+    return sorted(found)
+
+
+class _Chapter:
+    """One folder: ``name`` is SPEAKER-CHAPTER, ``transcript`` the file with its words."""
+
+    def __init__(self, folder: Path, files: list[str]) -> None:
+        self.folder = folder
+        self.name = f"{folder.parent.name}-{folder.name}"
+        self.transcript = folder / f"{self.name}.trans.txt"
+        self._files = files
+        if not self.transcript.is_file():
+            raise FileNotFoundError(
+                f"{str(folder)!r} has FLAC files but no transcript {self.transcript.name!r}; the layout is {_LAYOUT}"
+            )
+
+    def texts(self) -> dict[int, tuple[int, str]]:
+        """By utterance, in order: the line of the transcript that it is in, from 1, and its text."""
+        known = self._lines()
+        present = {self._number(file): file for file in self._files}
+        for number, file in present.items():
+            if number not in known:
+                raise ValueError(f"{str(self.folder / file)!r} has no line in {self.transcript.name!r}")
+        for number, (line, _) in known.items():
+            if number not in present:
+                missing = f"{self.name}-{number:04}.flac"
+                raise FileNotFoundError(f"{str(self.transcript)!r}, line {line}: there is no {missing!r} beside it")
+        return {number: known[number] for number in sorted(present)}
+
+    def _number(self, file: str) -> int:
+        match = _NAME.fullmatch(file)
+        if match is None or match[1] != self.name:
+            raise ValueError(
+                f"{str(self.folder / file)!r} is not called {self.name}-NNNN.flac after its folders; "
+                f"the layout is {_LAYOUT}"
+            )
+        return int(match[2])
+
+    def _lines(self) -> dict[int, tuple[int, str]]:
+        found: dict[int, tuple[int, str]] = {}
+        for line, content in enumerate(self.transcript.read_text(encoding="utf-8").splitlines(), start=1):
+            name, _, text = content.strip().partition(" ")
+            where = f"{str(self.transcript)!r}, line {line}"
+            match = _NAME.fullmatch(f"{name}.flac")
+            if match is None or match[1] != self.name or not text:
+                raise ValueError(f"{where}: {content!r} is not '{self.name}-NNNN', a space, and the words")
+            if int(match[2]) in found:
+                raise ValueError(f"{where}: {name} has a line already")
+            found[int(match[2])] = (line, text.lower())
+        return found
+
+
+def _numbers(alphabet: str) -> NDArray[np.uint8]:
+    """The token of every Unicode code point, 0 for those outside of the alphabet."""
+    if not alphabet or len(set(alphabet)) != len(alphabet) or alphabet != alphabet.lower():
+        raise ValueError(f"an alphabet consists of different characters, in lower case, got {alphabet!r}")
+    if len(alphabet) > _LARGEST:
+        raise ValueError(f"an alphabet has at most {_LARGEST} characters, this one has {len(alphabet)}")
+    numbers = np.zeros(0x110000, np.uint8)
+    numbers[[ord(character) for character in alphabet]] = np.arange(1, len(alphabet) + 1)
+    return numbers
+
+
+def _tokens(text: str, line: int, transcript: Path, alphabet: str, numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    found = numbers[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
+    outside = np.flatnonzero(found == 0)
+    if len(outside):
+        character = text[outside[0]]
+        raise ValueError(
+            f"{str(transcript)!r}, line {line}: the character {character!r} is not in the alphabet {alphabet!r}; "
+            "give LibriSpeech an alphabet that has it, or change the line"
+        )
+    return found

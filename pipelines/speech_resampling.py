@@ -1,0 +1,75 @@
+"""Speed and rate of speech in one step: a polyphase filter as SciPy designs it, by SciPy and over an array module."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from scipy import signal
+
+from minato_gpu.stages import Fields, Params
+
+_DENOMINATOR = 100  # the finest speed; longer filters would bring nothing that is heard
+
+
+def speed_fraction(speed: float) -> Fraction:
+    """The speed as a fraction that a filter can be made for, to a hundredth part or finer."""
+    return Fraction(speed).limit_denominator(_DENOMINATOR)
+
+
+def draw_speed(rng: np.random.Generator, meta: Fields, *, rate: int, speeds: tuple[float, ...]) -> Params:
+    """up, down: the resampling that brings the file to ``rate`` and plays it at one of ``speeds``, pitch included.
+
+    Ko, Peddinti, Povey and Khudanpur, "Audio augmentation for speech recognition", Interspeech 2015.
+    """
+    speed = speed_fraction(speeds[int(rng.integers(len(speeds)))])
+    ratio = Fraction(rate, int(meta["rate"])) / speed
+    return {"up": ratio.numerator, "down": ratio.denominator}
+
+
+@lru_cache(maxsize=32)
+def taps(up: int, down: int) -> Any:
+    """The low-pass filter that ``scipy.signal.resample_poly`` designs, made once for each ratio: float32 (odd,)."""
+    largest = max(up, down)
+    return signal.firwin(20 * largest + 1, 1 / largest, window=("kaiser", 5.0)).astype(np.float32)
+
+
+def resample(fields: Fields, params: Params) -> Fields:
+    """The audio at ``up`` / ``down`` times its rate."""
+    up, down = int(params["up"]), int(params["down"])
+    if up == down:
+        return {"audio": fields["audio"]}
+    return {"audio": signal.resample_poly(fields["audio"], up, down, window=taps(up, down))}
+
+
+@lru_cache(maxsize=32)
+def _phases(up: int, down: int) -> Any:
+    """The taps that meet input samples, not inserted zeros, for each of the ``up`` places between those.
+
+    float32 (taps, phases): newest sample first.
+    """
+    whole = taps(up, down) * np.float32(up)
+    return np.pad(whole, (0, -len(whole) % up)).reshape(-1, up)
+
+
+def resample_on_device(xp: ModuleType, fields: Fields, params: Params) -> Fields:
+    """As ``resample``, over an array module.
+
+    Tap by tap: to gather the samples for all taps at once would take 20 to 50 times the memory.
+    """
+    audio, up, down = fields["audio"], int(params["up"]), int(params["down"])
+    if up == down:
+        return {"audio": audio}
+    phases = _phases(up, down)
+    weights, reach = xp.asarray(phases), len(phases)
+    count = -(-audio.shape[0] * up // down)
+    at = xp.arange(count, dtype=xp.int64) * down + len(taps(up, down)) // 2
+    phase, newest = at % up, at // up + reach
+    padded = xp.concatenate((xp.zeros(reach, xp.float32), audio, xp.zeros(reach, xp.float32)))
+    resampled = xp.zeros(count, xp.float32)
+    for tap in range(reach):
+        resampled += padded[newest - tap] * weights[tap][phase]
+    return {"audio": resampled}

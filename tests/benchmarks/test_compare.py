@@ -1,0 +1,101 @@
+"""The comparison: one content for all loaders, a check that sees a changed or lost sample, and a run at toy size."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.compare.content import Reader, same_content
+from benchmarks.compare.loaders import CANDIDATES
+from benchmarks.compare.workloads import INDEX, job
+from benchmarks.content import ContentError
+from benchmarks.peers import Job, installed
+from minato_gpu.stages import Tolerance
+from pipelines import image_classification
+
+_KEYS = {
+    "workload",
+    "loader",
+    "step_ms",
+    "workers",
+    "samples_per_s",
+    "samples_per_s_spread",
+    "efficiency",
+    "efficiency_spread",
+    "au",
+    "first_batch_s",
+    "epoch_gap_s",
+    "wait_p99_s",
+    "cpu_s_per_sample",
+    "peak_pss_bytes",
+    "repetitions",
+}
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    directory = tmp_path_factory.mktemp("photographs")
+    image_classification.example_data(directory)
+    return job("image_classification", directory, workers=2)
+
+
+@pytest.mark.parametrize("name", [name for name, each in CANDIDATES.items() if installed(each[0])])
+def test_every_loader_delivers_the_same_samples(asked: Job, name: str) -> None:
+    loader = CANDIDATES[name][0]
+    made, reader = loader.make(asked), Reader(asked.batch_size)
+    tolerance = asked.pipeline.tolerance["cpu"] if "device" in getattr(loader, "lanes", ()) else None
+    for batch in made:
+        reader.read(batch)
+        same_content(copy.deepcopy(batch), asked, tolerance)
+        del batch
+    reader.check(len(asked.source), epochs=1)
+    assert reader.late <= (8 if loader.order == "bounded" else 0 if loader.order == "in order" else 99)
+    loader.close(made)
+
+
+def _batch(asked: Job) -> Any:
+    return asked.join([asked.dataset[index] for index in range(4)])
+
+
+def test_a_changed_sample_is_seen(asked: Job) -> None:
+    batch = _batch(asked)
+    same_content(batch, asked, None)
+    batch["image"][1, 0, 0, 0] += 0.5
+    with pytest.raises(ContentError, match="image of samples"):
+        same_content(batch, asked, None)
+    with pytest.raises(ContentError, match="image of samples"):
+        same_content(batch, asked, Tolerance(2, 0.25))
+
+
+def test_a_lost_sample_is_seen(asked: Job) -> None:
+    reader = Reader(4)
+    reader.read(_batch(asked))
+    with pytest.raises(ContentError, match="once per epoch"):
+        reader.check(5, epochs=1)
+
+
+def test_lateness_counts_batches(asked: Job) -> None:
+    reader = Reader(4)
+    batch = _batch(asked)
+    for first in (4, 8, 0):
+        batch[INDEX] = first + batch[INDEX] % 4
+        reader.read(batch)
+    assert reader.late == 2
+
+
+@pytest.mark.timeout(240)
+def test_a_run_at_toy_size(tmp_path: Path) -> None:
+    names = ["--loader", "pytorch in order", "--loader", "minato_gpu in order"]
+    command = [sys.executable, "-m", "benchmarks.compare", "image_classification", *names, "--quick", "--json", "-"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    rows = json.loads(completed.stdout)["rows"]
+    assert [row["loader"] for row in rows] == ["pytorch in order", "minato_gpu in order"]
+    assert all(set(row) >= _KEYS for row in rows)
+    assert all(row["samples_per_s"] > 0 and row["peak_pss_bytes"] > 1e6 and row["lateness_max"] == 0 for row in rows)

@@ -1,0 +1,219 @@
+"""Speech through the pipeline as a whole: the same content on either lane and any workers, batches, spoken examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from click.testing import CliRunner
+
+from minato_gpu import DataLoader, parity
+from minato_gpu.cli import main
+from minato_gpu.samples import StageError
+from pipelines import example_voices, speech_recognition
+from pipelines.librispeech import LibriSpeech
+from pipelines.speech_recognition import Steps, build, pad_batch
+
+LENGTHS = (0.3, 1.1, 0.05, 0.7, 0.4, 0.9, 0.5)  # seconds
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> LibriSpeech:
+    """Seven noises with transcripts of their own lengths; one file is not at 16 kHz."""
+    root = tmp_path_factory.mktemp("corpus")
+    utterances = []
+    for number, seconds in enumerate(LENGTHS):
+        rate = 22_050 if number == 3 else 16_000
+        rng = np.random.default_rng(number)
+        samples = rng.standard_normal(round(seconds * rate)).astype(np.float32) * 0.1
+        samples *= (1 + np.sin(np.arange(len(samples)) / 2000)).astype(np.float32)
+        utterances.append(("a" * (number + 1), samples, rate))
+    example_voices.write_chapter(root, 1, 2, utterances)
+    return LibriSpeech(root)
+
+
+@pytest.fixture(scope="module")
+def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The spoken examples."""
+    root = tmp_path_factory.mktemp("voices")
+    speech_recognition.example_data(root)
+    return root
+
+
+def batches(corpus: Any, workers: int, lanes: tuple[str, ...] = ("cpu",), **settings: Any) -> list[Any]:
+    torch.manual_seed(3)
+    pipeline = build(steps=Steps(light_rounds=5, heavy_rounds=50))
+    order = [0, 1, 2, 3, 4, 5, 6, 4, 2, 0]
+    return list(
+        DataLoader(
+            corpus,
+            3,
+            sampler=order,
+            pipeline=pipeline,
+            collate_fn=pad_batch,
+            num_workers=workers,
+            lanes=lanes,
+            **settings,
+        )
+    )
+
+
+def samples_of(found: list[Any]) -> list[tuple[Any, ...]]:
+    """Each sample of the batches without its padding."""
+    rows = []
+    for batch in found:
+        for n, (frames, count) in enumerate(zip(batch["frames"], batch["token_counts"], strict=True)):
+            rows.append((batch["features"][n, :frames], batch["tokens"][n, :count], batch["direction"][n]))
+    return rows
+
+
+class TestContent:
+    def test_a_sample_from_beginning_to_end(self, corpus: LibriSpeech) -> None:
+        for index, seconds in enumerate(LENGTHS):
+            sample = build(speeds=(1.0,)).run(corpus[index], 7)
+            assert sample["features"].shape == (-(-(int(seconds * 100) + 1) // 3), 240)
+            assert sample["features"].dtype == np.float32
+            assert sample["tokens"].tolist() == [2] * (index + 1)
+        slow = build(speeds=(0.5,)).run(corpus[1], 7)
+        assert len(slow["features"]) == -(-221 // 3)
+
+    def test_it_depends_on_the_seed_alone(self, corpus: LibriSpeech) -> None:
+        one, same, other = (build().run(corpus[1], seed)["features"] for seed in (1, 1, 2))
+        assert np.array_equal(one, same)
+        assert one.shape != other.shape or not np.array_equal(one, other)
+
+    def test_workers_change_nothing(self, corpus: LibriSpeech) -> None:
+        expected = batches(corpus, 1)
+        for workers in (2, 3):
+            for batch, same in zip(batches(corpus, workers), expected, strict=True):
+                assert batch.keys() == {"features", "frames", "tokens", "token_counts", "direction"}
+                assert all(torch.equal(batch[name], same[name]) for name in same)
+        assert [len(batch["frames"]) for batch in expected] == [3, 3, 3, 1]
+
+    @pytest.mark.parametrize("lanes", [("cpu", "device"), ("device",)])
+    def test_lanes_change_it_by_less_than_the_tolerance(self, corpus: LibriSpeech, lanes: tuple[str, ...]) -> None:
+        expected, found = samples_of(batches(corpus, 2)), samples_of(batches(corpus, 2, lanes))
+        for (features, tokens, direction), (other, others, turned) in zip(expected, found, strict=True):
+            assert torch.equal(tokens, others)
+            assert features.shape == other.shape
+            assert float((features - other).abs().max()) < 1e-3
+            assert float((direction - turned).abs().max()) < 1e-4
+
+    def test_bounded_lateness_delivers_every_sample_once(self, corpus: LibriSpeech) -> None:
+        expected = samples_of(batches(corpus, 2))
+        found = samples_of(batches(corpus, 2, in_order=False, max_lateness=2))
+        assert len(found) == len(expected)
+        for features, tokens, direction in expected:
+            same = [
+                n for n, row in enumerate(found) if row[0].shape == features.shape and torch.equal(row[0], features)
+            ]
+            assert len(same) == 1
+            _, others, turned = found.pop(same[0])
+            assert torch.equal(others, tokens) and torch.equal(turned, direction)
+
+    def test_cost_features(self, corpus: LibriSpeech) -> None:
+        pipeline = build(steps=Steps(1, 1))
+        assert pipeline.feature_names == ("resample.samples", "heavy.applies")
+        fields = [pipeline.run(corpus[n], 0, stop=pipeline.host_prefix) for n in range(5)]
+        assert [pipeline.features(one)[1] for one in fields] == [0, 0, 0, 0, 1]
+        assert pipeline.features(fields[3])[0] == round(0.7 * 22_050)
+
+
+class TestBatches:
+    def test_shorter_samples_are_filled_up_with_zeros(self) -> None:
+        short = {"features": np.ones((1, 2), np.float32), "tokens": np.array([5, 6, 7])}
+        long = {"features": np.full((3, 2), 2, np.float32), "tokens": np.array([8])}
+        batch = pad_batch([short, long])
+        assert batch["features"].tolist() == [[[1, 1], [0, 0], [0, 0]], [[2, 2], [2, 2], [2, 2]]]
+        assert batch["frames"].tolist() == [1, 3] and batch["token_counts"].tolist() == [3, 1]
+        assert batch["tokens"].tolist() == [[5, 6, 7], [8, 0, 0]]
+        assert {name: str(value.dtype) for name, value in batch.items()} == {
+            "features": "torch.float32",
+            "frames": "torch.int64",
+            "tokens": "torch.int64",
+            "token_counts": "torch.int64",
+        }
+
+    def test_directions_are_stacked_and_tensors_are_as_good_as_arrays(self) -> None:
+        one = {"features": torch.ones(1, 2), "tokens": torch.tensor([1]), "direction": torch.tensor([0.6, 0.8])}
+        batch = pad_batch([one, one])
+        np.testing.assert_allclose(batch["direction"], [[0.6, 0.8]] * 2)
+        assert batch["features"].shape == (2, 1, 2)
+
+
+class TestParity:
+    def test_the_command_compares_the_implementations(self) -> None:
+        result = CliRunner().invoke(main, ["check", "pipelines.speech_recognition", "--json", "-"])
+        assert result.exit_code == 0, result.output
+
+    def test_the_steps_agree_too(self, voices: Path) -> None:
+        data = LibriSpeech(voices)
+        pipeline = build(steps=Steps(light_rounds=20, heavy_rounds=200, every=2))
+        rows = parity.check(pipeline, [data[n] for n in range(len(data))])
+        assert {"light", "heavy", "split 1"} <= {row.stage for row in rows}
+        assert all(row.passed for row in rows), rows
+
+
+class TestVoices:
+    def test_they_are_utterances_of_various_lengths_speakers_and_rates(self, voices: Path) -> None:
+        data = LibriSpeech(voices)
+        infos = [soundfile.info(data[n]["path"]) for n in range(len(data))]
+        assert {info.samplerate for info in infos} - {16_000}
+        assert min(info.duration for info in infos) < 1.5 and 8 < max(info.duration for info in infos) < 14
+        assert len({Path(data[n]["path"]).parents[1] for n in range(len(data))}) == 4
+
+    def test_a_voice_is_heard(self) -> None:
+        text = "seven ships went out in the morning"
+        audio, rate = example_voices.speak(text)
+        assert audio.dtype == np.float32 and 16_000 <= rate <= 48_000
+        assert 0.05 < np.abs(audio).max() <= 1 and 1 < len(audio) / rate < 4
+        faster, _ = example_voices.speak(text, speed=350)
+        assert len(faster) < 0.75 * len(audio)
+
+    def test_what_cannot_be_spoken(self) -> None:
+        with pytest.raises(ValueError, match="has no voice 'klingon-opera'"):
+            example_voices.speak("yes", voice="klingon-opera")
+        with pytest.raises(ValueError, match="nothing to say in ''"):
+            example_voices.speak("")
+
+
+class TestErrors:
+    def test_a_bad_file_names_itself(self, tmp_path: Path) -> None:
+        example_voices.write_chapter(tmp_path, 1, 2, [("a", np.zeros((900, 2), np.float32), 16_000)])
+        sample = LibriSpeech(tmp_path)[0]
+        with pytest.raises(StageError, match="stage 'read' failed: ValueError: the file has 2 channels") as caught:
+            build().run(sample, 0)
+        assert caught.value.origin.path == sample["path"]
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_file_that_is_cut_off_says_so_from_a_worker_too(self, tmp_path: Path, workers: int) -> None:
+        example_voices.write_chapter(tmp_path, 1, 2, [("a", np.random.default_rng(0).random(9000, np.float32), 16_000)])
+        data: Any = LibriSpeech(tmp_path)
+        path = Path(data[0]["path"])
+        path.write_bytes(path.read_bytes()[:5000])
+        with pytest.raises(ValueError, match="libsndfile cannot read the file: ") as caught:
+            list(DataLoader(data, pipeline=build(), collate_fn=pad_batch, num_workers=workers))
+        assert "1-2-0000.flac" in "".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"rate": 10},
+            {"speeds": ()},
+            {"speeds": (1.0, -1.0)},
+            {"mels": 0},
+            {"mels": 200},
+            {"frequency_masks": -1},
+            {"frequency_width": 81},
+            {"time_masks": -1},
+            {"time_width": 1.5},
+            {"splice": 0},
+        ],
+    )
+    def test_nonsense_is_refused(self, settings: dict[str, Any]) -> None:
+        with pytest.raises(ValueError):
+            build(**settings)

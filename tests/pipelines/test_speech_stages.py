@@ -1,0 +1,229 @@
+"""The steps of the speech pipeline, each against an independent way to the same result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from scipy import signal
+
+from minato_gpu import parity
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.samples import stream
+from pipelines import speech_recognition, speech_resampling, speech_stages
+
+RATE = 16_000
+
+
+def noise(seconds: float, seed: int = 0) -> Any:
+    """Noise that swells and fades, rounded to 16 bits as in a file."""
+    rng = np.random.default_rng(seed)
+    samples = rng.standard_normal(round(seconds * RATE)) * 0.1
+    samples *= 1 + np.sin(np.arange(len(samples)) / 3000)
+    return (np.round(samples * 32768) / 32768).astype(np.float32)
+
+
+def tone(hertz: float, seconds: float, rate: int = RATE) -> Any:
+    return np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate).astype(np.float32) / 2
+
+
+def stage(name: str, **settings: Any) -> Stage:
+    (found,) = [one for one in speech_recognition.build(**settings).stages if one.name == name]
+    return found
+
+
+class TestReading:
+    def test_samples_and_rate(self, tmp_path: Path) -> None:
+        soundfile.write(tmp_path / "a.flac", tone(440, 0.5, 22_050), 22_050)
+        fields = speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
+        assert fields["rate"] == 22_050 and fields["rate"].dtype == np.int32
+        assert fields["audio"].dtype == np.float32
+        np.testing.assert_allclose(fields["audio"], tone(440, 0.5, 22_050), atol=1 / 32768)
+
+    @pytest.mark.parametrize(
+        ("samples", "message"),
+        [
+            (np.zeros((800, 2)), "the file has 2 channels; mix them down to one"),
+            (np.zeros(0), "the file is empty"),
+            (np.zeros(399), "the file holds 399 samples at 16000 Hz; a window of 25 ms is the least"),
+        ],
+    )
+    def test_files_that_cannot_be_used(self, tmp_path: Path, samples: Any, message: str) -> None:
+        soundfile.write(tmp_path / "a.flac", samples, RATE)
+        with pytest.raises(ValueError, match=message):
+            speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
+
+
+class TestResampling:
+    def test_every_speed_is_drawn_alike_and_joined_with_the_files_rate(self) -> None:
+        speeds = (0.9, 1.0, 1.1)
+        drawn: Counter[tuple[Any, ...]] = Counter()
+        for seed in range(600):
+            meta = {"rate": np.int32(44_100)}
+            drawn[tuple(speech_resampling.draw_speed(stream(seed), meta, rate=RATE, speeds=speeds).values())] += 1
+        assert drawn.keys() == {(1600, 3969), (160, 441), (1600, 4851)}
+        assert min(drawn.values()) > 150
+
+    @pytest.mark.parametrize("rate", [8000, 16_000, 22_050])
+    @pytest.mark.parametrize("speed", [0.9, 1.0, 1.1])
+    def test_a_tone_keeps_its_pitch_times_the_speed(self, rate: int, speed: float) -> None:
+        meta = {"rate": np.int32(rate)}
+        params = speech_resampling.draw_speed(stream(0), meta, rate=RATE, speeds=(speed,))
+        audio = tone(440, 1.5, rate)
+        resampled = speech_resampling.resample({"audio": audio}, params)["audio"]
+        assert resampled.dtype == np.float32
+        assert len(resampled) == pytest.approx(1.5 / speed * RATE, abs=1)
+        spectrum = np.abs(np.fft.rfft(resampled * np.hanning(len(resampled)), 10 * RATE))
+        assert np.argmax(spectrum) / 10 == pytest.approx(440 * speed, abs=0.2)
+        # as loud as before, away from the ends
+        assert np.abs(resampled[2000:-2000]).max() == pytest.approx(0.5, rel=0.01)
+
+    @pytest.mark.parametrize(("up", "down"), [(10, 9), (10, 11), (1, 1), (1, 3), (2, 1), (320, 441), (3200, 4851)])
+    @pytest.mark.parametrize("length", [1, 7, 4001])
+    def test_both_implementations_are_scipys(self, up: int, down: int, length: int) -> None:
+        audio = noise(length / RATE)
+        params = {"up": np.int32(up), "down": np.int32(down)}
+        expected = signal.resample_poly(audio, up, down)
+        got = speech_resampling.resample({"audio": audio}, params)["audio"]
+        assert np.array_equal(got, expected)
+        got = speech_resampling.resample_on_device(np, {"audio": audio}, params)["audio"]
+        assert got.dtype == np.float32 and got.shape == expected.shape
+        np.testing.assert_allclose(got, expected, atol=2e-7)
+
+
+class TestFilterBank:
+    @pytest.mark.parametrize("band", [5, 20, 41, 60, 78])
+    def test_a_tone_is_loudest_in_the_band_around_it(self, band: int) -> None:
+        # evenly spaced on the scale that is linear to 1 kHz and has 27 steps from there to 6.4 times as much
+        mel = (band + 1) * (15 + 27 * np.log(8) / np.log(6.4)) / 81
+        hertz = mel * 1000 / 15 if mel < 15 else 1000 * 6.4 ** ((mel - 15) / 27)
+        levels = speech_stages.log_mel(tone(hertz, 0.5), rate=RATE, mels=80)
+        assert levels.shape == (80, 51) and levels.dtype == np.float32
+        assert (np.argmax(levels[:, 3:-3], axis=0) == band).all()
+
+    def test_the_energy_is_what_the_definition_says(self) -> None:
+        audio = noise(0.3)
+        emphasised = audio.astype(np.float64)
+        emphasised[1:] -= 0.97 * audio[:-1].astype(np.float64)
+        frame = emphasised[15 * 160 - 200 : 15 * 160 + 200] * np.hanning(400)
+        power = np.abs(np.exp(-2j * np.pi * np.outer(np.arange(257), np.arange(400)) / 512) @ frame) ** 2
+        expected = np.log(speech_stages.mel_filters(RATE, 80) @ power)
+        np.testing.assert_allclose(speech_stages.log_mel(audio, rate=RATE, mels=80)[:, 15], expected, atol=1e-4)
+
+    def test_filters_have_the_area_1_and_overlap_with_their_neighbours_alone(self) -> None:
+        filters = speech_stages.mel_filters(RATE, 40).astype(np.float64)
+        assert filters.shape == (40, 257)
+        np.testing.assert_allclose(filters[10:].sum(axis=1) * RATE / 512, 1, rtol=0.05)
+        for near, far in zip(filters[:-2], filters[2:], strict=True):
+            assert (near * far).max() == 0
+        assert (filters[:-1] * filters[1:]).max(axis=1).min() > 0
+
+    def test_each_band_has_mean_0_and_deviation_1_and_silence_is_0(self) -> None:
+        features = speech_stages.filterbank({"audio": noise(2)}, {}, rate=RATE, mels=80)["features"]
+        np.testing.assert_allclose(features.mean(axis=1), 0, atol=1e-5)
+        np.testing.assert_allclose(features.std(axis=1), 1, atol=1e-3)
+        silence = speech_stages.filterbank({"audio": np.zeros(4000, np.float32)}, {}, rate=RATE, mels=80)["features"]
+        assert np.abs(silence).max() < 1e-2
+
+    @pytest.mark.parametrize(
+        ("operator", "options"),
+        [
+            (None, {}),
+            ("preemphasis_filter", {"preemph_coeff": 0.95}),
+            ("preemphasis_filter", {"border": "clamp"}),
+            ("spectrogram", {"window_fn": np.hamming(400).tolist()}),
+            ("spectrogram", {"window_fn": np.hanning(401)[:-1].tolist()}),
+            ("spectrogram", {"window_length": 320, "window_fn": np.hanning(320).tolist()}),
+            ("spectrogram", {"window_step": 161}),
+            ("spectrogram", {"nfft": 1024}),
+            ("spectrogram", {"power": 1}),
+            ("spectrogram", {"center_windows": False}),
+            ("spectrogram", {"reflect_padding": False}),
+            ("mel_filter_bank", {"mel_formula": "htk"}),
+            ("mel_filter_bank", {"freq_high": 7600.0}),
+            ("to_decibels", {"cutoff_db": -10.0}),
+            ("normalize", {"axes": [0, 1]}),
+            ("normalize", {"ddof": 1}),
+        ],
+    )
+    def test_dali_means_the_same_and_any_other_setting_is_caught(
+        self, operator: str | None, options: dict[str, Any]
+    ) -> None:
+        device = DaliFragment(partial(_changed, operator=operator, options=options, rate=RATE, mels=80))
+        one = dataclasses.replace(stage("filterbank"), device=device)
+        pipeline = Pipeline((one,), outputs=("features",), inputs={"audio": Field(np.float32, (None,))})
+        # one sample is loud at the beginning, where the border of the emphasis shows
+        samples: Any = [{"audio": noise(length, seed)} for seed, length in enumerate((0.3, 0.05, 0.777))]
+        samples.append({"audio": np.concatenate((np.full(1, 0.9, np.float32), noise(0.2)))})
+        rows = parity.check(pipeline, samples)
+        assert all(row.passed for row in rows) == (operator is None), rows
+
+
+def _changed(
+    dali: Any, fields: Any, params: Any, device: str, *, operator: str | None, options: Any, rate: int, mels: int
+) -> Any:
+    """The fragment with other options for one of its operators."""
+    names = ("preemphasis_filter", "spectrogram", "mel_filter_bank", "to_decibels", "normalize")
+    fn = SimpleNamespace(**{name: getattr(dali.fn, name) for name in names})
+    if operator is not None:
+        original = getattr(dali.fn, operator)
+        setattr(fn, operator, lambda *nodes, **given: original(*nodes, **{**given, **options}))
+    module: Any = SimpleNamespace(fn=fn)
+    return speech_stages.filterbank_dali(module, fields, params, device, rate=rate, mels=mels)
+
+
+class TestAugmentation:
+    def test_what_is_drawn_is_zero_and_nothing_else(self) -> None:
+        features = np.ones((80, 200), np.float32)
+        params = {"frequency": np.array([[0.5, 0.25]]), "time": np.array([[0.999, 0.0], [0.5, 0.9999]])}
+        masked = speech_stages.spec_augment({"features": features}, params, frequency_width=20, time_width=0.05)
+        expected = np.ones((80, 200), np.float32)
+        expected[17:27] = 0  # 10 of 0 to 20 bands, a quarter of the way through 70 places
+        expected[:, :10] = 0  # the widest: 5 % of 200
+        expected[:, 194:199] = 0
+        assert np.array_equal(masked["features"], expected)
+        assert (features == 1).all()
+
+    def test_masks_are_as_wide_as_asked_and_lie_everywhere(self) -> None:
+        widths, touched = set(), np.zeros((80, 101), int)
+        for seed in range(400):
+            params = speech_stages.draw_masks(stream(seed), {}, frequency_masks=1, time_masks=1)
+            for name in ("frequency", "time"):
+                only = {key: value if key == name else value[:0] for key, value in params.items()}
+                masked = speech_stages.spec_augment(
+                    {"features": np.ones((80, 101), np.float32)}, only, frequency_width=20, time_width=0.03
+                )["features"]
+                size = int((masked == 0).all(axis=1 if name == "frequency" else 0).sum())
+                assert (masked == 0).sum() == size * (101 if name == "frequency" else 80)
+                widths.add((name, size))
+                touched += masked == 0
+        assert widths == {("frequency", n) for n in range(21)} | {("time", n) for n in range(4)}
+        assert (touched[:79, :100] > 0).all()
+
+    def test_features_shorter_than_a_mask(self) -> None:
+        params = {"frequency": np.array([[0.999, 0.9]]), "time": np.array([[0.999, 0.9]])}
+        masked = speech_stages.spec_augment(
+            {"features": np.ones((4, 1), np.float32)}, params, frequency_width=4, time_width=1.0
+        )
+        assert (masked["features"] == 0).all()
+
+    def test_no_masks_no_change(self) -> None:
+        params = speech_stages.draw_masks(stream(0), {}, frequency_masks=0, time_masks=0)
+        features = {"features": np.ones((4, 9), np.float32)}
+        assert (speech_stages.spec_augment(features, params, frequency_width=2, time_width=0.5)["features"] == 1).all()
+
+    def test_splicing_stacks_neighbours_and_fills_up_the_end(self) -> None:
+        features = np.array([[1, 2, 3, 4, 5], [10, 20, 30, 40, 50]], np.float32)
+        spliced = speech_stages.splice_frames({"features": features}, {}, splice=3)["features"]
+        assert spliced.tolist() == [[1, 4], [10, 40], [2, 5], [20, 50], [3, 0], [30, 0]]
+        rows = speech_stages.permute({"features": spliced}, {})["features"]
+        assert rows.tolist() == [[1, 10, 2, 20, 3, 30], [4, 40, 5, 50, 0, 0]] and rows.flags.c_contiguous
+        same = speech_stages.splice_frames({"features": features}, {}, splice=1)["features"]
+        assert np.array_equal(same, features)
