@@ -273,13 +273,14 @@ class Engine:
     def _leave_due(self) -> None:
         """Let the pump thread do what is due, soon: woken by the first worker that reports, if all are at work.
 
-        Woken from here it would take this very core from the consumer, where workers keep all of them busy.
+        Woken from here it would take this very core from the consumer, where workers keep all of them busy. Another
+        lane that may be idle does not wait for a worker's report.
         """
         with self._lock:
             if not self._closed:
                 self._links.board.words[ATTENTION] = 1
                 self._links.board.fence()
-                if not self._links.board.all_busy():
+                if len(self.pump.lanes) > 1 or not self._links.board.all_busy():
                     os.eventfd_write(self._links.wake, 1)
 
     # --- pumping (with the lock held) ----------------------------------------------------------------------
