@@ -8,9 +8,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from pipelines.example_photographs import COLOUR, GREY, photograph
+from pipelines.example_photographs import COLOUR, photograph
 
-NAMES = (*COLOUR, *GREY)
+NAMES = COLOUR
 
 
 @cache
@@ -18,18 +18,18 @@ def _source(name: str) -> Any:
     return photograph(name)
 
 
-def picture(height: int, width: int, rng: np.random.Generator, name: str | None = None) -> Any:
-    """uint8 (height, width, 3), blue first, or (height, width) from a grey photograph: a part of one, resized.
+def picture(height: int, width: int, rng: np.random.Generator) -> Any:
+    """uint8 (height, width, 3), blue first: a part of a photograph in colour, resized.
 
     Grain is added because an enlarged photograph is smooth and would decode faster than a camera's picture.
     """
-    source = _source(name or NAMES[int(rng.integers(len(NAMES)))])
+    source = _source(NAMES[int(rng.integers(len(NAMES)))])
     part = _part(source, height / width, rng)
     shrinks = height < part.shape[0]
     resized = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC)
     rows = min(64, height)
     strip = (rng.standard_normal((rows, *resized.shape[1:]), dtype=np.float32) * 4).astype(np.int16)
-    grain = np.tile(strip, (-(-height // rows), *[1] * (resized.ndim - 1)))[:height]
+    grain = np.tile(strip, (-(-height // rows), 1, 1))[:height]
     return np.clip(resized.astype(np.int16) + grain, 0, 255).astype(np.uint8)
 
 
