@@ -24,9 +24,10 @@ import click
 
 from benchmarks import report, simulated
 from benchmarks.cases import CASES, Case
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import isolated
 from benchmarks.peers import COSTLY, TRIVIAL, Loader, choose, installed
 from benchmarks.tail_run import Plan, Run, rehearse, run
+from benchmarks.turns import in_turns
 from benchmarks.work import calibrate, sleep_overshoot_s
 
 _COLUMNS = (
@@ -45,20 +46,15 @@ _COLUMNS = (
 
 def case_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int, timeout_s: float) -> list[dict[str, Any]]:
     """A row for each loader on one case; the loaders take turns within each repetition."""
-    runs: dict[str, list[Run]] = {loader.name: [] for loader in loaders}
-    errors: dict[str, str] = {}
-    for repetition in range(repetitions):
-        for loader in loaders:
-            where = f"{plan.case.name}, {repetition + 1}/{repetitions}, {loader.name}"
-            try:
-                isolated(rehearse, plan, loader, timeout_s=timeout_s)
-                outcome = isolated(run, plan, loader, timeout_s=timeout_s)
-            except MeasurementError as error:
-                errors[loader.name] = str(error)
-                report.progress(f"{where} failed:\n{error}")
-                continue
-            runs[loader.name].append(outcome)
-            report.progress(f"{where}: {outcome.efficiency:.3f}, first batch {outcome.first_batch_s:.3f} s")
+
+    def measure(loader: Loader) -> Run:
+        isolated(rehearse, plan, loader, timeout_s=timeout_s)
+        return isolated(run, plan, loader, timeout_s=timeout_s)
+
+    def figures(one: Run) -> str:
+        return f"{one.efficiency:.3f}, first batch {one.first_batch_s:.3f} s"
+
+    runs, errors = in_turns(plan.case.name, loaders, repetitions, measure, figures)
     return [_row(plan, loader, runs[loader.name], errors.get(loader.name)) for loader in loaders]
 
 

@@ -25,8 +25,9 @@ from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.run import Case, Run, peak_pss_bytes, run
 from benchmarks.compare.workloads import job
 from benchmarks.data.__main__ import WORKLOADS
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import isolated
 from benchmarks.peers import Loader, installed
+from benchmarks.turns import in_turns
 from benchmarks.work import sleep_overshoot_s
 from minato_gpu.report import usable_cores
 
@@ -79,19 +80,14 @@ def tuned(case: Case, candidates: Sequence[Loader]) -> Loader:
 
 def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int) -> list[dict[str, Any]]:
     """A row for each loader; they take turns within each repetition."""
-    runs: dict[str, list[Run]] = {loader.name: [] for loader in loaders}
-    errors: dict[str, str] = {}
-    for repetition in range(repetitions):
-        for loader in loaders:
-            where = f"{case.workload}, load {case.load:g}, {repetition + 1}/{repetitions}, {loader.name}"
-            try:
-                outcome = isolated(run, case, loader, timeout_s=_limit_s(case))
-            except MeasurementError as error:
-                errors[loader.name] = str(error)
-                report.progress(f"{where} failed:\n{error}")
-                continue
-            runs[loader.name].append(outcome)
-            report.progress(f"{where}: {outcome.samples_per_s:.1f} samples/s, efficiency {outcome.efficiency:.3f}")
+
+    def measure(loader: Loader) -> Run:
+        return isolated(run, case, loader, timeout_s=_limit_s(case))
+
+    def figures(one: Run) -> str:
+        return f"{one.samples_per_s:.1f} samples/s, efficiency {one.efficiency:.3f}"
+
+    runs, errors = in_turns(f"{case.workload}, load {case.load:g}", loaders, repetitions, measure, figures)
     return [_row(case, loader, runs[loader.name], errors.get(loader.name)) for loader in loaders]
 
 
