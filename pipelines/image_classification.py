@@ -21,21 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, Tolerance
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from pipelines import image_stages
+from pipelines.photograph_stages import DECODE, GEOMETRIC, MEAN, NVJPEG, READ, STD, normalise
 from pipelines.shards import TarShards
 
-__all__ = ["ImageFolder", "TarShards", "build", "dataset", "example_data", "pipeline"]
+__all__ = ["MEAN", "STD", "ImageFolder", "TarShards", "build", "dataset", "example_data", "pipeline"]
 
-MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training photographs, channels red, green, blue, range 0 to 1
-STD = (0.229, 0.224, 0.225)
 SUFFIXES = (".jpg", ".jpeg", ".png")
-
-# In grey levels. Both CPU decoders are libjpeg-turbo, and equal on greyscale and YCbCr; CMYK and 16-bit files are
-# rounded in different places. nvJPEG transforms with other arithmetic: its limits have yet to be measured on a GPU.
-_GEOMETRIC = Tolerance(2, 0.25)
-_NVJPEG = Tolerance(32, 2)
-_ROUNDING = Tolerance(0.001, 0.001)
 
 
 class ImageFolder:
@@ -101,25 +94,16 @@ def build(
     """
     _check_settings(size, scale, ratio, flip, std)
     square = Field(np.uint8, (size, size, 3), layout="HWC")
-    # The smallest level of the three channels, so that limits are never wider than declared.
-    normal = Field(np.float32, (3, size, size), layout="CHW", level=1 / (255 * max(std)))
     stages = (
         *_host_stages(scale, ratio),
-        Stage(
-            "decode",
-            reads=("encoded", "box"),
-            writes={"image": Field(np.uint8, (None, None, 3), layout="HWC")},
-            cpu=image_stages.decode,
-            device=DaliFragment(image_stages.decode_dali, host_reads=("encoded", "box")),
-            tolerance={"cpu": Tolerance(1, 0.25), "cuda": _NVJPEG},
-        ),
+        DECODE,
         Stage(
             "resize",
             reads=("image",),
             writes={"image": square},
             cpu=partial(image_stages.resize, size=size),
             device=DaliFragment(partial(image_stages.resize_dali, size=size)),
-            tolerance={"cpu": _GEOMETRIC, "cuda": _GEOMETRIC},
+            tolerance={"cpu": GEOMETRIC, "cuda": GEOMETRIC},
         ),
         Stage(
             "flip",
@@ -129,14 +113,7 @@ def build(
             device=DaliFragment(image_stages.mirror_dali),
             draw=partial(image_stages.draw_mirror, probability=flip),
         ),
-        Stage(
-            "normalise",
-            reads=("image",),
-            writes={"image": normal},
-            cpu=partial(image_stages.normalise, mean=mean, std=std),
-            device=DaliFragment(partial(image_stages.normalise_dali, mean=mean, std=std)),
-            tolerance={"cpu": _ROUNDING, "cuda": _ROUNDING},
-        ),
+        normalise(size, mean, std),
     )
     inputs = {"path": Field(object), "label": Field(np.int64)}
     return Pipeline(
@@ -144,22 +121,13 @@ def build(
         outputs=("image", "label"),
         name="image_classification",
         inputs=inputs,
-        tolerance={"cpu": _GEOMETRIC, "cuda": _NVJPEG},
+        tolerance={"cpu": GEOMETRIC, "cuda": NVJPEG},
     )
 
 
 def _host_stages(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Stage, Stage]:
     return (
-        Stage(
-            "read",
-            reads=("path",),
-            writes={
-                "encoded": Field(np.uint8, (None,)),
-                "size": Field(np.int32, (2,)),
-                "progressive": Field(np.bool_),
-            },
-            cpu=image_stages.read,
-        ),
+        READ,
         Stage(
             "crop_box",
             reads=("encoded", "size", "progressive"),

@@ -30,19 +30,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, Tolerance
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from pipelines import detection_stages, image_stages
 from pipelines.coco import CocoDetection
-from pipelines.image_classification import MEAN, STD
+from pipelines.photograph_stages import DECODE, GEOMETRIC, MEAN, NVJPEG, READ, STD, normalise
 
 __all__ = ["CocoDetection", "build", "dataset", "example_data", "pad_batch", "pipeline"]
 
 MASKS = ("polygons", "bitmaps")
-
-# In grey levels; for the reasons see ``pipelines.image_classification``.
-_GEOMETRIC = Tolerance(2, 0.25)
-_NVJPEG = Tolerance(32, 2)
-_ROUNDING = Tolerance(0.001, 0.001)
 
 _SHAPE = Field(np.int32, (2,))
 _BOXES = Field(np.float32, (None, 4))
@@ -103,17 +98,11 @@ def build(
         outputs=("image", "boxes", "labels", "image_id", "shape", *drawn),
         name="object_detection",
         inputs=_INPUTS,
-        tolerance={"cpu": _GEOMETRIC, "cuda": _NVJPEG},
+        tolerance={"cpu": GEOMETRIC, "cuda": NVJPEG},
     )
 
 
 def _host_stages(shorter: int, longest: int, flip: float, masks: str) -> tuple[Stage, ...]:
-    read = Stage(
-        "read",
-        reads=("path",),
-        writes={"encoded": Field(np.uint8, (None,)), "size": _SHAPE, "progressive": Field(np.bool_)},
-        cpu=image_stages.read,
-    )
     place = Stage(
         "place",
         reads=("size", "declared", "boxes", "points"),
@@ -130,37 +119,28 @@ def _host_stages(shorter: int, longest: int, flip: float, masks: str) -> tuple[S
         feature_names=("encoded_bytes", "pixels", "target_pixels", "progressive_bytes"),
     )
     if masks == "polygons":
-        return read, place
+        return READ, place
     rasterise = Stage(
         "rasterise",
         reads=("shape", "boxes", "points", "rings"),
         writes={"masks": Field(np.uint8, (None, None, None))},
         cpu=detection_stages.draw_masks,
     )
-    return read, place, rasterise
+    return READ, place, rasterise
 
 
 def _device_stages(
     resized: Field, mean: tuple[float, float, float], std: tuple[float, float, float]
 ) -> tuple[Stage, ...]:
-    # The smallest level of the three channels, so that limits are never wider than declared.
-    normal = Field(np.float32, (3, None, None), layout="CHW", level=1 / (255 * max(std)))
     return (
-        Stage(
-            "decode",
-            reads=("encoded", "box"),
-            writes={"image": Field(np.uint8, (None, None, 3), layout="HWC")},
-            cpu=image_stages.decode,
-            device=DaliFragment(image_stages.decode_dali, host_reads=("encoded", "box")),
-            tolerance={"cpu": Tolerance(1, 0.25), "cuda": _NVJPEG},
-        ),
+        DECODE,
         Stage(
             "resize",
             reads=("image", "shape"),
             writes={"image": resized},
             cpu=detection_stages.resize,
             device=DaliFragment(detection_stages.resize_dali, host_reads=("shape",)),
-            tolerance={"cpu": _GEOMETRIC, "cuda": _GEOMETRIC},
+            tolerance={"cpu": GEOMETRIC, "cuda": GEOMETRIC},
         ),
         Stage(
             "flip",
@@ -169,14 +149,7 @@ def _device_stages(
             cpu=detection_stages.mirror,
             device=DaliFragment(detection_stages.mirror_dali, host_reads=("mirror",)),
         ),
-        Stage(
-            "normalise",
-            reads=("image",),
-            writes={"image": normal},
-            cpu=partial(image_stages.normalise, mean=mean, std=std),
-            device=DaliFragment(partial(image_stages.normalise_dali, mean=mean, std=std)),
-            tolerance={"cpu": _ROUNDING, "cuda": _ROUNDING},
-        ),
+        normalise(None, mean, std),
     )
 
 

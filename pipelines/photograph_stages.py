@@ -1,0 +1,51 @@
+"""The stages that all pipelines of photographs share, whole: how to read, decode and normalise, and how exactly.
+
+Limits are in grey levels. Both CPU decoders are libjpeg-turbo, and equal on greyscale and YCbCr; CMYK and 16-bit files
+are rounded in different places. nvJPEG transforms with other arithmetic: its limits have yet to be measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from minato_gpu.pipeline import DaliFragment, Field, Stage, Tolerance
+from pipelines import image_stages
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training photographs, channels red, green, blue, range 0 to 1
+STD = (0.229, 0.224, 0.225)
+
+GEOMETRIC = Tolerance(2, 0.25)
+NVJPEG = Tolerance(32, 2)
+_ROUNDING = Tolerance(0.001, 0.001)
+
+READ = Stage(
+    "read",
+    reads=("path",),
+    writes={"encoded": Field(np.uint8, (None,)), "size": Field(np.int32, (2,)), "progressive": Field(np.bool_)},
+    cpu=image_stages.read,
+)
+
+DECODE = Stage(
+    "decode",
+    reads=("encoded", "box"),
+    writes={"image": Field(np.uint8, (None, None, 3), layout="HWC")},
+    cpu=image_stages.decode,
+    device=DaliFragment(image_stages.decode_dali, host_reads=("encoded", "box")),
+    tolerance={"cpu": Tolerance(1, 0.25), "cuda": NVJPEG},
+)
+
+
+def normalise(size: int | None, mean: tuple[float, float, float], std: tuple[float, float, float]) -> Stage:
+    """image: uint8 (h, w, 3) to float32 (3, h, w), where both are ``size``, or vary (None)."""
+    # The smallest level of the three channels, so that limits are never wider than declared.
+    normal = Field(np.float32, (3, size, size), layout="CHW", level=1 / (255 * max(std)))
+    return Stage(
+        "normalise",
+        reads=("image",),
+        writes={"image": normal},
+        cpu=partial(image_stages.normalise, mean=mean, std=std),
+        device=DaliFragment(partial(image_stages.normalise_dali, mean=mean, std=std)),
+        tolerance={"cpu": _ROUNDING, "cuda": _ROUNDING},
+    )
