@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import multiprocessing
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +44,34 @@ _KEYS = {
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("photographs")
     image_classification.example_data(directory)
-    return job("image_classification", directory, workers=2)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def asked(photographs: Path) -> Job:
+    return job("image_classification", photographs, workers=2)
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Executor]:
+    """A process without threads: what is forked from the tests' own waits for ever for threads that they left there."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        yield executor
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_every_loader_delivers_the_same_samples(asked: Job, name: str) -> None:
-    """In a process of its own: whoever forks after these tests should not inherit all those libraries."""
+def test_every_loader_delivers_the_same_samples(fresh: Executor, photographs: Path, name: str) -> None:
     loader = CANDIDATES[name][0]
     if importlib.util.find_spec(loader.package.partition(".")[0]) is None:
         pytest.skip(f"{loader.package} is not installed")
-    isolated(_deliver, asked, loader)
+    fresh.submit(isolated, _deliver, photographs, loader).result()
 
 
-def _deliver(asked: Job, loader: Loader) -> None:
+def _deliver(photographs: Path, loader: Loader) -> None:
+    asked = job("image_classification", photographs, workers=2)
     made, reader = loader.make(asked), Reader(asked.batch_size)
     tolerance = asked.pipeline.tolerance["cpu"] if "device" in getattr(loader, "lanes", ()) else None
     for batch in made:
