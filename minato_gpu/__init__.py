@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minato_gpu.loader import DataLoader
+    from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "Field", "Pipeline", "Stage"]
+__all__ = ["DataLoader", "Field", "Pipeline", "Stage", "shared_empty"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from minato_gpu.loader import DataLoader
 
         return DataLoader
+    if name == "shared_empty":
+        from minato_gpu.memory.shared import shared_empty
+
+        return shared_empty
     if name in __all__:
         from minato_gpu import pipeline
 

@@ -152,7 +152,7 @@ class Assembly:
     def release(self, item: Any) -> None:
         """Give the memory of a reference back to the worker that owns it."""
         if isinstance(item, Blob):
-            self._leases.returned.append((item.worker, item.offset))
+            self._leases.returned.extend(item.places)
 
     # --- batches -------------------------------------------------------------------------------------------
 
@@ -188,6 +188,9 @@ class Assembly:
         batch = self._batches[order]
         batch.failure = item if isinstance(item, Failure) else None
         batch.item, batch.ready = item, True
+        self._count(item.nbytes)
+        self.bytes -= batch.nbytes
+        batch.nbytes = item.nbytes
         self._drop(batch.spans)
 
     def ready(self, order: int) -> bool:
@@ -209,7 +212,9 @@ class Assembly:
         if isinstance(item, Local):
             return item.value
         if isinstance(item, Blob):
-            return blobs.load(self._leases.lend(self._links.buffer(item.worker), item.worker, item.offset, item.nbytes))
+            buffer, lend = self._links.buffer(item.worker), self._leases.lend
+            block, *parts = (lend(buffer, item.worker, offset, nbytes) for offset, nbytes in item.blocks)
+            return blobs.load(block, parts, copies_small=True)
         return self._stacking.value(batch)
 
     def reclaim(self) -> None:
@@ -231,10 +236,10 @@ class Assembly:
         blocks: list[tuple[int, int]] = []
         for record in self._window.clear():
             items = (*record.items.values(), *record.sources.values())
-            blocks += [(item.worker, item.offset) for item in items if isinstance(item, Blob)]
+            blocks += [place for item in items if isinstance(item, Blob) for place in item.places]
             if record.slab >= 0:
                 blocks.append((-1, record.slab))
-        blocks += [(b.item.worker, b.item.offset) for b in self._batches.values() if isinstance(b.item, Blob)]
+        blocks += [place for b in self._batches.values() if isinstance(b.item, Blob) for place in b.item.places]
         self._batches, self.bytes = {}, 0
         return blocks
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from minato_gpu import shared_empty
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from pipelines import detection_stages, image_stages
 from pipelines.coco import CocoDetection
@@ -164,9 +165,12 @@ def pad_batch(samples: Sequence[dict[str, Any]], *, divisor: int = 32) -> dict[s
         raise ValueError(f"divisor must be at least 1 pixel, got {divisor}")
     images = [np.asarray(sample["image"]) for sample in samples]
     height, width = (-(-max(image.shape[axis] for image in images) // divisor) * divisor for axis in (1, 2))
-    padded = torch.zeros((len(images), 3, height, width))
+    padded = shared_empty((len(images), 3, height, width))
     for target, image in zip(padded.numpy(), images, strict=True):
-        target[:, : image.shape[1], : image.shape[2]] = image
+        _, rows, columns = image.shape
+        target[:, :rows, :columns] = image
+        target[:, rows:] = 0
+        target[:, :rows, columns:] = 0
     # Copies: the samples lie in memory that is given back when their batch is made.
     batch: dict[str, Any] = {
         name: padded if name == "image" else [torch.tensor(np.asarray(sample[name])) for sample in samples]

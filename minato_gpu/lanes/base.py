@@ -106,12 +106,24 @@ class Extra:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """An object in the arena of ``worker``. ``collated``: it is a finished batch, not a sample."""
+    """An object in the arena of ``worker``. ``collated``: it is a finished batch, not a sample.
+
+    ``blocks``: where it lies, each an offset and a size in bytes. The first holds the pickle, the others are parts.
+    """
 
     worker: int
-    offset: int
-    nbytes: int
+    blocks: tuple[tuple[int, int], ...]
     collated: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(nbytes for _, nbytes in self.blocks)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Owner and offset of every block."""
+        return [(self.worker, offset) for offset, _ in self.blocks]
 
 
 @dataclass(frozen=True, slots=True)

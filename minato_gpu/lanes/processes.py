@@ -34,6 +34,7 @@ from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _LIBC = ctypes.CDLL(None)
 
 
@@ -69,12 +70,26 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie) -> None:
         # a worker that is woken must not push the training process off its core, as it else would at every task
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
+    _keep_freed_memory()
     info = torch_worker.WorkerInfo(
         id=number, num_workers=job.num_workers, seed=job.base_seed + number, dataset=job.dataset
     )
     torch_worker._worker_info = info
     store = Store(number, links, links.arenas[number], links.board)
+    if store.handover is not None:
+        store.handover.serve()
     Worker(number, job, SocketChannel(links, number), store, links.board, links.pokes[number]).run()
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc reuse the memory of large arrays instead of returning it to the kernel after each sample.
+
+    Every sample makes and drops arrays of megabytes. By default glibc maps each anew, and the kernel clears it page by
+    page: half of a worker's time where pictures are large. 32 MiB is the most that glibc takes for M_MMAP_THRESHOLD.
+    """
+    if hasattr(_LIBC, "mallopt"):
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        _LIBC.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 class Tie:

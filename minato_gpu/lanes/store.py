@@ -16,6 +16,7 @@ from minato_gpu.memory import blobs
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.board import Board
 from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.shared import Handover
 
 
 class Buffers(Protocol):
@@ -32,6 +33,7 @@ class Store:
         self._worker = worker
         self._buffers = buffers
         self._arena = arena  # None: threads hand objects over as they are
+        self.handover = None if arena is None else Handover(worker, arena)
         self._board = board
         self._layouts: dict[bytes, Layout] = {}
         self._slab: tuple[Any, ...] = ()
@@ -53,19 +55,34 @@ class Store:
 
     def put(self, value: Any, *, collated: bool = False) -> Blob | Local:
         """Lay an object down for other processes to read."""
-        if self._arena is None:
+        arena, handover = self._arena, self.handover
+        if arena is None or handover is None:
             return Local(value, approximate_bytes(value), collated)
         for offset in self._board.returned(self._worker):
-            self._arena.free(offset)
-        data, views, nbytes = blobs.dump(value)
-        offset = self._arena.allocate(nbytes)
-        blobs.write(self._arena.buffer[offset : offset + nbytes], data, views)
-        return Blob(self._worker, offset, nbytes, collated)
+            handover.free(offset)
+        parts: list[tuple[int, int]] = []
+
+        def is_part(view: memoryview) -> bool:
+            offset = handover.offer(view)
+            if offset is not None:
+                parts.append((offset, view.nbytes))
+            return offset is not None
+
+        try:
+            dumped = blobs.dump(value, is_part)
+            offset = arena.allocate(dumped.nbytes)
+        except BaseException:
+            for part, _ in parts:
+                handover.free(part)
+            raise
+        blobs.write(arena.buffer[offset : offset + dumped.nbytes], dumped)
+        return Blob(self._worker, ((offset, dumped.nbytes), *parts), collated)
 
     def discard(self, item: Any) -> None:
         """Take back what was put and never reported."""
-        if isinstance(item, Blob) and self._arena is not None:
-            self._arena.free(item.offset)
+        if isinstance(item, Blob) and self.handover is not None:
+            for offset, _ in item.blocks:
+                self.handover.free(offset)
 
     def get(self, item: Any) -> Any:
         """The object that a reference names; arrays in it are views of shared memory."""
@@ -74,7 +91,9 @@ class Store:
         if isinstance(item, Row):
             views = self.views(item.slab, item.rows, item.layout)
             return self.layout(item.layout).read(views, item.row, item.objects)
-        return blobs.load(np.ndarray((item.nbytes,), np.uint8, self._buffers.buffer(item.worker), item.offset))
+        buffer = self._buffers.buffer(item.worker)
+        block, *parts = (np.ndarray((nbytes,), np.uint8, buffer, offset) for offset, nbytes in item.blocks)
+        return blobs.load(block, parts)
 
 
 def approximate_bytes(value: Any) -> int:

@@ -59,10 +59,10 @@ class SocketChannel:
         data = bytes(ForkingPickler.dumps(tuple(report)))
         if len(data) > LARGE:
             arena = self._links.arenas[self._worker]
-            parts, views, nbytes = blobs.dump(tuple(report))
-            offset = arena.allocate(nbytes)
-            blobs.write(arena.buffer[offset : offset + nbytes], parts, views)
-            data = pickle.dumps((self._worker, offset, nbytes))
+            dumped = blobs.dump(tuple(report))
+            offset = arena.allocate(dumped.nbytes)
+            blobs.write(arena.buffer[offset : offset + dumped.nbytes], dumped)
+            data = pickle.dumps((self._worker, offset, dumped.nbytes))
         try:
             self._reports.send(data)
         except OSError:

@@ -1,7 +1,8 @@
 """Any Python object in shared memory: pickled, with its arrays and tensors laid beside it and not copied again.
 
 Protocol 5 pickles hand out the bytes of large objects as buffers (PEP 574). A blob is the pickle followed by those
-buffers, each on a 64-byte boundary; loading makes arrays and tensors over the shared memory itself.
+buffers, each on a 64-byte boundary; loading makes arrays and tensors over the shared memory itself. Buffers that lie
+in shared memory already (*parts*) stay where they are.
 
 Plain CPU tensors travel the same way as arrays; everything else travels as ``torch.multiprocessing`` would send it.
 """
@@ -11,14 +12,15 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from minato_gpu.memory.arena import round_up
+from minato_gpu.memory.leases import apart
 
 _HEAD = struct.Struct("<qq")
 _ALIGN = 64
@@ -141,37 +143,62 @@ def _tensor(
     return tensor
 
 
-def dump(value: Any) -> tuple[bytes, list[memoryview], int]:
-    """The pickle, the buffers, and the size of the blob they make, in bytes."""
+class Dump(NamedTuple):
+    """A pickle and its buffers: those to be laid down with it, and the lengths of all, negative where it is a part."""
+
+    data: bytes
+    views: list[memoryview]
+    lengths: list[int]
+    nbytes: int
+
+
+def dump(value: Any, is_part: Callable[[memoryview], bool] = lambda view: False) -> Dump:
+    """The value pickled; ``nbytes`` is the size of its blob, without the parts."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(file, buffers.append).dump(value)
-    views = [buffer.raw() for buffer in buffers]
     data = file.getvalue()
-    nbytes = round_up(_HEAD.size + 8 * len(views) + len(data), _ALIGN)
-    return data, views, nbytes + sum(round_up(view.nbytes, _ALIGN) for view in views)
+    views, lengths = [], []
+    nbytes = round_up(_HEAD.size + 8 * len(buffers) + len(data), _ALIGN)
+    for buffer in buffers:
+        view = buffer.raw()
+        if is_part(view):
+            lengths.append(-view.nbytes)
+        else:
+            lengths.append(view.nbytes)
+            views.append(view)
+            nbytes += round_up(view.nbytes, _ALIGN)
+    return Dump(data, views, lengths, nbytes)
 
 
-def write(target: memoryview, data: bytes, views: list[memoryview]) -> None:
+def write(target: memoryview, dumped: Dump) -> None:
     """Lay a dumped value into ``target``, which has the size that ``dump`` named."""
-    _HEAD.pack_into(target, 0, len(data), len(views))
-    struct.pack_into(f"<{len(views)}q", target, _HEAD.size, *(view.nbytes for view in views))
-    start = _HEAD.size + 8 * len(views)
+    lengths, data = dumped.lengths, dumped.data
+    _HEAD.pack_into(target, 0, len(data), len(lengths))
+    struct.pack_into(f"<{len(lengths)}q", target, _HEAD.size, *lengths)
+    start = _HEAD.size + 8 * len(lengths)
     target[start : start + len(data)] = data
     offset = round_up(start + len(data), _ALIGN)
-    for view in views:
+    for view in dumped.views:
         target[offset : offset + view.nbytes] = view
         offset += round_up(view.nbytes, _ALIGN)
 
 
-def load(source: Any) -> Any:
-    """The value laid into ``source`` (a uint8 array); its arrays and tensors are views that keep it alive."""
+def load(source: Any, parts: Iterable[Any] = (), *, copies_small: bool = False) -> Any:
+    """The value laid into ``source`` (a uint8 array); its arrays and tensors are views that keep it alive.
+
+    ``parts``: arrays of its parts, in their order. ``copies_small``: what is small against ``source`` is copied.
+    """
     size, count = _HEAD.unpack_from(source, 0)
     lengths = struct.unpack_from(f"<{count}q", source, _HEAD.size)
     start = _HEAD.size + 8 * count
     offset = round_up(start + size, _ALIGN)
-    buffers = []
+    buffers, rest = [], iter(parts)
     for length in lengths:
-        buffers.append(source[offset : offset + length])
+        if length < 0:
+            buffers.append(next(rest)[:-length])
+            continue
+        part = source[offset : offset + length]
+        buffers.append(apart(part, source.nbytes) if copies_small else part)
         offset += round_up(length, _ALIGN)
     return pickle.loads(source[start : start + size], buffers=buffers)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import round_up
+from minato_gpu.memory.leases import apart
 
 _ALIGN = 64
 _SCALARS: dict[type, np.dtype[Any]] = {
@@ -152,7 +153,7 @@ class Layout:
         return write_array
 
     def batch(self, owner: NDArray[np.uint8], rows: int, objects: list[list[Any]]) -> Any:
-        """The batch as ``default_collate`` would return it: tensors of shape (rows, *shape) over ``owner``.
+        """The batch as ``default_collate`` would return it: tensors of shape (rows, *shape) over ``owner``, or copies.
 
         ``objects[row]`` holds the object leaves of each row (any list when there are none).
         """
@@ -168,7 +169,8 @@ class Layout:
             if leaf.nbytes == 0:
                 values.append(torch.empty((rows, *leaf.shape), dtype=leaf.dtype))
                 continue
-            array = owner[at : at + leaf.nbytes * rows].view(leaf.raw).reshape((rows, *leaf.shape))
+            array = apart(owner[at : at + leaf.nbytes * rows], owner.nbytes).view(leaf.raw)
+            array = array.reshape((rows, *leaf.shape))
             tensor = torch.from_numpy(array)
             assert leaf.dtype is not None
             values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))

@@ -3,6 +3,8 @@
 A batch is handed out as tensors over a NumPy array that owns a piece of an arena. When the last tensor, view or
 array that refers to it is gone, the piece returns to its arena; nothing else may recycle it. The callback can
 run in any thread at any moment, so it only appends to a queue that the engine empties.
+
+Small parts of a batch are copied out of it: whoever collects the labels of an epoch keeps the labels, not the pictures.
 """
 
 from __future__ import annotations
@@ -13,6 +15,13 @@ from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
+
+_SMALL = 1 << 16
+
+
+def apart(part: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint8]:
+    """``part`` of a lent block as it goes to the consumer: a copy where it is small, and small against the block."""
+    return part.copy() if part.nbytes <= min(_SMALL, block_bytes // 8) else part
 
 
 class _Lease(ref):  # type: ignore[type-arg]

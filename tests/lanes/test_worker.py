@@ -197,8 +197,8 @@ def test_threads_hand_objects_over(links: Links) -> None:
 def test_blobs_that_the_parent_gave_back_are_used_again(links: Links) -> None:
     bench = Bench(links, job(lambda key: np.zeros(10_000)))
     first = items_of(bench.run(task(piece([1]))))[0]
-    assert links.board.give_back(0, first.offset)
-    assert items_of(bench.run(task(piece([1]), chunk=2)))[0].offset == first.offset
+    assert links.board.give_back(0, first.blocks[0][0])
+    assert items_of(bench.run(task(piece([1]), chunk=2)))[0].blocks == first.blocks
 
 
 # --- failures ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Arenas: blocks of size classes, pages given back, and memory that outlives the arena while it is used."""
+"""Arenas: blocks that join and are reused, pages given back, and memory that outlives the arena while it is used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def test_blocks_never_overlap_and_are_reused(steps: list[tuple[bool, int]]) -> N
     """Against a model: live blocks are disjoint, whole pages, at most an eighth too large (or a page)."""
     arena = Arena("test", 1 << 32)
     live: dict[int, int] = {}
-    sizes: dict[int, int] = {}
     for allocate, number in steps:
         if allocate or not live:
             before = arena.allocated
@@ -40,7 +39,9 @@ def test_blocks_never_overlap_and_are_reused(steps: list[tuple[bool, int]]) -> N
             size = arena.allocated - before
             assert offset not in live and offset % 4096 == 0 and size % 4096 == 0
             assert number <= size < max(number * 9 / 8, number + 4096) + 4096 * (number == 0) + 1
-            assert sizes.setdefault(offset, size) == size, "a block changed its size"
+            ends = sorted((at, at + length) for at, length in live.items())
+            below = [(0, 0), *(block for block in ends if block[0] < offset), (offset, offset)]
+            assert all(begin - end < size for (_, end), (begin, _) in itertools.pairwise(below)), "a lower gap fits"
             live[offset] = size
             ends = sorted((at, at + length) for at, length in live.items())
             assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
@@ -49,6 +50,23 @@ def test_blocks_never_overlap_and_are_reused(steps: list[tuple[bool, int]]) -> N
             del live[offset]
             arena.free(offset)
         assert arena.allocated == sum(live.values())
+    for offset in live:
+        arena.free(offset)
+    assert arena.allocate(arena.capacity // 2) == 0, "free blocks did not join"
+    arena.close()
+
+
+def test_blocks_of_other_sizes_reuse_the_same_memory() -> None:
+    """Padded batches are of a new size each time."""
+    arena = Arena("test")
+    for number in range(200):
+        sizes = [(1 + (7 * number + 3 * each) % 11) * 300_000 for each in range(4)]
+        blocks = [arena.allocate(size) for size in sizes]
+        for block, size in zip(blocks, sizes, strict=True):
+            fill(arena, block, size, 1)
+        for block in blocks[:: 1 if number % 2 else -1]:
+            arena.free(block)
+    assert held(arena) < 16 * MIB
     arena.close()
 
 
@@ -75,6 +93,7 @@ def test_a_full_arena_says_so_and_goes_on() -> None:
 
 def test_memory_is_taken_when_written_and_given_back_when_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEEP_FREE", 4 * MIB)
+    monkeypatch.setattr(module, "_LATELY", 4)
     arena = Arena("test")
     blocks = [arena.allocate(MIB) for _ in range(16)]
     assert held(arena) == 0

@@ -25,9 +25,9 @@ _HALVES = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental
 
 def there(value: Any) -> tuple[Any, np.ndarray[Any, Any]]:
     """The value after its journey, and the memory that it lies in."""
-    data, views, nbytes = blobs.dump(value)
-    memory = np.full(nbytes, 0xEE, np.uint8)
-    blobs.write(memory.data, data, views)
+    dumped = blobs.dump(value)
+    memory = np.full(dumped.nbytes, 0xEE, np.uint8)
+    blobs.write(memory.data, dumped)
     return blobs.load(memory), memory
 
 

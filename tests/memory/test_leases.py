@@ -59,10 +59,10 @@ def test_a_view_of_one_block_keeps_no_other() -> None:
 
 def test_the_memory_of_a_loaded_blob_lives_as_long_as_one_of_its_arrays() -> None:
     arena, leases = Arena("test"), Leases()
-    data, views, nbytes = blobs.dump({"a": torch.arange(1000), "b": [np.ones(3000)], "c": "text"})
-    offset = arena.allocate(nbytes)
-    blobs.write(arena.buffer[offset : offset + nbytes], data, views)
-    value = blobs.load(leases.lend(arena.buffer, 0, offset, nbytes))
+    dumped = blobs.dump({"a": torch.arange(1000), "b": [np.ones(3000)], "c": "text"})
+    offset = arena.allocate(dumped.nbytes)
+    blobs.write(arena.buffer[offset : offset + dumped.nbytes], dumped)
+    value = blobs.load(leases.lend(arena.buffer, 0, offset, dumped.nbytes))
     kept = value.pop("b")[0][5:]
     del value
     assert leases.live == 1
@@ -73,15 +73,16 @@ def test_the_memory_of_a_loaded_blob_lives_as_long_as_one_of_its_arrays() -> Non
 
 def test_a_blob_without_arrays_returns_at_once() -> None:
     arena, leases = Arena("test"), Leases()
-    data, views, nbytes = blobs.dump(["text", 1])
-    blobs.write(arena.buffer[:nbytes], data, views)
+    dumped = blobs.dump(["text", 1])
+    nbytes = dumped.nbytes
+    blobs.write(arena.buffer[:nbytes], dumped)
     assert blobs.load(leases.lend(arena.buffer, 0, arena.allocate(nbytes), nbytes)) == ["text", 1]
     assert leases.live == 0 and len(leases.returned) == 1
     arena.close()
 
 
 def test_every_leaf_of_a_batch_holds_the_slab() -> None:
-    sample = {"x": torch.zeros(4), "n": 1, "y": (np.zeros(3, np.uint8), 2.0)}
+    sample = {"x": torch.zeros(40), "n": torch.ones(40), "y": (np.zeros(160, np.uint8), np.zeros(20))}
     layout = Layout.of(sample)
     assert layout is not None
     arena, leases = Arena("test"), Leases()
@@ -93,6 +94,32 @@ def test_every_leaf_of_a_batch_holds_the_slab() -> None:
         assert leases.live == 1, f"leaf {leaf} does not hold the memory that it lies in"
         del kept
         assert leases.live == 0
+    arena.close()
+
+
+def test_whoever_keeps_a_small_leaf_does_not_keep_the_batch() -> None:
+    """Labels are collected by the epoch."""
+    layout = Layout.of((torch.zeros(3, 100, 100), 7, "name"))
+    assert layout is not None
+    arena, leases = Arena("test"), Leases()
+    nbytes = layout.offsets(2)[1]
+    block = leases.lend(arena.buffer, -1, arena.allocate(nbytes), nbytes)
+    layout.views(arena.buffer, 0, 2)[1][:] = (7, 8)  # type: ignore[index]
+    batch = layout.batch(block, 2, [["a"], ["b"]])
+    del block
+    labels = batch[1]
+    assert leases.live == 1
+    del batch
+    assert leases.live == 0 and labels.tolist() == [7, 8]
+
+    dumped = blobs.dump({"image": torch.zeros(100_000), "label": torch.tensor([7, 8])})
+    offset = arena.allocate(dumped.nbytes)
+    blobs.write(arena.buffer[offset : offset + dumped.nbytes], dumped)
+    value = blobs.load(leases.lend(arena.buffer, -1, offset, dumped.nbytes), copies_small=True)
+    labels = value.pop("label")
+    assert leases.live == 1
+    del value
+    assert leases.live == 0 and labels.tolist() == [7, 8]
     arena.close()
 
 

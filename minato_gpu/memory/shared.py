@@ -1,0 +1,96 @@
+"""Memory that a worker hands over as it is: ``shared_empty``.
+
+What a worker returns is copied into shared memory, unless it lies there already. A collate function that makes large
+tensors, padded ones say, makes them with ``shared_empty`` and saves the copy, and the kernel's clearing of fresh pages:
+the memory of batches that the consumer has dropped is used again. PyTorch's ``default_collate`` does the same in its
+workers, by a private function that makes a new file for each tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.leases import Leases
+
+LEAST = 1 << 16  # bytes; less is copied faster than it is kept account of
+
+_allocate: Callable[[int], NDArray[np.uint8]] | None = None
+
+
+def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An uninitialised contiguous CPU tensor that leaves a worker process without being copied.
+
+    Make a new one for every sample or batch, and do not write to it after it has been returned. Outside a worker
+    process of this loader, and below 64 KiB, it is ``torch.empty``.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if _allocate is None or nbytes < LEAST:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.from_numpy(_allocate(nbytes)).view(dtype).view(tuple(shape))
+
+
+class Handover:
+    """The blocks of a worker's arena that its own code fills.
+
+    A block is free again when the worker's last view of it has died and, where it was handed over, the engine has
+    given it back.
+    """
+
+    def __init__(self, worker: int, arena: Arena) -> None:
+        self._worker = worker
+        self._arena = arena
+        self._leases = Leases()
+        self._here: set[int] = set()  # the worker's code has views of these
+        self._away: set[int] = set()  # the engine has these
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        """From now on ``shared_empty`` gets its memory here."""
+        global _allocate
+        _allocate = self.empty
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        """A new block as an array of shape (nbytes,)."""
+        with self._lock:
+            self._forget_dead()
+            offset = self._arena.allocate(nbytes)
+            self._here.add(offset)
+            return self._leases.lend(self._arena.buffer, self._worker, offset, nbytes)
+
+    def offer(self, view: memoryview) -> int | None:
+        """The block that begins with these bytes, which is the engine's from now on; None: they must be copied."""
+        if view.nbytes < LEAST or not self._here:
+            return None
+        with self._lock:
+            offset = _address(view) - _address(self._arena.buffer)
+            if offset not in self._here or offset in self._away:
+                return None  # a tensor that was kept, and is returned once more, is copied
+            self._away.add(offset)
+            return offset
+
+    def free(self, offset: int) -> None:
+        """The engine does not need this block of the arena any more."""
+        with self._lock:
+            self._away.discard(offset)
+            self._forget_dead()
+            if offset not in self._here:
+                self._arena.free(offset)
+
+    def _forget_dead(self) -> None:
+        returned = self._leases.returned
+        while returned:
+            _, offset = returned.popleft()
+            self._here.remove(offset)
+            if offset not in self._away:
+                self._arena.free(offset)
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
