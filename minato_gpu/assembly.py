@@ -152,7 +152,7 @@ class Assembly:
     def release(self, item: Any) -> None:
         """Give the memory of a reference back to the worker that owns it."""
         if isinstance(item, Blob):
-            self._leases.returned.extend(item.places)
+            self._leases.give_back(item.places)
 
     # --- batches -------------------------------------------------------------------------------------------
 
@@ -219,13 +219,12 @@ class Assembly:
 
     def reclaim(self) -> None:
         """Take back the blocks whose last view has died."""
-        returned, links = self._leases.returned, self._links
-        for _ in range(len(returned)):
-            owner, offset = returned.popleft()
+        leases, links = self._leases, self._links
+        for owner, offset in leases.take_back():
             if owner < 0:
                 links.engine_arena.free(offset)
             elif not links.board.give_back(owner, offset):
-                returned.append((owner, offset))
+                leases.give_back([(owner, offset)])
 
     def forget(self, spans: Iterable[Span]) -> None:
         """These tickets turned out not to exist."""
@@ -245,7 +244,7 @@ class Assembly:
 
     def free(self, blocks: Iterable[tuple[int, int]]) -> None:
         """Give blocks back that no lane uses any more."""
-        self._leases.returned.extend(blocks)
+        self._leases.give_back(blocks)
 
     # --- inside --------------------------------------------------------------------------------------------
 

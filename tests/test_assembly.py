@@ -298,9 +298,9 @@ def test_whatever_is_forgotten_is_freed_once(links: Links, progress: int) -> Non
 
 def test_a_full_ring_keeps_blocks_for_later(links: Links) -> None:
     floor = Floor(links)
-    floor.leases.returned.extend((0, 4096 * number) for number in range(20_000))
+    floor.leases.give_back((0, 4096 * number) for number in range(20_000))
     floor.assembly.reclaim()
-    rest = len(floor.leases.returned)
+    rest = len(floor.leases._given_back)
     assert rest > 0 and len(links.board.returned(0)) + rest == 20_000
     floor.assembly.reclaim()
-    assert len(links.board.returned(0)) == rest and not floor.leases.returned
+    assert len(links.board.returned(0)) == rest and not floor.leases._given_back

@@ -2,7 +2,8 @@
 
 A batch is handed out as tensors over a NumPy array that owns a piece of an arena. When the last tensor, view or
 array that refers to it is gone, the piece returns to its arena; nothing else may recycle it. The callback can
-run in any thread at any moment, so it only appends to a queue that the engine empties.
+run in any thread at any moment, so it only appends to a queue that the engine empties. It is no Python function: a
+Ctrl-C that arrived while one runs would be lost in it.
 
 Small parts of a batch are copied out of it: whoever collects the labels of an epoch keeps the labels, not the pictures.
 """
@@ -10,6 +11,7 @@ Small parts of a batch are copied out of it: whoever collects the labels of an e
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 from weakref import ref
 
@@ -27,36 +29,43 @@ def apart(part: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint8]:
 class _Lease(ref):  # type: ignore[type-arg]
     """A weak reference that remembers which block it watches."""
 
-    __slots__ = ("block", "pool")
+    __slots__ = ("block",)
 
     block: tuple[int, int]
-    pool: Leases
 
 
 class Leases:
     """Blocks handed out, and those that came back. A block is (owner, offset), the owner -1 for the parent."""
 
     def __init__(self) -> None:
-        self.returned: deque[tuple[int, int]] = deque()
-        self._live: dict[int, Any] = {}
+        self._live: dict[int, _Lease] = {}
+        self._dead: deque[Any] = deque()
+        self._given_back: deque[tuple[int, int]] = deque()
 
     def lend(self, buffer: memoryview, owner: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Bytes ``offset`` to ``offset + nbytes`` of the arena as an array, shape (nbytes,), that owns the block."""
         # frombuffer, not ndarray(buffer=...): that would refer to the mapping itself, without keeping it from closing
         array = np.frombuffer(buffer, np.uint8, nbytes, offset)
-        lease = _Lease(array, _came_back)
+        lease = _Lease(array, self._dead.append)
         lease.block = (owner, offset)
-        lease.pool = self
         self._live[id(lease)] = lease
         return array
+
+    def give_back(self, blocks: Iterable[tuple[int, int]]) -> None:
+        """These blocks are not needed any more; they need not have been lent."""
+        self._given_back.extend(blocks)
+
+    def take_back(self) -> list[tuple[int, int]]:
+        """The blocks that came back since the last call."""
+        given = self._given_back
+        blocks = [given.popleft() for _ in range(len(given))]
+        for _ in range(len(self._dead)):
+            lease = self._dead.popleft()
+            self._live.pop(id(lease), None)  # None: an interrupt came while it was lent
+            blocks.append(lease.block)
+        return blocks
 
     @property
     def live(self) -> int:
         """How many blocks are lent."""
-        return len(self._live)
-
-
-def _came_back(lease: Any) -> None:
-    pool = lease.pool
-    pool._live.pop(id(lease), None)
-    pool.returned.append(lease.block)
+        return len(self._live) - len(self._dead)

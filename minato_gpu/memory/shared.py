@@ -84,9 +84,7 @@ class Handover:
                 self._arena.free(offset)
 
     def _forget_dead(self) -> None:
-        returned = self._leases.returned
-        while returned:
-            _, offset = returned.popleft()
+        for _, offset in self._leases.take_back():
             self._here.remove(offset)
             if offset not in self._away:
                 self._arena.free(offset)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,9 +42,9 @@ def test_the_last_view_returns_the_block(view: Callable[[Any], Any]) -> None:
     owner = leases.lend(arena.buffer, 3, offset, 64)
     kept = view(owner)
     del owner
-    assert not leases.returned and leases.live == 1, "lent memory came back while it was in use"
+    assert not leases.take_back() and leases.live == 1, "lent memory came back while it was in use"
     del kept
-    assert list(leases.returned) == [(3, offset)] and leases.live == 0
+    assert leases.live == 0 and leases.take_back() == [(3, offset)]
     arena.close()
 
 
@@ -51,9 +53,9 @@ def test_a_view_of_one_block_keeps_no_other() -> None:
     owners = [leases.lend(arena.buffer, -1, arena.allocate(100), 100) for _ in range(5)]
     kept = torch.from_numpy(owners[2])[10:20]
     owners.clear()
-    assert leases.live == 1 and len(leases.returned) == 4
+    assert leases.live == 1 and len(leases.take_back()) == 4
     del kept
-    assert leases.live == 0 and len(leases.returned) == 5
+    assert leases.live == 0 and len(leases.take_back()) == 1
     arena.close()
 
 
@@ -67,7 +69,7 @@ def test_the_memory_of_a_loaded_blob_lives_as_long_as_one_of_its_arrays() -> Non
     del value
     assert leases.live == 1
     del kept
-    assert list(leases.returned) == [(0, offset)]
+    assert leases.take_back() == [(0, offset)]
     arena.close()
 
 
@@ -77,7 +79,7 @@ def test_a_blob_without_arrays_returns_at_once() -> None:
     nbytes = dumped.nbytes
     blobs.write(arena.buffer[:nbytes], dumped)
     assert blobs.load(leases.lend(arena.buffer, 0, arena.allocate(nbytes), nbytes)) == ["text", 1]
-    assert leases.live == 0 and len(leases.returned) == 1
+    assert leases.live == 0 and len(leases.take_back()) == 1
     arena.close()
 
 
@@ -133,3 +135,30 @@ def test_views_outlive_arena_and_leases() -> None:
     del arena
     gc.collect()
     assert tensor.tolist() == [9] * 14
+
+
+def test_no_interrupt_is_lost_in_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python raises KeyboardInterrupt wherever it is, and what a callback raises is printed and dropped."""
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    arena, leases, caught = Arena("test"), Leases(), 0
+    try:
+        while caught < 300:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                while True:
+                    leases.lend(arena.buffer, 0, 0, 64)
+                    if len(leases._dead) > 100:
+                        leases.take_back()
+            except KeyboardInterrupt:
+                caught += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert lost == []
+    arena.close()
