@@ -4,28 +4,31 @@ Every loader prepares the same samples by the same transforms (compared within t
 emulated steps, from loader-bound (no step) to step-bound. Before its figures count, each peer's settings are swept
 without a step, and the fastest are taken. Loaders take turns within each repetition, each in a fresh process.
 
-    bound      = minimum to the first batch + max(steps, single-process CPU seconds / cores)
-    efficiency = bound / measured
-    AU         = steps / measured
+    CPU seconds = what one process, alone, needs to prepare, join and read all samples
+    bound       = minimum to the first batch + max(steps, CPU seconds / cores)
+    efficiency  = bound / measured
+    AU          = steps / measured
+
+Rates of this loader are also given over those of the best peer in the same order, paired by repetition.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks import report
-from benchmarks.compare.dali import Dali
 from benchmarks.compare.loaders import CANDIDATES
+from benchmarks.compare.ratios import against_peers
 from benchmarks.compare.run import Case, Run, peak_pss_bytes, run
 from benchmarks.compare.workloads import job
 from benchmarks.data.__main__ import WORKLOADS
-from benchmarks.isolate import isolated
+from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.peers import Loader, installed
 from benchmarks.turns import in_turns
 from benchmarks.work import sleep_overshoot_s
@@ -35,6 +38,7 @@ LOADS = (0.0, 1.25, 0.8)
 _COLUMNS = (
     "loader",
     "samples_per_s",
+    "samples_per_s_spread",
     "efficiency",
     "au",
     "first_batch_s",
@@ -43,6 +47,9 @@ _COLUMNS = (
     "cpu_s_per_sample",
     "peak_pss_bytes",
     "lateness_max",
+    "ratio_to_peer",
+    "ratio_to_peer_low",
+    "ratio_to_peer_high",
     "error",
 )
 
@@ -55,15 +62,16 @@ def rows_of(
     loads: Sequence[float],
     repetitions: int,
     epochs: int,
+    *,
+    tunes: bool,
 ) -> list[dict[str, Any]]:
-    """All rows of one workload: its peers tuned first, then every load."""
-    overshoot_s = sleep_overshoot_s()
-    base = isolated(Case.measured, name, directory, workers, 0.0, epochs, overshoot_s)
-    chosen = [tuned(base, CANDIDATES[loader]) for loader in loaders if _can_run(loader, base)]
+    """All rows of one workload and one number of workers: its peers tuned first, then every load."""
+    base = isolated(Case.measured, name, directory, workers, 0.0, epochs, sleep_overshoot_s())
+    candidates = [CANDIDATES[loader] for loader in loaders if _can_run(CANDIDATES[loader][0], name, directory)]
+    chosen = [tuned(base, each) if tunes else each[0] for each in candidates]
     rows = []
     for load in loads:
-        case = Case(**{**asdict(base), "load": load})
-        rows += case_rows(case, chosen, repetitions)
+        rows += case_rows(replace(base, load=load), chosen, repetitions)
     return rows
 
 
@@ -71,11 +79,18 @@ def tuned(case: Case, candidates: Sequence[Loader]) -> Loader:
     """The candidate that prepares most samples per second without a step."""
     if len(candidates) == 1:
         return candidates[0]
-    quick = Case(**{**asdict(case), "epochs": 1})
-    rates = [isolated(run, quick, each, timeout_s=_limit_s(case)).samples_per_s for each in candidates]
+    rates = [_rate(replace(case, epochs=1), each) for each in candidates]
     best = candidates[rates.index(max(rates))]
     report.progress(f"{case.workload}, {best.name}: {', '.join(f'{rate:.0f}' for rate in rates)} samples/s -> {best}")
     return best
+
+
+def _rate(case: Case, loader: Loader) -> float:
+    try:
+        return isolated(run, case, loader, timeout_s=_limit_s(case)).samples_per_s
+    except MeasurementError as error:
+        report.progress(f"{case.workload}, {loader} failed:\n{error}")
+        return 0.0
 
 
 def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int) -> list[dict[str, Any]]:
@@ -87,13 +102,17 @@ def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int) -> list[d
     def figures(one: Run) -> str:
         return f"{one.samples_per_s:.1f} samples/s, efficiency {one.efficiency:.3f}"
 
-    runs, errors = in_turns(f"{case.workload}, load {case.load:g}", loaders, repetitions, measure, figures)
-    return [_row(case, loader, runs[loader.name], errors.get(loader.name)) for loader in loaders]
+    where = f"{case.workload}, {case.workers} workers, load {case.load:g}"
+    runs, errors = in_turns(where, loaders, repetitions, measure, figures)
+    return [
+        _row(case, loader, runs[loader.name], errors.get(loader.name)) | against_peers(loader, loaders, runs)
+        for loader in loaders
+    ]
 
 
 def _row(case: Case, loader: Loader, runs: Sequence[Run], error: str | None) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "case": f"{case.workload}, step {1e3 * case.step_s:.1f} ms",
+        "case": f"{case.workload}, {case.workers} workers, step {1e3 * case.step_s:.1f} ms",
         "workload": case.workload,
         "loader": loader.name,
         "order": loader.order,
@@ -104,34 +123,30 @@ def _row(case: Case, loader: Loader, runs: Sequence[Run], error: str | None) -> 
         "repetitions": len(runs),
         "cpu_s": case.cpu_s,
         "samples": case.samples * case.epochs,
+        "batch_size": case.batch_size,
     }
     if runs:
+        row["loader_settings"] = runs[0].settings
         for field in fields(Run):
-            name, unit = (field.name[:-2], "_s") if field.name.endswith("_s") else (field.name, "")
-            if field.name in ("samples_per_s", "wait_p50_s"):
-                name, unit = field.name, ""
-            row |= report.summarise(name, [getattr(each, field.name) for each in runs], unit)
-        row["peak_pss_bytes"] = isolated(peak_pss_bytes, _one_epoch(case), loader, timeout_s=_limit_s(case))
+            if field.name != "settings":
+                name, unit = (field.name[:-2], "_s") if field.name.endswith("_s") else (field.name, "")
+                if field.name == "samples_per_s":
+                    name, unit = field.name, ""
+                row |= report.summarise(name, [getattr(each, field.name) for each in runs], unit)
+        peaks = [isolated(peak_pss_bytes, replace(case, epochs=1), loader, timeout_s=_limit_s(case))]
+        row |= report.summarise("peak_pss", peaks, "_bytes")
     if error is not None:
         row["error"] = error
-    asked = job(case.workload, case.directory, case.workers)
-    row["loader_settings"] = ", ".join(f"{key}={value}" for key, value in loader.settings(asked).items())
     return row
-
-
-def _one_epoch(case: Case) -> Case:
-    return Case(**{**asdict(case), "epochs": 1})
 
 
 def _limit_s(case: Case) -> float:
     return 60 + 20 * (case.epochs + 1) * case.cpu_s
 
 
-def _can_run(loader: str, case: Case) -> bool:
-    one = CANDIDATES[loader][0]
-    if isinstance(one, Dali) and not Dali.can_run(job(case.workload, case.directory, case.workers).pipeline):
-        return False
-    return installed(one)
+def _can_run(loader: Loader, name: str, directory: Path) -> bool:
+    possible = getattr(loader, "can_run", None)
+    return installed(loader) and (possible is None or possible(job(name, directory, 1)))
 
 
 @click.command(help=__doc__)
@@ -139,9 +154,9 @@ def _can_run(loader: str, case: Case) -> bool:
 @click.argument("names", metavar="[WORKLOAD]...", nargs=-1, type=click.Choice(list(WORKLOADS)))
 @click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="DIR/WORKLOAD made by benchmarks.data.")
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Default: one for each core.")
+@click.option("--workers", type=click.IntRange(min=1), multiple=True, help="Repeatable. Default: one for each core.")
 @click.option("--load", "loads", type=float, multiple=True, help=f"Work over steps, 0: no step. Default: {LOADS}.")
-@click.option("--epochs", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="After one that warms up.")
 def main(
     json_path: str | None,
     quick: bool,
@@ -149,15 +164,15 @@ def main(
     names: tuple[str, ...],
     wanted: tuple[str, ...],
     data: Path | None,
-    workers: int | None,
+    workers: tuple[int, ...],
     loads: tuple[float, ...],
     epochs: int,
 ) -> None:
     loaders = [name for name in CANDIDATES if not wanted or any(word in name for word in wanted)]
     if not loaders:
         raise click.UsageError(f"no loader is called {wanted!r}; there are: {', '.join(CANDIDATES)}")
-    workers = workers or usable_cores()
-    repetitions = repetitions or (1 if quick else 3)
+    workers = workers or (usable_cores(),)
+    repetitions = repetitions or (1 if quick else 5)
     loads = loads or ((0.0,) if quick else LOADS)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -168,7 +183,8 @@ def main(
                 directory.mkdir(parents=True)
                 for _ in WORKLOADS[name].write(directory, 24 if quick else 300, 0):
                     pass
-            rows += rows_of(name, directory, loaders, workers, loads, repetitions, epochs)
+            for count in workers:
+                rows += rows_of(name, directory, loaders, count, loads, repetitions, epochs, tunes=not quick)
     settings = {"workers": workers, "repetitions": repetitions, "epochs": epochs, "quick": quick}
     report.publish(report.document("compare", settings, rows), json_path, _COLUMNS)
     if any("error" in row for row in rows):

@@ -32,9 +32,9 @@ class Dali:
     lanes: tuple[str, ...] = ("device",)
 
     @staticmethod
-    def can_run(pipeline: Pipeline) -> bool:
+    def can_run(job: Job) -> bool:
         """Whether every stage after the host's is a DALI fragment."""
-        rest = pipeline.stages[pipeline.host_prefix :]
+        rest = job.pipeline.stages[job.pipeline.host_prefix :]
         return bool(rest) and all(isinstance(stage.device, DaliFragment) for stage in rest)
 
     def settings(self, job: Job) -> dict[str, Any]:

@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
-from benchmarks.compare.content import Reader, same_content
+from benchmarks.compare.content import Reader, leaves, same_content
 from benchmarks.compare.workloads import Begun, Indexed, Prepared, job
-from benchmarks.data import measure
+from benchmarks.data.published import Array
 from benchmarks.peers import Job, Loader
+from minato_gpu.lanes.processes import keep_freed_memory
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.shared import Handover
 from minato_gpu.report import usable_cores
 from minato_gpu.stages import Tolerance
 
@@ -32,6 +36,7 @@ class Case:
 
     ``load``: the samples' work takes so many times as long on all cores as the steps (0: there is no step).
     ``cpu_s``: CPU seconds that one process, alone, needs for an epoch; ``first_s``: the least time to any batch.
+    ``sample_bytes``: what a prepared sample takes, on average.
     """
 
     workload: str
@@ -43,19 +48,30 @@ class Case:
     batch_size: int
     cpu_s: float
     first_s: float
+    sample_bytes: int
     overshoot_s: float
 
     @classmethod
     def measured(
         cls, workload: str, directory: Path, workers: int, load: float, epochs: int, overshoot_s: float
     ) -> Case:
-        """Measure what an epoch costs here."""
+        """Measure what an epoch costs here; call it in a fresh process."""
         asked = job(workload, directory, workers)
-        costs = measure.costs(asked.source, asked.pipeline, range(len(asked.source)), repeats=1)
-        cheapest = np.sort(costs)[: asked.batch_size]
-        first_s = max(float(cheapest.max()), float(cheapest.sum()) / usable_cores())
-        samples, cpu_s = len(costs), float(costs.sum())
-        return cls(workload, directory, workers, load, epochs, samples, asked.batch_size, cpu_s, first_s, overshoot_s)
+        alone = Alone.measured(asked)
+        cheapest = np.sort(alone.costs_s)[: asked.batch_size]
+        return cls(
+            workload,
+            directory,
+            workers,
+            load,
+            epochs,
+            samples=len(alone.costs_s),
+            batch_size=asked.batch_size,
+            cpu_s=alone.cpu_s,
+            first_s=max(float(cheapest.max()), float(cheapest.sum()) / usable_cores()),
+            sample_bytes=alone.sample_bytes,
+            overshoot_s=overshoot_s,
+        )
 
     @property
     def batches(self) -> int:
@@ -76,8 +92,42 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """What one process needs for an epoch by itself, memory that it has freed being used again as workers here do.
+
+    ``costs_s``: CPU seconds of each sample. ``cpu_s``: of all samples, joined to batches, and each batch read once.
+    """
+
+    costs_s: Array
+    cpu_s: float
+    sample_bytes: int
+
+    @classmethod
+    def measured(cls, asked: Job, repeats: int = 2) -> Alone:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        Handover(0, Arena("alone")).serve()
+        passes = [cls._one(asked) for _ in range(1 + repeats)][1:]
+        return min(passes, key=lambda each: each.cpu_s)
+
+    @classmethod
+    def _one(cls, asked: Job) -> Alone:
+        reader, costs, nbytes = Reader(asked.batch_size), [], 0
+        begin = time.process_time()
+        for indices in asked.batches:
+            samples = []
+            for index in indices:
+                before = time.process_time()
+                samples.append(asked.dataset[index])
+                costs.append(time.process_time() - before)
+            nbytes += sum(leaf.nbytes for leaf in leaves(samples))
+            reader.read(asked.join(samples))
+        return cls(np.array(costs), time.process_time() - begin, nbytes // len(costs))
+
+
+@dataclass(frozen=True)
 class Run:
-    """What one run measured."""
+    """What one run measured. ``settings``: of the loader."""
 
     samples_per_s: float
     efficiency: float
@@ -89,20 +139,20 @@ class Run:
     wait_p99_s: float
     cpu_s_per_sample: float
     lateness_max: float
+    settings: str
 
 
 def run(case: Case, loader: Loader) -> Run:
     """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed."""
     begun = Begun(case.samples)
-    asked = job(case.workload, case.directory, case.workers, begun)
+    asked = job(case.workload, case.directory, case.workers, begun, case.sample_bytes)
     reader = Reader(case.batch_size)
     start = time.perf_counter()
     made = loader.make(asked)
-    first_batch_s = _warm_up(made, asked, reader, _tolerance(asked, loader)) - start
+    first_batch_s = _warm_up(made, asked, reader, loader) - start
     ahead = begun.beyond(1)
     waits: list[float] = []
     gaps: list[float] = []
-    reading = 0.0
     cpu, clock = _tree_cpu_s(), time.perf_counter()
     for _ in range(case.epochs):
         reader.begin_epoch()
@@ -111,9 +161,7 @@ def run(case: Case, loader: Loader) -> Run:
             batch = next(batches)
             now = time.perf_counter()
             (waits if number else gaps).append(now - asking)
-            before = time.thread_time()
             reader.read(batch)
-            reading += time.thread_time() - before
             rest = now + case.step_s - case.overshoot_s - time.perf_counter()
             if rest > 0:
                 time.sleep(rest)
@@ -135,8 +183,9 @@ def run(case: Case, loader: Loader) -> Run:
         wait_p50_s=float(p50),
         wait_p95_s=float(p95),
         wait_p99_s=float(p99),
-        cpu_s_per_sample=(cpu - reading) / count,
+        cpu_s_per_sample=cpu / count,
         lateness_max=float(reader.late),
+        settings=", ".join(f"{key}={value}" for key, value in loader.settings(asked).items()),
     )
 
 
@@ -158,19 +207,20 @@ def peak_pss_bytes(case: Case, loader: Loader) -> int:
     return peak[0]
 
 
-def _warm_up(made: Iterable[Any], asked: Job, reader: Reader, tolerance: Tolerance | None) -> float:
+def _warm_up(made: Iterable[Any], asked: Job, reader: Reader, loader: Loader) -> float:
     """An epoch without steps; the moment of its first batch. Some batches are compared once it is over."""
+    compared = 0 if getattr(loader, "own_draws", False) else _CHECKED
     first, kept = 0.0, []
     reader.begin_epoch()
     for number, batch in enumerate(made):
         first = first or time.perf_counter()
         reader.read(batch)
-        if number < _CHECKED:
+        if number < compared:
             kept.append(copy.deepcopy(batch))
     source = Indexed(asked.source.dataset)  # does not count what is prepared for comparing
     alone = replace(asked, dataset=Prepared(source, asked.pipeline, asked.dataset.seed))
     for batch in kept:
-        same_content(batch, alone, tolerance)
+        same_content(batch, alone, _tolerance(asked, loader))
     return first
 
 

@@ -98,17 +98,16 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-def job(name: str, directory: Path, workers: int, begun: Begun | None = None) -> Job:
+def job(name: str, directory: Path, workers: int, begun: Begun | None = None, sample_bytes: int = 0) -> Job:
     """What loaders are asked to do: several epochs over the data in ``directory``."""
     workload, setting = WORKLOADS[name], SETTINGS[name]
     pipeline = with_index(workload.pipeline(directory))
     source = Indexed(workload.dataset(directory), begun)
-    few = [Prepared(Indexed(source.dataset), pipeline, 0)[at] for at in range(0, len(source), max(1, len(source) // 8))]
     return Job(
         Prepared(source, pipeline, first_epoch_seed()),
         min(setting.batch_size, max(1, len(source) // _BATCHES)),
         workers,
-        sample_bytes=int(np.mean([sum(np.asarray(value).nbytes for value in sample.values()) for sample in few])),
+        sample_bytes=sample_bytes,
         keep_workers=True,
         collate=setting.collate,
         source=source,

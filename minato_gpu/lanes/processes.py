@@ -70,7 +70,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie) -> None:
         # a worker that is woken must not push the training process off its core, as it else would at every task
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
-    _keep_freed_memory()
+    keep_freed_memory()
     info = torch_worker.WorkerInfo(
         id=number, num_workers=job.num_workers, seed=job.base_seed + number, dataset=job.dataset
     )
@@ -81,7 +81,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie) -> None:
     Worker(number, job, SocketChannel(links, number), store, links.board, links.pokes[number]).run()
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let malloc reuse the memory of large arrays instead of returning it to the kernel after each sample.
 
     Every sample makes and drops arrays of megabytes. By default glibc maps each anew, and the kernel clears it page by

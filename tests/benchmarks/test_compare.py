@@ -13,10 +13,14 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.compare.content import Reader, same_content
 from benchmarks.compare.loaders import CANDIDATES
+from benchmarks.compare.ratios import against_peers, paired
+from benchmarks.compare.run import Alone, Run
 from benchmarks.compare.workloads import INDEX, job
 from benchmarks.content import ContentError
 from benchmarks.isolate import isolated
@@ -122,3 +126,48 @@ def test_a_run_at_toy_size(tmp_path: Path) -> None:
     assert [row["loader"] for row in rows] == ["pytorch in order", "minato_gpu in order"]
     assert all(set(row) >= _KEYS for row in rows)
     assert all(row["samples_per_s"] > 0 and row["peak_pss_bytes"] > 1e6 and row["lateness_max"] == 0 for row in rows)
+
+
+def test_paired_ratio_and_its_interval() -> None:
+    """Against SciPy's own interval of the mean; what slows both by the same factor does not widen it."""
+    ours, theirs = [10.0, 12.0, 11.0, 13.0], [5.0, 5.5, 6.0, 6.2]
+    logs = np.log(np.divide(ours, theirs))
+    interval = stats.t.interval(0.95, 3, loc=logs.mean(), scale=stats.sem(logs))
+    ratio, low, high = paired(ours, theirs)
+    assert (ratio, low, high) == pytest.approx((np.exp(logs.mean()), *np.exp(interval)))
+    assert paired([10.0, 20.0, 5.0], [5.0, 10.0, 2.5]) == pytest.approx((2.0, 2.0, 2.0))
+    assert paired([3.0], [2.0]) == pytest.approx((1.5, 0.0, float("inf")))
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired([1.0, 2.0], [1.0])
+
+
+def _run(rate: float, cpu_s: float) -> Run:
+    return Run(rate, 0.9, 0.5, 0.1, 0.1, 0.01, 0.02, 0.03, cpu_s, 0.0, "")
+
+
+def test_like_is_compared_with_like() -> None:
+    """In order with the best peer in order, bounded with the best out of order; a peer that failed does not count."""
+    loaders = [CANDIDATES[name][0] for name in CANDIDATES]
+    runs = {loader.name: [_run(10.0, 0.1), _run(11.0, 0.1)] for loader in loaders}
+    runs["spdl in order"] = [_run(20.0, 0.3), _run(22.0, 0.3)]
+    runs["torchdata out of order"] = [_run(30.0, 0.05), _run(33.0, 0.05)]
+    runs["dali"] = [_run(99.0, 0.01)]
+    of = {loader.name: against_peers(loader, loaders, runs) for loader in loaders}
+    assert of["pytorch in order"] == {}
+    ours = of["minato_gpu in order"]
+    assert ours["best_peer"] == "spdl in order" and ours["ratio_to_peer"] == pytest.approx(0.5)
+    assert ours["best_pytorch"] == "pytorch in order" and ours["ratio_to_pytorch"] == pytest.approx(1.0)
+    assert ours["cpu_ratio_to_peer"] == pytest.approx(1.0)
+    bounded = of["minato_gpu bounded"]
+    assert bounded["best_peer"] == "torchdata out of order" and bounded["ratio_to_peer_high"] == pytest.approx(1 / 3)
+    assert bounded["thriftiest_peer"] == "torchdata out of order" and bounded["cpu_ratio_to_peer"] == pytest.approx(2)
+
+
+def test_what_one_process_needs(fresh: Executor, photographs: Path) -> None:
+    alone = fresh.submit(isolated, _alone, photographs).result()
+    assert len(alone.costs_s) >= 8 and alone.cpu_s >= alone.costs_s.sum() > 0
+    assert alone.sample_bytes >= 3 * 4
+
+
+def _alone(photographs: Path) -> Alone:
+    return Alone.measured(job("image_classification", photographs, workers=1), repeats=1)
