@@ -149,7 +149,7 @@ def run(case: Case, loader: Loader) -> Run:
     reader = Reader(case.batch_size)
     start = time.perf_counter()
     made = loader.make(asked)
-    first_batch_s = _warm_up(made, asked, reader, loader) - start
+    first, kept = _warm_up(made, reader)
     ahead = begun.beyond(1)
     waits: list[float] = []
     gaps: list[float] = []
@@ -172,13 +172,15 @@ def run(case: Case, loader: Loader) -> Run:
     del batch, batches
     reader.check(case.samples, 1 + case.epochs)
     loader.close(made)
+    if not getattr(loader, "own_draws", False):
+        _compare(kept, asked, _tolerance(asked, loader))
     count = case.samples * case.epochs
     p50, p95, p99 = np.percentile(waits, [50, 95, 99])
     return Run(
         samples_per_s=count / elapsed,
         efficiency=case.bound_s(ahead) / elapsed,
         au=case.epochs * case.batches * case.step_s / elapsed,
-        first_batch_s=first_batch_s,
+        first_batch_s=first - start,
         epoch_gap_s=float(np.median(gaps)),
         wait_p50_s=float(p50),
         wait_p95_s=float(p95),
@@ -207,21 +209,26 @@ def peak_pss_bytes(case: Case, loader: Loader) -> int:
     return peak[0]
 
 
-def _warm_up(made: Iterable[Any], asked: Job, reader: Reader, loader: Loader) -> float:
-    """An epoch without steps; the moment of its first batch. Some batches are compared once it is over."""
-    compared = 0 if getattr(loader, "own_draws", False) else _CHECKED
+def _warm_up(made: Iterable[Any], reader: Reader) -> tuple[float, list[Any]]:
+    """An epoch without steps; the moment of its first batch, and copies of some batches.
+
+    They are compared when all is over: a pause here would give those a start who go on with the next epoch.
+    """
     first, kept = 0.0, []
     reader.begin_epoch()
     for number, batch in enumerate(made):
         first = first or time.perf_counter()
         reader.read(batch)
-        if number < compared:
+        if number < _CHECKED:
             kept.append(copy.deepcopy(batch))
+    return first, kept
+
+
+def _compare(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) -> None:
     source = Indexed(asked.source.dataset)  # does not count what is prepared for comparing
     alone = replace(asked, dataset=Prepared(source, asked.pipeline, asked.dataset.seed))
-    for batch in kept:
-        same_content(batch, alone, _tolerance(asked, loader))
-    return first
+    for batch in batches:
+        same_content(batch, alone, tolerance)
 
 
 def _tolerance(asked: Job, loader: Loader) -> Tolerance | None:

@@ -20,7 +20,7 @@ from minato_gpu import Pipeline
 from pipelines import speech_recognition
 from pipelines.example_voices import RATE, speak, write_chapter
 
-SCALE = 5.0
+SCALE = 10.0
 _CHAPTER = 20  # utterances of a chapter
 _WORDS = """
 a all an and as at be but by can could day did do down each find first for from get go had has have he her him
