@@ -1,7 +1,8 @@
 """The README's tables, from the recorded results: ``python -m benchmarks.readme FOLDER``.
 
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (which fills two tables: the
-scattered cases, and the others), large.json, cost_model.json, simulation.json and ablation.json.
+scattered cases, and the others), large.json, cost_model.json, simulation.json, ablation.json, and a
+compare_WORKLOAD.json for each workload.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in README.md is replaced.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 import click
 
+from benchmarks.compare.summary import FAMILIES, summary
 from minato_gpu.scheduling.simulation import OURS
 
 Row = Mapping[str, Any]
@@ -31,6 +33,15 @@ _TAILS = (
 )
 
 COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "compare": (
+        ("workload", "workload", "{}"),
+        ("step_ms", "step, ms", "{:.1f}"),
+        *((family, family, "{:,.1f}") for family in FAMILIES),
+        ("in order", "this, in order", "{:,.1f}"),
+        ("in order ratio", "to the best in order (95 %)", "{}"),
+        ("bounded", "this, bounded", "{:,.1f}"),
+        ("bounded ratio", "to the best out of order (95 %)", "{}"),
+    ),
     "overhead": (
         ("loader", "loader", "{}"),
         ("samples_per_s", "samples/s", "{:,.0f}"),
@@ -76,6 +87,9 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 
 def recorded(folder: Path, name: str) -> Any:
     """The document that the table ``name`` is made from."""
+    if name == "compare":
+        documents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("compare_*.json"))]
+        return {**documents[0], "rows": [row for document in documents for row in document["rows"]]}
     file = "tails" if name == "more_tails" else name
     return json.loads((folder / f"{file}.json").read_text(encoding="utf-8"))
 
@@ -83,6 +97,8 @@ def recorded(folder: Path, name: str) -> Any:
 def markdown(name: str, rows: Sequence[Row]) -> str:
     """A Markdown table of the rows that have the table's figures."""
     columns = COLUMNS[name]
+    if name == "compare":
+        rows = summary(rows)
     if name == "simulation":
         rows = beside_peers(rows)
     chosen = [row for row in rows if all(row.get(key) is not None for key, _, _ in columns[:3]) and _shown(name, row)]

@@ -66,12 +66,12 @@ def rows_of(
     tunes: bool,
 ) -> list[dict[str, Any]]:
     """All rows of one workload and one number of workers: its peers tuned first, then every load."""
-    base = isolated(Case.measured, name, directory, workers, 0.0, epochs, sleep_overshoot_s())
+    base = isolated(Case.measured, name, directory, workers, epochs, sleep_overshoot_s())
     candidates = [CANDIDATES[loader] for loader in loaders if _can_run(CANDIDATES[loader][0], name, directory)]
     chosen = [tuned(base, each) if tunes else each[0] for each in candidates]
     rows = []
     for load in loads:
-        rows += case_rows(replace(base, load=load), chosen, repetitions)
+        rows += case_rows(base.with_step(load), chosen, repetitions)
     return rows
 
 
@@ -94,10 +94,17 @@ def _rate(case: Case, loader: Loader) -> float:
 
 
 def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int) -> list[dict[str, Any]]:
-    """A row for each loader; they take turns within each repetition."""
+    """A row for each loader; they take turns within each repetition.
+
+    What the work costs is measured again in each repetition: the machine is not always equally fast.
+    """
+    now = case
 
     def measure(loader: Loader) -> Run:
-        return isolated(run, case, loader, timeout_s=_limit_s(case))
+        nonlocal now
+        if loader is loaders[0]:
+            now = isolated(case.measured_again, timeout_s=_limit_s(case))
+        return isolated(run, now, loader, timeout_s=_limit_s(case))
 
     def figures(one: Run) -> str:
         return f"{one.samples_per_s:.1f} samples/s, efficiency {one.efficiency:.3f}"

@@ -1,11 +1,13 @@
-"""Pictures of a recorded comparison: ``python -m benchmarks.compare.plot FILE.json --out DIR``.
+"""The page of a recorded comparison: ``python -m benchmarks.compare.plot FOLDER --out benchmarks/COMPARISON.md``.
 
-One picture for each workload: samples per second by step, one line for each loader, with the range of the repetitions.
+``FOLDER`` holds what ``python -m benchmarks.compare WORKLOAD --json FOLDER/compare_WORKLOAD.json`` left. For each
+workload the page has a picture (written beside the results), a table of every case, and the settings that were chosen.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,36 +18,110 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from benchmarks.compare.ratios import OURS
+from benchmarks.compare.summary import ratio
+from benchmarks.readme import described
+
 Row = Mapping[str, Any]
+
+_TABLE: tuple[tuple[str, str, str], ...] = (
+    ("loader", "loader", "{}"),
+    ("samples_per_s", "samples/s", "{:,.1f}"),
+    ("efficiency", "efficiency", "{:.3f}"),
+    ("au", "AU", "{:.3f}"),
+    ("first_batch_s", "first batch, s", "{:.3f}"),
+    ("epoch_gap_s", "epoch gap, s", "{:.3f}"),
+    ("wait_p50_s", "wait p50, s", "{:.4f}"),
+    ("wait_p95_s", "p95, s", "{:.4f}"),
+    ("wait_p99_s", "p99, s", "{:.4f}"),
+    ("cpu_s_per_sample", "CPU s/sample", "{:.4f}"),
+    ("peak_pss_bytes", "peak PSS, MB", "{:,.0f}"),
+    ("lateness_max", "latest, batches", "{:.0f}"),
+)
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write the picture of one workload's rows."""
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for loader in dict.fromkeys(row["loader"] for row in rows):
-        points = sorted((row["step_ms"], row) for row in rows if row["loader"] == loader and "samples_per_s" in row)
-        steps = [step for step, _ in points]
-        rates = [row["samples_per_s"] for _, row in points]
-        low = [row["samples_per_s"] - row["samples_per_s_min"] for _, row in points]
-        high = [row["samples_per_s_max"] - row["samples_per_s"] for _, row in points]
-        ours = loader.startswith("minato_gpu")
-        axes.errorbar(steps, rates, [low, high], label=loader, marker="o", capsize=3, linewidth=2 if ours else 1)
-    axes.set(title=rows[0]["workload"], xlabel="emulated step, ms", ylabel="samples/s", ylim=(0, None))
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=110)
+    """Write the picture of one workload: bars of samples/s with the range of the repetitions, a panel for each case."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    loaders = list(dict.fromkeys(row["loader"] for row in rows))[::-1]
+    figure, panels = plt.subplots(
+        1, len(cases), figsize=(2 + 4 * len(cases), 5), layout="constrained", sharey=True, squeeze=False
+    )
+    for axes, case in zip(panels[0], cases, strict=True):
+        shown = [row for row in rows if row["case"] == case and "samples_per_s" in row]
+        rates = [row["samples_per_s"] for row in shown]
+        off = [
+            [row["samples_per_s"] - row["samples_per_s_min"] for row in shown],
+            [row["samples_per_s_max"] - row["samples_per_s"] for row in shown],
+        ]
+        colours = ["tab:orange" if row["loader"].startswith(OURS) else "tab:blue" for row in shown]
+        places = [loaders.index(row["loader"]) for row in shown]
+        axes.barh(places, rates, xerr=off, color=colours, capsize=2)
+        axes.set(title=case.removeprefix(f"{rows[0]['workload']}, "), xlabel="samples/s")
+        axes.set_yticks(range(len(loaders)), loaders)
+    figure.suptitle(rows[0]["workload"])
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
+def section(document: Mapping[str, Any], picture: str) -> str:
+    """The Markdown of one workload's document; ``picture`` is the path of its picture from the page."""
+    rows = document["rows"]
+    name = rows[0]["workload"]
+    settings = document["settings"]
+    size = f"batches of {rows[0]['batch_size']}, {rows[0]['samples']} samples in {settings['epochs']} timed epoch(s)"
+    lines = [
+        f"## {name}",
+        "",
+        f"{described(document)}; {size} after one that warms up, {settings['repetitions']} repetitions (medians).",
+        "",
+        f"![samples per second by loader]({picture})",
+    ]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        chosen = [row for row in rows if row["case"] == case]
+        lines += ["", f"### {case}", "", _head(), *(_line(row) for row in chosen)]
+    lines += ["", "Settings: the fastest of those that were tried without a step.", ""]
+    seen = {row["loader"]: row.get("loader_settings", "failed") for row in rows}
+    return "\n".join([*lines, *(f"- {loader}: {text}" for loader, text in seen.items()), ""])
+
+
+def _head() -> str:
+    titles = [title for _, title, _ in _TABLE] + ["to the best peer (95 %)", "CPU to the thriftiest peer (95 %)"]
+    return "| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|"
+
+
+def _line(row: Row) -> str:
+    if "samples_per_s" not in row:
+        return f"| {row['loader']} | failed |" + " |" * len(_TABLE)
+    scaled = {**row, "peak_pss_bytes": row["peak_pss_bytes"] / 1e6}
+    cells = [form.format(scaled[key]) for key, _, form in _TABLE]
+    return "| " + " | ".join([*cells, ratio(row, "ratio_to_peer") or "", ratio(row, "cpu_ratio_to_peer") or ""]) + " |"
+
+
 @click.command(help=__doc__)
-@click.argument("source", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=".", show_default=True)
-def main(source: Path, out: Path) -> None:
-    rows: list[Row] = json.loads(source.read_text(encoding="utf-8"))["rows"]
-    out.mkdir(parents=True, exist_ok=True)
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        path = out / f"compare_{workload}.png"
-        draw([row for row in rows if row["workload"] == workload], path)
-        click.echo(f"wrote {path}")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("benchmarks/COMPARISON.md"))
+def main(folder: Path, out: Path) -> None:
+    files = sorted(folder.glob("compare_*.json"))
+    if not files:
+        raise click.UsageError(f"{folder} holds no compare_*.json")
+    text = [_HEAD]
+    for file in files:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        picture = file.with_suffix(".png")
+        draw(document["rows"], picture)
+        text.append(section(document, os.path.relpath(picture, out.parent)))
+    out.write_text("\n".join(text), encoding="utf-8")
+    click.echo(f"wrote {out} and {len(files)} pictures")
+
+
+_HEAD = """# Four workloads, every loader
+
+Made by `python -m benchmarks.compare.plot FOLDER` from what `python -m benchmarks.compare` recorded; what the columns
+mean is said in `benchmarks/compare/__main__.py`, how each loader is driven in `benchmarks/peers/` and
+`benchmarks/compare/`. Steps are emulated by waiting. DALI runs its CPU operators. "To the best peer" is the ratio of
+samples/s to those of the fastest peer in the same order (in order, or out of order), paired by repetition.
+"""
 
 
 if __name__ == "__main__":

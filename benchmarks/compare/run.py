@@ -32,7 +32,7 @@ _WATCH_S = 0.02
 
 @dataclass(frozen=True)
 class Case:
-    """A workload's data with a step.
+    """A workload's data with an emulated step of ``step_s``.
 
     ``load``: the samples' work takes so many times as long on all cores as the steps (0: there is no step).
     ``cpu_s``: CPU seconds that one process, alone, needs for an epoch; ``first_s``: the least time to any batch.
@@ -50,12 +50,11 @@ class Case:
     first_s: float
     sample_bytes: int
     overshoot_s: float
+    step_s: float = 0.0
 
     @classmethod
-    def measured(
-        cls, workload: str, directory: Path, workers: int, load: float, epochs: int, overshoot_s: float
-    ) -> Case:
-        """Measure what an epoch costs here; call it in a fresh process."""
+    def measured(cls, workload: str, directory: Path, workers: int, epochs: int, overshoot_s: float) -> Case:
+        """Measure what an epoch costs here; call it in a fresh process. There is no step."""
         asked = job(workload, directory, workers)
         alone = Alone.measured(asked)
         cheapest = np.sort(alone.costs_s)[: asked.batch_size]
@@ -63,7 +62,7 @@ class Case:
             workload,
             directory,
             workers,
-            load,
+            0.0,
             epochs,
             samples=len(alone.costs_s),
             batch_size=asked.batch_size,
@@ -78,10 +77,15 @@ class Case:
         """Batches of an epoch."""
         return -(-self.samples // self.batch_size)
 
-    @property
-    def step_s(self) -> float:
-        """The emulated step."""
-        return self.cpu_s / usable_cores() / self.load / self.batches if self.load else 0.0
+    def with_step(self, load: float) -> Case:
+        """The case with the step that makes this load."""
+        step_s = self.cpu_s / usable_cores() / load / self.batches if load else 0.0
+        return replace(self, load=load, step_s=step_s)
+
+    def measured_again(self) -> Case:
+        """The case with what an epoch costs now; call it in a fresh process."""
+        now = Case.measured(self.workload, self.directory, self.workers, self.epochs, self.overshoot_s)
+        return replace(self, cpu_s=now.cpu_s, first_s=now.first_s)
 
     def bound_s(self, begun: int) -> float:
         """The least time for the timed epochs, of which ``begun`` samples had been begun when the clock started."""

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import LOADERS, chance
+from benchmarks.accuracy import LOADERS, chance, difference
 
 _SLOW = np.arange(1200) < 120
 
@@ -32,6 +32,13 @@ def test_slow_samples_that_come_together_are_seen() -> None:
     found = chance(_counts([order[np.argsort(_SLOW[order], kind="stable")] for order in orders]), _SLOW)
     assert found["p_value"] is not None and found["p_value"] < 1e-6
     assert found["slow_share_first_half"] == 0.0
+
+
+def test_the_difference_is_taken_seed_by_seed() -> None:
+    found = difference([0.90, 0.95, 0.85], [0.89, 0.94, 0.84])
+    assert list(found.values()) == pytest.approx([0.01, 0.01, 0.01])
+    wide = difference([0.9, 0.8], [0.8, 0.9])
+    assert wide["to_pytorch"] == pytest.approx(0) and wide["to_pytorch_low"] < -1 < 1 < wide["to_pytorch_high"]
 
 
 @pytest.mark.timeout(180)
