@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Task, Unshippable, failure
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.progress import Progress
@@ -84,7 +86,9 @@ class Placement:
             batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
             return self._store.put(batch, collated=True)
         except Exception as error:
-            return self.batch_failure(error, "collate", epoch, piece)
+            ragged = self._job.collate_fn is default_collate and "equal size" in str(error)
+            hint = ": samples of different shapes need a collate_fn that pads them" if ragged else ""
+            return self.batch_failure(error, f"collate{hint}", epoch, piece)
 
     def batch_failure(self, error: Exception, what: str, epoch: int, piece: Piece | None = None) -> Failure:
         parts = [what, f"epoch {epoch}"]

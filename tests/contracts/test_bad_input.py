@@ -169,6 +169,7 @@ def test_unequal_shapes(mode: Mode) -> None:
         except RuntimeError as error:
             errors.append(str(error))
     assert len(errors) == 1 and "[3]" in errors[0] and "[5]" in errors[0]
+    assert "need a collate_fn that pads them" in errors[0]
     expected = [tuple(batch) for batch in planned if 21 not in batch]
     assert differences(expected, map(tuple, received)) == NOTHING
 
