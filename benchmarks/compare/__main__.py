@@ -5,7 +5,7 @@ emulated steps, from loader-bound (no step) to step-bound. Before its figures co
 without a step, and the fastest are taken. Loaders take turns within each repetition, each in a fresh process.
 
     CPU seconds = what one process, alone, needs to prepare, join and read all samples
-    bound       = minimum to the first batch + max(steps, CPU seconds / cores)
+    bound       = least time to the first batch (out of order: to any) + max(steps, CPU seconds / cores)
     efficiency  = bound / measured
     AU          = steps / measured
 
