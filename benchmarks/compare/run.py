@@ -35,8 +35,8 @@ class Case:
     """A workload's data with an emulated step of ``step_s``.
 
     ``load``: the samples' work takes so many times as long on all cores as the steps (0: there is no step).
-    ``cpu_s``: CPU seconds that one process, alone, needs for an epoch. ``first_s``: the least time to the first batch in
-    order; ``any_s``: to any batch. ``sample_bytes``: what a prepared sample takes, on average.
+    ``cpu_s``: CPU seconds that one process, alone, needs for an epoch. ``first_s``: the least time to the first batch
+    in order; ``any_s``: to any batch. ``sample_bytes``: what a prepared sample takes, on average.
     """
 
     workload: str
