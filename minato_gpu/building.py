@@ -20,12 +20,14 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
 from minato_gpu.memory.leases import Leases
 from minato_gpu.pump import Pump
+from minato_gpu.report import usable_cores
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.streams import StreamScheduler
 
 _MICRO_BATCH = 16
+_ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
 def build_engine(loader: Any, base_seed: int) -> Engine:
@@ -53,7 +55,8 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
             ThreadLane(links, job) if options.threads else ProcessLane(links, job, loader.multiprocessing_context)
         )
         if "device" in options.lanes:
-            lanes["device"] = DeviceLane(links, loader.pipeline, str(options.device), _MICRO_BATCH)
+            threads = 1 if "cpu" in options.lanes else usable_cores()  # workers that only read leave them idle
+            lanes["device"] = DeviceLane(links, loader.pipeline, str(options.device), _MICRO_BATCH, threads)
         engine = _engine(loader, links, lanes)
     except BaseException:
         for lane in lanes.values():
@@ -91,6 +94,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         inspect="device" in lanes,
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
+        device_s=m.Policy.device_s if "cpu" in options.lanes else _ALONE_S,
     )
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed)
     estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))

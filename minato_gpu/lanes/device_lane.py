@@ -29,15 +29,16 @@ from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 
 class DeviceLane:
-    """One executor and its thread."""
+    """One executor and its thread. ``threads``: DALI's threads on the CPU."""
 
     name = "device"
     slots = 1
 
-    def __init__(self, links: Links, pipeline: Pipeline, device: str, micro_batch: int) -> None:
+    def __init__(self, links: Links, pipeline: Pipeline, device: str, micro_batch: int, threads: int = 1) -> None:
         self._links = links
         self._pipeline = pipeline
-        self._executor = build_executor(pipeline, pipeline.host_prefix, device=device, max_batch=micro_batch, threads=1)
+        first = pipeline.host_prefix
+        self._executor = build_executor(pipeline, first, device=device, max_batch=micro_batch, threads=threads)
         self._store = Store(-1, links, None, links.board)
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
