@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
@@ -94,8 +95,9 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         inspect="device" in lanes,
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
-        device_s=m.Policy.device_s if "cpu" in options.lanes else _ALONE_S,
     )
+    if not policy.cpu_runs:
+        policy = replace(policy, device_s=_ALONE_S)
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed)
     estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
     pump = Pump(
