@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from minato_gpu import shared_empty
 from minato_gpu.lanes.segments import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance, TorchFunction
 from pipelines import speech_resampling, speech_stages, speech_steps
@@ -192,7 +193,9 @@ def pad_batch(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def _padded(rows: Sequence[Any]) -> torch.Tensor:
-    whole = np.zeros((len(rows), max(len(row) for row in rows), *rows[0].shape[1:]), rows[0].dtype)
-    for place, row in zip(whole, rows, strict=True):
+    shape = (len(rows), max(len(row) for row in rows), *rows[0].shape[1:])
+    whole = shared_empty(shape, torch.from_numpy(rows[0][:0]).dtype)
+    for place, row in zip(whole.numpy(), rows, strict=True):
         place[: len(row)] = row
-    return torch.from_numpy(whole)
+        place[len(row) :] = 0
+    return whole

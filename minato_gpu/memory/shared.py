@@ -9,6 +9,7 @@ workers, by a private function that makes a new file for each tensor.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,7 @@ from minato_gpu.memory.leases import Leases
 LEAST = 1 << 16  # bytes; less is copied faster than it is kept account of
 
 _allocate: Callable[[int], NDArray[np.uint8]] | None = None
+_process = -1  # the one whose arena that is: what it forks must not allocate from it
 
 
 def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -31,7 +33,7 @@ def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> to
     process of this loader, and below 64 KiB, it is ``torch.empty``.
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    if _allocate is None or nbytes < LEAST:
+    if _allocate is None or nbytes < LEAST or os.getpid() != _process:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.from_numpy(_allocate(nbytes)).view(dtype).view(tuple(shape))
 
@@ -53,8 +55,8 @@ class Handover:
 
     def serve(self) -> None:
         """From now on ``shared_empty`` gets its memory here."""
-        global _allocate
-        _allocate = self.empty
+        global _allocate, _process
+        _allocate, _process = self.empty, os.getpid()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """A new block as an array of shape (nbytes,)."""

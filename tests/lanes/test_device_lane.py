@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -231,3 +233,23 @@ def test_the_device_lane_alone_prepares_everything() -> None:
     """The CPU workers then only read."""
     _, stats = _two_epochs(["device"])
     assert [each["lanes"]["device"]["samples"] for each in stats] == [39, 39]
+
+
+def _busy(fields: Any, params: Any) -> Any:
+    end = time.thread_time() + 4e-3
+    while time.thread_time() < end:
+        pass
+    return _device(fields, params)
+
+
+def test_a_device_that_works_alone_takes_whole_micro_batches() -> None:
+    """Beside a CPU lane a dispatch of costly samples is short, so that they can still go elsewhere."""
+    stages = (PIPELINE.stages[0], dataclasses.replace(PIPELINE.stages[1], device=TorchFunction(_busy)))
+    pipeline = Pipeline(stages, outputs=("x", "label"), name="tests")
+    more: dict[str, Any] = {"pipeline": pipeline, "lanes": ["device"], "persistent_workers": True}
+    one = DataLoader(Numbers(), 10, sampler=[*range(7)] * 6, num_workers=1, **more)
+    for _ in range(3):
+        for _ in one:
+            pass
+    counts = [span[6] for span in one.timeline()["spans"] if span[2] == "device"]
+    assert sum(counts) == 42 and max(counts) > 5, counts

@@ -117,6 +117,13 @@ def test_what_cannot_be_pickled_keeps_nothing(store: Store) -> None:
     assert _allocated(store) == 0
 
 
+def test_what_a_worker_forks_gets_memory_of_its_own(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that allocated from one arena would give the same memory away twice."""
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    assert shared_empty(SHAPE).shape == SHAPE
+    assert _allocated(store) == 0
+
+
 def test_discarded_results_are_free(store: Store) -> None:
     store.discard(_blob(store, shared_empty(SHAPE)))
     assert _allocated(store) == 0
