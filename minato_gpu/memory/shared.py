@@ -80,8 +80,8 @@ class Handover:
     def free(self, offset: int) -> None:
         """The engine does not need this block of the arena any more."""
         with self._lock:
-            self._away.discard(offset)
             self._forget_dead()
+            self._away.discard(offset)
             if offset not in self._here:
                 self._arena.free(offset)
 

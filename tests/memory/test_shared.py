@@ -93,6 +93,12 @@ def test_it_is_free_when_neither_side_has_it(store: Store) -> None:
     assert _allocated(store) == 0
 
     tensor = shared_empty(SHAPE)
+    item = _blob(store, tensor)
+    del tensor  # and nobody looks before the engine gives it back
+    _free(store, item)
+    assert _allocated(store) == 0
+
+    tensor = shared_empty(SHAPE)
     del tensor
     assert _allocated(store) == 0, "memory that was never returned is lost"
 
