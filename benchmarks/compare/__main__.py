@@ -140,8 +140,11 @@ def _row(case: Case, loader: Loader, runs: Sequence[Run], error: str | None) -> 
                 if field.name == "samples_per_s":
                     name, unit = field.name, ""
                 row |= report.summarise(name, [getattr(each, field.name) for each in runs], unit)
-        peaks = [isolated(peak_pss_bytes, replace(case, epochs=1), loader, timeout_s=_limit_s(case))]
-        row |= report.summarise("peak_pss", peaks, "_bytes")
+        try:
+            peak = isolated(peak_pss_bytes, replace(case, epochs=1), loader, timeout_s=_limit_s(case))
+            row |= report.summarise("peak_pss", [peak], "_bytes")
+        except MeasurementError as failure:
+            error = str(failure)
     if error is not None:
         row["error"] = error
     return row

@@ -93,7 +93,7 @@ def _head() -> str:
 def _line(row: Row) -> str:
     if "samples_per_s" not in row:
         return f"| {row['loader']} | failed |" + " |" * len(_TABLE)
-    scaled = {**row, "peak_pss_bytes": row["peak_pss_bytes"] / 1e6}
+    scaled = {**row, "peak_pss_bytes": row.get("peak_pss_bytes", float("nan")) / 1e6}
     cells = [form.format(scaled[key]) for key, _, form in _TABLE]
     return "| " + " | ".join([*cells, ratio(row, "ratio_to_peer") or "", ratio(row, "cpu_ratio_to_peer") or ""]) + " |"
 
