@@ -50,8 +50,8 @@ def page(document: Mapping[str, Any], picture: str) -> str:
     """The page as Markdown; ``picture`` is the path of the picture from it."""
     settings = document["settings"]
     setting = "{photographs} photographs, {epochs} epochs, {seeds} seeds, batches of {batch_size}".format(**settings)
-    titles = ("loader", "accuracy, median", "lowest", "highest", "mean difference to PyTorch (95 %)")
-    titles += ("slow in the first half", "in the second", "p-value of chance")
+    titles = ["loader", "accuracy, median", "lowest", "highest", "mean difference to PyTorch (95 %)"]
+    titles += ["slow in the first half", "in the second", "p-value of chance"]
     lines = [
         "# Does the order of delivery change what a model learns?",
         "",

@@ -115,7 +115,7 @@ def main(folder: Path, out: Path) -> None:
     click.echo(f"wrote {out} and {len(files)} pictures")
 
 
-_HEAD = """# Four workloads, every loader
+_HEAD = """# The workloads, every loader
 
 Made by `python -m benchmarks.compare.plot FOLDER` from what `python -m benchmarks.compare` recorded; what the columns
 mean is said in `benchmarks/compare/__main__.py`, how each loader is driven in `benchmarks/peers/` and

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from minato_gpu import DataLoader, shared_empty
 from minato_gpu.lanes.base import Blob
@@ -122,6 +124,35 @@ def test_what_cannot_be_pickled_keeps_nothing(store: Store) -> None:
     with pytest.raises(AttributeError):
         store.put([tensor, lambda: 1])
     del tensor
+    assert _allocated(store) == 0
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(["make", "put", "drop", "give back"]), st.integers(0, 9)), max_size=50))
+def test_no_block_is_lost_or_given_away_twice(store: Store, steps: list[tuple[str, int]]) -> None:
+    """Whatever dies, is handed over and comes back in whatever order: nothing that is held changes."""
+    held: list[tuple[torch.Tensor, int]] = []
+    away: list[tuple[Blob, int]] = []
+    for mark, (what, number) in enumerate(steps):
+        if what == "make":
+            held.append((shared_empty(SHAPE).fill_(mark), mark))
+        elif what == "put" and held:
+            tensor, its_mark = held[number % len(held)]
+            away.append((_blob(store, tensor), its_mark))
+        elif what == "drop" and held:
+            del held[number % len(held)]
+            tensor = torch.empty(0)
+        elif what == "give back" and away:
+            item, _ = away.pop(number % len(away))
+            assert store.handover is not None
+            for offset, _ in item.blocks[:: 1 if number % 2 else -1]:
+                store.handover.free(offset)
+        assert all((tensor == its_mark).all() for tensor, its_mark in held)
+        assert all((store.get(item) == its_mark).all() for item, its_mark in away)
+    tensor = torch.empty(0)
+    held.clear()
+    for item, _ in away:
+        _free(store, item)
     assert _allocated(store) == 0
 
 
