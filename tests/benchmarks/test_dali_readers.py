@@ -4,9 +4,7 @@ DALI draws."""
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -37,13 +35,6 @@ _needs_dali = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("photographs")
-    image_classification.example_data(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("scenes")
     object_detection.example_data(directory)
@@ -59,13 +50,6 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.mkdir(exist_ok=True)
         (folder / f"{number}.jpg").write_bytes(jpeg(photograph(name)[:510, :510], SUBSAMPLING[number % 3]))
     return directory
-
-
-@pytest.fixture(scope="module")
-def fresh() -> Iterator[Executor]:
-    """A process without threads: what is forked from the tests' own waits for ever for threads that they left there."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
-        yield executor
 
 
 def _with(asked: Job, pipeline: Pipeline) -> Job:
