@@ -25,7 +25,7 @@ import click
 from benchmarks import report
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers
-from benchmarks.compare.run import Case, Run, peak_pss_bytes, run
+from benchmarks.compare.run import Case, Run, run, watched
 from benchmarks.compare.workloads import job
 from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.isolate import MeasurementError, isolated
@@ -35,6 +35,14 @@ from benchmarks.work import sleep_overshoot_s
 from minato_gpu.report import usable_cores
 
 LOADS = (0.0, 1.25, 0.8)
+_QUICK = (
+    "pytorch in order",
+    "torchdata in order",
+    "spdl in order",
+    "dali",
+    "minato_gpu in order",
+    "minato_gpu bounded",
+)
 _COLUMNS = (
     "loader",
     "samples_per_s",
@@ -63,15 +71,15 @@ def rows_of(
     repetitions: int,
     epochs: int,
     *,
-    tunes: bool,
+    quick: bool,
 ) -> list[dict[str, Any]]:
-    """All rows of one workload and one number of workers: its peers tuned first, then every load."""
+    """All rows of one workload and one number of workers: its peers tuned first (not if ``quick``), then every load."""
     base = isolated(Case.measured, name, directory, workers, epochs, sleep_overshoot_s())
     candidates = [CANDIDATES[loader] for loader in loaders if _can_run(CANDIDATES[loader][0], name, directory)]
-    chosen = [tuned(base, each) if tunes else each[0] for each in candidates]
+    chosen = [each[0] if quick else tuned(base, each) for each in candidates]
     rows = []
     for load in loads:
-        rows += case_rows(base.with_step(load), chosen, repetitions)
+        rows += case_rows(base.with_step(load), chosen, repetitions, quick=quick)
     return rows
 
 
@@ -93,31 +101,43 @@ def _rate(case: Case, loader: Loader) -> float:
         return 0.0
 
 
-def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int) -> list[dict[str, Any]]:
+def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick: bool) -> list[dict[str, Any]]:
     """A row for each loader; they take turns within each repetition.
 
-    What the work costs is measured again in each repetition: the machine is not always equally fast.
+    What the work costs is measured again in each repetition: the machine is not always equally fast. Memory is watched
+    in a run of its own; if ``quick``, in the same.
     """
     now = case
+    peaks: dict[str, int] = {}
 
     def measure(loader: Loader) -> Run:
         nonlocal now
-        if loader is loaders[0]:
+        if loader is loaders[0] and not quick:
             now = isolated(case.measured_again, timeout_s=_limit_s(case))
-        return isolated(run, now, loader, timeout_s=_limit_s(case))
+        if not quick:
+            return isolated(run, now, loader, timeout_s=_limit_s(case))
+        measured, peaks[loader.name] = isolated(watched, now, loader, timeout_s=_limit_s(case))
+        return measured
 
     def figures(one: Run) -> str:
         return f"{one.samples_per_s:.1f} samples/s, efficiency {one.efficiency:.3f}"
 
     where = f"{case.workload}, {case.workers} workers, load {case.load:g}"
     runs, errors = in_turns(where, loaders, repetitions, measure, figures)
+    if not quick:
+        for loader in loaders:
+            try:
+                _, peaks[loader.name] = isolated(watched, replace(case, epochs=1), loader, timeout_s=_limit_s(case))
+            except MeasurementError as error:
+                errors[loader.name] = str(error)
     return [
-        _row(case, loader, runs[loader.name], errors.get(loader.name)) | against_peers(loader, loaders, runs)
+        _row(case, loader, runs[loader.name], peaks.get(loader.name), errors.get(loader.name))
+        | against_peers(loader, loaders, runs)
         for loader in loaders
     ]
 
 
-def _row(case: Case, loader: Loader, runs: Sequence[Run], error: str | None) -> dict[str, Any]:
+def _row(case: Case, loader: Loader, runs: Sequence[Run], peak: int | None, error: str | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "case": f"{case.workload}, {case.workers} workers, step {1e3 * case.step_s:.1f} ms",
         "workload": case.workload,
@@ -140,11 +160,8 @@ def _row(case: Case, loader: Loader, runs: Sequence[Run], error: str | None) -> 
                 if field.name == "samples_per_s":
                     name, unit = field.name, ""
                 row |= report.summarise(name, [getattr(each, field.name) for each in runs], unit)
-        try:
-            peak = isolated(peak_pss_bytes, replace(case, epochs=1), loader, timeout_s=_limit_s(case))
-            row |= report.summarise("peak_pss", [peak], "_bytes")
-        except MeasurementError as failure:
-            error = str(failure)
+    if peak is not None:
+        row["peak_pss_bytes"] = peak
     if error is not None:
         row["error"] = error
     return row
@@ -178,6 +195,7 @@ def main(
     loads: tuple[float, ...],
     epochs: int,
 ) -> None:
+    wanted = wanted or (_QUICK if quick else ())
     loaders = [name for name in CANDIDATES if not wanted or any(word in name for word in wanted)]
     if not loaders:
         raise click.UsageError(f"no loader is called {wanted!r}; there are: {', '.join(CANDIDATES)}")
@@ -194,7 +212,7 @@ def main(
                 for _ in WORKLOADS[name].write(directory, 24 if quick else 300, 0):
                     pass
             for count in workers:
-                rows += rows_of(name, directory, loaders, count, loads, repetitions, epochs, tunes=not quick)
+                rows += rows_of(name, directory, loaders, count, loads, repetitions, epochs, quick=quick)
     settings = {"workers": workers, "repetitions": repetitions, "epochs": epochs, "quick": quick}
     report.publish(report.document("compare", settings, rows), json_path, _COLUMNS)
     if any("error" in row for row in rows):

@@ -198,8 +198,8 @@ def run(case: Case, loader: Loader) -> Run:
     )
 
 
-def peak_pss_bytes(case: Case, loader: Loader) -> int:
-    """Proportional bytes of the process tree at their peak, in a run of its own: watching takes time."""
+def watched(case: Case, loader: Loader) -> tuple[Run, int]:
+    """As ``run``, with the process tree's proportional bytes at their peak. Watching takes time."""
     peak, stop = [0], threading.Event()
 
     def watch() -> None:
@@ -209,11 +209,11 @@ def peak_pss_bytes(case: Case, loader: Loader) -> int:
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        run(case, loader)
+        measured = run(case, loader)
     finally:
         stop.set()
         thread.join()
-    return peak[0]
+    return measured, peak[0]
 
 
 def _warm_up(made: Iterable[Any], reader: Reader) -> tuple[float, list[Any]]:
