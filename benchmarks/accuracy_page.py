@@ -17,6 +17,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from benchmarks import report
 from benchmarks.readme import described
 
 Row = Mapping[str, Any]
@@ -62,9 +63,8 @@ def page(document: Mapping[str, Any], picture: str) -> str:
         "",
         f"![accuracy by loader and seed, slow samples by batch]({picture})",
         "",
-        "| " + " | ".join(titles) + " |",
-        "|---" * len(titles) + "|",
     ]
+    rows = []
     for row in document["rows"]:
         off = ""
         if "to_pytorch" in row:
@@ -72,8 +72,8 @@ def page(document: Mapping[str, Any], picture: str) -> str:
         cells = [f"{row[key]:.4f}" for key in ("accuracy", "accuracy_min", "accuracy_max")]
         shares = [f"{row[key]:.4f}" for key in ("slow_share_first_half", "slow_share_second_half")]
         chance = "" if row["p_value"] is None else f"{row['p_value']:.2f}"
-        lines.append("| " + " | ".join([row["loader"], *cells, off, *shares, chance]) + " |")
-    return "\n".join([*lines, ""])
+        rows.append([row["loader"], *cells, off, *shares, chance])
+    return "\n".join([*lines, report.markdown_table(titles, rows), ""])
 
 
 @click.command(help=__doc__)

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from benchmarks import report
 from benchmarks.compare.summary import FAMILIES, summary
 from minato_gpu.scheduling.simulation import OURS
 
@@ -102,11 +103,8 @@ def markdown(name: str, rows: Sequence[Row]) -> str:
     if name == "simulation":
         rows = beside_peers(rows)
     chosen = [row for row in rows if all(row.get(key) is not None for key, _, _ in columns[:3]) and _shown(name, row)]
-    lines = ["| " + " | ".join(title for _, title, _ in columns) + " |", "|---" * len(columns) + "|"]
-    for row in chosen:
-        cells = ["" if row.get(key) is None else form.format(row[key]) for key, _, form in columns]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    cells = [["" if row.get(key) is None else form.format(row[key]) for key, _, form in columns] for row in chosen]
+    return report.markdown_table([title for _, title, _ in columns], cells)
 
 
 def beside_peers(rows: Sequence[Row]) -> list[Row]:

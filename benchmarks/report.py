@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -70,6 +70,12 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in shown))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; each row has as many cells as there are titles."""
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in rows)])
 
 
 def progress(text: str) -> None:

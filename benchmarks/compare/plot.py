@@ -18,6 +18,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from benchmarks import report
 from benchmarks.compare.ratios import OURS
 from benchmarks.compare.summary import ratio
 from benchmarks.readme import described
@@ -38,6 +39,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("peak_pss_bytes", "peak PSS, MB", "{:,.0f}"),
     ("lateness_max", "latest, batches", "{:.0f}"),
 )
+_TITLES = [title for _, title, _ in _TABLE] + ["to the best peer (95 %)", "CPU to the thriftiest peer (95 %)"]
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -79,23 +81,18 @@ def section(document: Mapping[str, Any], picture: str) -> str:
     ]
     for case in dict.fromkeys(row["case"] for row in rows):
         chosen = [row for row in rows if row["case"] == case]
-        lines += ["", f"### {case}", "", _head(), *(_line(row) for row in chosen)]
+        lines += ["", f"### {case}", "", report.markdown_table(_TITLES, map(_cells, chosen))]
     lines += ["", "Settings: the fastest of those that were tried without a step.", ""]
     seen = {row["loader"]: row.get("loader_settings", "failed") for row in rows}
     return "\n".join([*lines, *(f"- {loader}: {text}" for loader, text in seen.items()), ""])
 
 
-def _head() -> str:
-    titles = [title for _, title, _ in _TABLE] + ["to the best peer (95 %)", "CPU to the thriftiest peer (95 %)"]
-    return "| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|"
-
-
-def _line(row: Row) -> str:
+def _cells(row: Row) -> list[str]:
     if "samples_per_s" not in row:
-        return f"| {row['loader']} | failed |" + " |" * len(_TABLE)
+        return [row["loader"], "failed", *[""] * (len(_TITLES) - 2)]
     scaled = {**row, "peak_pss_bytes": row.get("peak_pss_bytes", float("nan")) / 1e6}
     cells = [form.format(scaled[key]) for key, _, form in _TABLE]
-    return "| " + " | ".join([*cells, ratio(row, "ratio_to_peer") or "", ratio(row, "cpu_ratio_to_peer") or ""]) + " |"
+    return [*cells, ratio(row, "ratio_to_peer") or "", ratio(row, "cpu_ratio_to_peer") or ""]
 
 
 @click.command(help=__doc__)
