@@ -58,8 +58,12 @@ def tree_peak_rss_bytes() -> int:
     Pages that processes share count in each of them, for every loader alike. Read once, at the end of the work, so
     that measuring costs the measured nothing. Linux only.
     """
-    this = psutil.Process()
-    return sum(_peak_rss_bytes(process.pid) for process in (this, *this.children(recursive=True)))
+    return _tree_bytes("status", "VmHWM")
+
+
+def tree_pss_bytes() -> int:
+    """Proportional bytes of this process and its descendants now: a page that n of them share counts 1/n in each."""
+    return _tree_bytes("smaps_rollup", "Pss")
 
 
 def _end(process: multiprocessing.process.BaseProcess) -> None:
@@ -108,9 +112,15 @@ def _child(
         os.killpg(0, signal.SIGKILL)
 
 
-def _peak_rss_bytes(pid: int) -> int:
+def _tree_bytes(file: str, field: str) -> int:
+    """The sum of a field of /proc/PID/FILE, given there in KiB, over this process and its descendants."""
+    this = psutil.Process()
+    return sum(_bytes(process.pid, file, field) for process in (this, *this.children(recursive=True)))
+
+
+def _bytes(pid: int, file: str, field: str) -> int:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text(encoding="ascii", errors="replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0  # ended since it was listed
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)

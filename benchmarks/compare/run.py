@@ -19,6 +19,7 @@ import torch
 from benchmarks.compare.content import Reader, leaves, same_content
 from benchmarks.compare.workloads import Begun, Indexed, Prepared, job
 from benchmarks.data.published import Array
+from benchmarks.isolate import tree_pss_bytes
 from benchmarks.peers import Job, Loader
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
@@ -204,7 +205,7 @@ def watched(case: Case, loader: Loader) -> tuple[Run, int]:
 
     def watch() -> None:
         while not stop.wait(_WATCH_S):
-            peak[0] = max(peak[0], _tree_pss_bytes())
+            peak[0] = max(peak[0], tree_pss_bytes())
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -252,16 +253,3 @@ def _tree_cpu_s() -> float:
             times = child.cpu_times()
             total += times.user + times.system
     return total
-
-
-def _tree_pss_bytes() -> int:
-    this = psutil.Process()
-    return sum(_pss_bytes(process.pid) for process in (this, *this.children(recursive=True)))
-
-
-def _pss_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0  # it has ended
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
