@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from benchmarks.compare.dali import Dali
 from benchmarks.compare.workloads import INDEX
 from benchmarks.peers.base import Job
 from minato_gpu import Pipeline
@@ -33,19 +34,13 @@ Columns = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class DaliReaders:
+class DaliReaders(Dali):
     """``nvidia.dali.Pipeline`` with ``fn.readers.file``; ``prefetch``: its queue depth.
 
     ``own_draws``: the random values are DALI's own, so batches are the same work as everybody else's but not the same
     pixels. Epochs must be read to their end: DALI's readers cannot be sent back to the first file.
     """
 
-    name: str
-    prefetch: int = 2
-    package: str = "nvidia.dali"
-    order: str = "in order"
-    warm: bool = True
-    lanes: tuple[str, ...] = ("device",)
     own_draws: bool = True
 
     @staticmethod
@@ -55,9 +50,6 @@ class DaliReaders:
         light and heavy steps of speech are Python. A graph that left these out would do other work."""
         return job.pipeline is not None and job.pipeline.name in _KINDS
 
-    def settings(self, job: Job) -> dict[str, Any]:
-        return {"num_threads": job.workers, "prefetch_queue_depth": self.prefetch, "exec_dynamic": True}
-
     def make(self, job: Job) -> Iterable[Any]:
         return _Epochs(job, self.settings(job))
 
@@ -66,7 +58,7 @@ class DaliReaders:
         return (self.prefetch + 2) * job.batch_bytes
 
     def close(self, loader: Any) -> None:
-        loader.graph = None
+        super().close(loader)
         loader.left = ()
 
 
