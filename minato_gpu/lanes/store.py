@@ -32,8 +32,9 @@ class Store:
     def __init__(self, worker: int, buffers: Buffers, arena: Arena | None, board: Board) -> None:
         self._worker = worker
         self._buffers = buffers
-        self._arena = arena  # None: threads hand objects over as they are
-        self.handover = None if arena is None else Handover(worker, arena)
+        self.handover = (
+            None if arena is None else Handover(worker, arena)
+        )  # None: threads hand objects over as they are
         self._board = board
         self._layouts: dict[bytes, Layout] = {}
         self._slab: tuple[Any, ...] = ()
@@ -55,8 +56,8 @@ class Store:
 
     def put(self, value: Any, *, collated: bool = False) -> Blob | Local:
         """Lay an object down for other processes to read."""
-        arena, handover = self._arena, self.handover
-        if arena is None or handover is None:
+        handover = self.handover
+        if handover is None:
             return Local(value, approximate_bytes(value), collated)
         for offset in self._board.returned(self._worker):
             handover.free(offset)
@@ -70,12 +71,12 @@ class Store:
 
         try:
             dumped = blobs.dump(value, is_part)
-            offset = arena.allocate(dumped.nbytes)
+            offset = handover.arena.allocate(dumped.nbytes)
         except BaseException:
             for part, _ in parts:
                 handover.free(part)
             raise
-        blobs.write(arena.buffer[offset : offset + dumped.nbytes], dumped)
+        blobs.write(handover.arena.buffer[offset : offset + dumped.nbytes], dumped)
         return Blob(self._worker, ((offset, dumped.nbytes), *parts), collated)
 
     def discard(self, item: Any) -> None:

@@ -47,7 +47,7 @@ class Handover:
 
     def __init__(self, worker: int, arena: Arena) -> None:
         self._worker = worker
-        self._arena = arena
+        self.arena = arena
         self._leases = Leases()
         self._here: set[int] = set()  # the worker's code has views of these
         self._away: set[int] = set()  # the engine has these
@@ -62,16 +62,16 @@ class Handover:
         """A new block as an array of shape (nbytes,)."""
         with self._lock:
             self._forget_dead()
-            offset = self._arena.allocate(nbytes)
+            offset = self.arena.allocate(nbytes)
             self._here.add(offset)
-            return self._leases.lend(self._arena.buffer, self._worker, offset, nbytes)
+            return self._leases.lend(self.arena.buffer, self._worker, offset, nbytes)
 
     def offer(self, view: memoryview) -> int | None:
         """The block that begins with these bytes, which is the engine's from now on; None: they must be copied."""
         if view.nbytes < LEAST or not self._here:
             return None
         with self._lock:
-            offset = _address(view) - _address(self._arena.buffer)
+            offset = _address(view) - _address(self.arena.buffer)
             if offset not in self._here or offset in self._away:
                 return None  # a tensor that was kept, and is returned once more, is copied
             self._away.add(offset)
@@ -83,13 +83,13 @@ class Handover:
             self._forget_dead()
             self._away.discard(offset)
             if offset not in self._here:
-                self._arena.free(offset)
+                self.arena.free(offset)
 
     def _forget_dead(self) -> None:
         for _, offset in self._leases.take_back():
             self._here.remove(offset)
             if offset not in self._away:
-                self._arena.free(offset)
+                self.arena.free(offset)
 
 
 def _address(view: memoryview) -> int:

@@ -45,10 +45,10 @@ def _free(store: Store, item: Blob) -> None:
 
 
 def _allocated(store: Store) -> int:
-    assert store._arena is not None and store.handover is not None
+    assert store.handover is not None
     with store.handover._lock:
         store.handover._forget_dead()
-    return store._arena.allocated
+    return store.handover.arena.allocated
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bfloat16])
