@@ -9,8 +9,8 @@ file descriptor: no descriptor travels, and recycled pages are already mapped on
 a fault in the worker and another in the consumer, and the kernel clears it first).
 
 Decision: the lowest free extent that is large enough (first fit by address), neighbours joined when freed. Lists of
-free blocks by size were faster to search and never reused memory where sizes vary from sample to sample, as those of
-padded batches do: clearing fresh pages took two thirds of the workers' time there.
+free blocks by size are faster to search, but a block of one size serves no other: where sizes vary from batch to batch,
+as those of padded ones do, memory lies free while fresh pages are taken and cleared.
 """
 
 from __future__ import annotations
