@@ -13,14 +13,13 @@ from typing import Any
 import cv2
 import numpy as np
 
+from minato_gpu import shared_empty
 from minato_gpu.stages import Fields, Params
+from pipelines.decoding import decode_box
 from pipelines.files import read_bytes
 from pipelines.headers import read_header
 
 ATTEMPTS = 10  # tries to place a box before the middle of the picture is taken, as in torchvision
-
-# A slot of the CPU lane is one core; OpenCV's own threads would take the other slots' cores.
-cv2.setNumThreads(1)
 
 
 def read(fields: Fields, params: Params) -> Fields:
@@ -76,15 +75,9 @@ def cost_features(fields: Fields) -> tuple[float, ...]:
 
 
 def decode(fields: Fields, params: Params) -> Fields:
-    """The box of the decoded picture (a view): upright, RGB also where the file is greyscale."""
-    picture = cv2.imdecode(fields["encoded"], cv2.IMREAD_COLOR_RGB)
-    if picture is None:
-        raise ValueError("OpenCV cannot decode this picture")
+    """The box of the decoded picture: upright, RGB also where the file is greyscale."""
     top, left, height, width = (int(n) for n in fields["box"])
-    crop = picture[top : top + height, left : left + width]
-    if crop.shape[:2] != (height, width):
-        raise ValueError(f"the decoded picture is {picture.shape[1]} x {picture.shape[0]}, unlike its header")
-    return {"image": crop}
+    return {"image": decode_box(fields["encoded"], (top, left, height, width))}
 
 
 def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
@@ -135,9 +128,9 @@ def normalise(
 ) -> Fields:
     """To float32, channel first: (value / 255 - mean) / std, channel by channel."""
     image = fields["image"]
-    planes = np.empty((3, *image.shape[:2]), np.float32)
-    for channel in range(3):
-        np.subtract(image[..., channel], np.float32(255 * mean[channel]), out=planes[channel], dtype=np.float32)
+    planes = shared_empty((3, *image.shape[:2])).numpy()
+    for channel, values in enumerate(cv2.split(image)):
+        np.subtract(values, np.float32(255 * mean[channel]), out=planes[channel], dtype=np.float32)
         planes[channel] *= np.float32(1 / (255 * std[channel]))
     return {"image": planes}
 

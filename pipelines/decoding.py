@@ -1,0 +1,88 @@
+"""Decodes a box of a photograph on the CPU.
+
+By nvImageCodec, which comes with DALI and is its decoder, so that both lanes have the same; it decodes no more of a
+JPEG than the box's rows need. OpenCV, where nvImageCodec is not installed, decodes the whole picture. Both use
+libjpeg-turbo: the pixels are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import cv2
+import numpy as np
+
+try:
+    from nvidia import nvimgcodec
+except ImportError:
+    nvimgcodec = None
+
+# The accurate inverse transform, and chroma upsampled smoothly, as OpenCV has them.
+_OPTIONS = "libjpeg_turbo_decoder:fancy_upsampling=1 libjpeg_turbo_decoder:fast_idct=0"
+
+# A slot of the CPU lane is one core; OpenCV's own threads would take the other slots' cores.
+cv2.setNumThreads(1)
+
+
+class _Decoder(threading.local):
+    """One decoder for each thread of each process, made when it is first needed."""
+
+    process = -1
+    decoder: Any = None
+    params: Any = None
+
+    def get(self) -> Any:
+        if self.process != os.getpid():
+            self.process = os.getpid()
+            self.decoder = nvimgcodec.Decoder(
+                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+                max_num_cpu_threads=1,
+                backends=[nvimgcodec.Backend(nvimgcodec.CPU_ONLY)],
+                options=_OPTIONS,
+            )
+            self.params = nvimgcodec.DecodeParams(
+                apply_exif_orientation=True, sample_format=nvimgcodec.SampleFormat.I_RGB
+            )
+        return self.decoder
+
+
+_decoder = _Decoder()
+
+
+def decode_box(encoded: Any, box: tuple[int, int, int, int]) -> Any:
+    """The box (top, left, height, width) of the upright picture: uint8 (height, width, 3), RGB also if it is greyscale.
+
+    ``encoded``: the bytes of a JPEG or PNG file, uint8 (n,). Raises ValueError where it cannot be decoded, or where the
+    picture is smaller than the box.
+    """
+    return _whole(encoded, box) if nvimgcodec is None else _region(encoded, box)
+
+
+def _region(encoded: Any, box: tuple[int, int, int, int]) -> Any:
+    top, left, height, width = box
+    bottom, right = top + height, left + width
+    try:
+        stream = nvimgcodec.CodeStream(encoded)
+        rows, columns = stream.height, stream.width  # as coded, before the orientation is applied
+    except RuntimeError as error:
+        raise ValueError(f"nvImageCodec cannot decode this picture: {error}") from error
+    if not (bottom <= rows and right <= columns) and not (bottom <= columns and right <= rows):
+        raise ValueError(f"the coded picture is {columns} x {rows}, unlike its header")
+    part = stream.get_sub_code_stream(region=nvimgcodec.Region(top, left, bottom, right))
+    image = _decoder.get().decode(part, params=_decoder.params)
+    if image is None:
+        raise ValueError("nvImageCodec cannot decode this picture")
+    return np.asarray(image)
+
+
+def _whole(encoded: Any, box: tuple[int, int, int, int]) -> Any:
+    top, left, height, width = box
+    picture = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
+    if picture is None:
+        raise ValueError("OpenCV cannot decode this picture")
+    crop = picture[top : top + height, left : left + width]
+    if crop.shape[:2] != (height, width):
+        raise ValueError(f"the decoded picture is {picture.shape[1]} x {picture.shape[0]}, unlike its header")
+    return crop

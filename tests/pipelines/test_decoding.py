@@ -1,0 +1,110 @@
+"""The box that is decoded is the box of the whole decoded picture, with either decoder."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines import decoding, example_photographs
+from pipelines.headers import read_header
+
+
+def whole_picture(encoded: Any) -> Any:
+    return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("photographs")
+    example_photographs.write(folder)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(params=["nvimagecodec", "opencv"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "opencv":
+        monkeypatch.setattr(decoding, "nvimgcodec", None)
+    else:
+        pytest.importorskip("nvidia.nvimgcodec")
+    return str(request.param)
+
+
+def jpeg(shape: tuple[int, ...] = (40, 60, 3), **options: Any) -> Any:
+    values = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    done, encoded = cv2.imencode(".jpg", cv2.GaussianBlur(values, (5, 5), 0), **options)
+    assert done
+    return encoded
+
+
+def test_the_same_pixels_as_the_whole_picture(decoder: str, files: list[Path]) -> None:
+    """Odd sizes, greyscale, every orientation, JPEG and PNG; boxes at every edge."""
+    rng = np.random.default_rng(1)
+    for path in files:
+        encoded = np.fromfile(path, np.uint8)
+        whole = whole_picture(encoded)
+        header = read_header(encoded.tobytes())
+        assert whole.shape == (header.height, header.width, 3)
+        for draw in range(4):
+            top, bottom = sorted(int(n) for n in rng.choice(header.height + 1, 2, replace=False))
+            left, right = sorted(int(n) for n in rng.choice(header.width + 1, 2, replace=False))
+            if draw == 0:
+                top, left, bottom, right = 0, 0, header.height, header.width
+            found = decoding.decode_box(encoded, (top, left, bottom - top, right - left))
+            assert found.dtype == np.uint8
+            np.testing.assert_array_equal(found, whole[top:bottom, left:right], err_msg=f"{path} {draw}")
+
+
+def test_progressive_and_subsampled(decoder: str) -> None:
+    for options in ([cv2.IMWRITE_JPEG_PROGRESSIVE, 1], [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111]):
+        encoded = jpeg((111, 93, 3), params=options)
+        whole = whole_picture(encoded)
+        np.testing.assert_array_equal(decoding.decode_box(encoded, (17, 5, 50, 31)), whole[17:67, 5:36])
+
+
+def test_what_cannot_be_decoded(decoder: str) -> None:
+    encoded = jpeg()
+    with pytest.raises(ValueError, match="cannot decode this picture"):
+        decoding.decode_box(encoded[:30], (0, 0, 1, 1))
+    with pytest.raises(ValueError, match="cannot decode this picture"):
+        decoding.decode_box(np.frombuffer(b"no picture at all", np.uint8), (0, 0, 1, 1))
+    for box in ((0, 0, 70, 60), (0, 30, 40, 40), (30, 0, 31, 20)):
+        with pytest.raises(ValueError, match="is 60 x 40, unlike its header"):
+            decoding.decode_box(encoded, box)
+
+
+def test_a_png_with_alpha_or_a_palette(decoder: str, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (20, 30, 4), np.uint8)
+    Image.fromarray(values).save(tmp_path / "alpha.png")
+    Image.fromarray(values[..., :3]).quantize(16).save(tmp_path / "palette.png")
+    for path in tmp_path.iterdir():
+        encoded = np.fromfile(path, np.uint8)
+        whole = whole_picture(encoded)
+        np.testing.assert_array_equal(
+            decoding.decode_box(encoded, (3, 4, 10, 20)), whole[3:13, 4:24], err_msg=path.name
+        )
+
+
+def test_each_thread_has_its_own_decoder() -> None:
+    pytest.importorskip("nvidia.nvimgcodec")
+    encoded, box = jpeg((300, 200, 3)), (10, 20, 200, 100)
+    expected = decoding.decode_box(encoded, box)
+    found: list[bool] = []
+    decoders: set[int] = set()
+
+    def decode() -> None:
+        found.extend(bool((decoding.decode_box(encoded, box) == expected).all()) for _ in range(20))
+        decoders.add(id(decoding._decoder.get()))
+
+    threads = [threading.Thread(target=decode) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 60 and all(found)
+    assert id(decoding._decoder.get()) not in decoders
