@@ -7,23 +7,30 @@ libjpeg-turbo: the pixels are the same.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import cv2
 import numpy as np
-
-try:
-    from nvidia import nvimgcodec
-except ImportError:
-    nvimgcodec = None
 
 # The accurate inverse transform, and chroma upsampled smoothly, as OpenCV has them.
 _OPTIONS = "libjpeg_turbo_decoder:fancy_upsampling=1 libjpeg_turbo_decoder:fast_idct=0"
 
 # A slot of the CPU lane is one core; OpenCV's own threads would take the other slots' cores.
 cv2.setNumThreads(1)
+
+
+@cache
+def library() -> ModuleType | None:
+    """nvImageCodec, or None where it is not installed. Imported before workers are forked, it is shared by them."""
+    try:
+        return importlib.import_module("nvidia.nvimgcodec")
+    except ImportError:
+        return None
 
 
 class _Decoder(threading.local):
@@ -33,19 +40,17 @@ class _Decoder(threading.local):
     decoder: Any = None
     params: Any = None
 
-    def get(self) -> Any:
+    def decode(self, codec: Any, stream: Any) -> Any:
         if self.process != os.getpid():
             self.process = os.getpid()
-            self.decoder = nvimgcodec.Decoder(
-                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+            self.decoder = codec.Decoder(
+                device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
                 max_num_cpu_threads=1,
-                backends=[nvimgcodec.Backend(nvimgcodec.CPU_ONLY)],
+                backends=[codec.Backend(codec.CPU_ONLY)],
                 options=_OPTIONS,
             )
-            self.params = nvimgcodec.DecodeParams(
-                apply_exif_orientation=True, sample_format=nvimgcodec.SampleFormat.I_RGB
-            )
-        return self.decoder
+            self.params = codec.DecodeParams(apply_exif_orientation=True, sample_format=codec.SampleFormat.I_RGB)
+        return self.decoder.decode(stream, params=self.params)
 
 
 _decoder = _Decoder()
@@ -57,21 +62,21 @@ def decode_box(encoded: Any, box: tuple[int, int, int, int]) -> Any:
     ``encoded``: the bytes of a JPEG or PNG file, uint8 (n,). Raises ValueError where it cannot be decoded, or where the
     picture is smaller than the box.
     """
-    return _whole(encoded, box) if nvimgcodec is None else _region(encoded, box)
+    codec = library()
+    return _whole(encoded, box) if codec is None else _region(codec, encoded, box)
 
 
-def _region(encoded: Any, box: tuple[int, int, int, int]) -> Any:
+def _region(codec: Any, encoded: Any, box: tuple[int, int, int, int]) -> Any:
     top, left, height, width = box
     bottom, right = top + height, left + width
     try:
-        stream = nvimgcodec.CodeStream(encoded)
+        stream = codec.CodeStream(encoded)
         rows, columns = stream.height, stream.width  # as coded, before the orientation is applied
     except RuntimeError as error:
         raise ValueError(f"nvImageCodec cannot decode this picture: {error}") from error
     if not (bottom <= rows and right <= columns) and not (bottom <= columns and right <= rows):
         raise ValueError(f"the coded picture is {columns} x {rows}, unlike its header")
-    part = stream.get_sub_code_stream(region=nvimgcodec.Region(top, left, bottom, right))
-    image = _decoder.get().decode(part, params=_decoder.params)
+    image = _decoder.decode(codec, stream.get_sub_code_stream(region=codec.Region(top, left, bottom, right)))
     if image is None:
         raise ValueError("nvImageCodec cannot decode this picture")
     return np.asarray(image)

@@ -8,8 +8,8 @@ The two implementations mean the same: bilinear without antialiasing, Exif orien
 into RGB, chroma upsampled smoothly ("fancy"), the accurate inverse transform. On the CPU both are libjpeg-turbo.
 
 Decisions:
-- Box and decoding belong together. Decoding the box alone takes DALI a quarter of the time for a 12-megapixel
-  photograph, OpenCV cannot do it, and nobody wants to send a whole decoded photograph to another lane.
+- Box and decoding belong together: a decoder that knows the box decodes no further down, and nobody wants to send a
+  whole decoded photograph to another lane.
 - The functions are in ``pipelines.image_stages``, module-level, so that spawned workers can have them.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from pipelines import image_stages
+from pipelines import decoding, image_stages
 from pipelines.photograph_stages import DECODE, GEOMETRIC, MEAN, NVJPEG, READ, STD, normalise
 from pipelines.shards import TarShards
 
@@ -92,6 +92,7 @@ def build(
     ``scale``: range of the crop's share of the picture's area; ``ratio``: range of its width / height; ``flip``:
     probability of mirroring left and right. Raises ValueError for values that make no sense.
     """
+    decoding.library()  # before workers are forked
     _check_settings(size, scale, ratio, flip, std)
     square = Field(np.uint8, (size, size, 3), layout="HWC")
     stages = (

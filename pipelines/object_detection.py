@@ -32,7 +32,7 @@ import torch
 
 from minato_gpu import shared_empty
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from pipelines import detection_stages, image_stages
+from pipelines import decoding, detection_stages, image_stages
 from pipelines.coco import CocoDetection
 from pipelines.photograph_stages import DECODE, GEOMETRIC, MEAN, NVJPEG, READ, STD, normalise
 
@@ -88,6 +88,7 @@ def build(
     ``masks``: "polygons" for points and rings, or "bitmaps" for masks, uint8 (n, h, w), instead, drawn on the host.
     Raises ValueError for values that make no sense.
     """
+    decoding.library()  # before workers are forked
     _check_settings(shorter, longest, flip, masks, std)
     stages = (
         *_host_stages(shorter, longest, flip, masks),

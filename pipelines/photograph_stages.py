@@ -1,7 +1,8 @@
 """The stages that all pipelines of photographs share, whole: how to read, decode and normalise, and how exactly.
 
-Limits are in grey levels. Both CPU decoders are libjpeg-turbo, and equal on greyscale and YCbCr; CMYK and 16-bit files
-are rounded in different places. nvJPEG transforms with other arithmetic: its limits have yet to be measured on a GPU.
+Limits are in grey levels. On the CPU both lanes decode with libjpeg-turbo; where ``pipelines.decoding`` must do with
+OpenCV, CMYK and 16-bit files are rounded in different places. nvJPEG transforms with other arithmetic: its limits have
+yet to be measured on a GPU.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(params=["nvimagecodec", "opencv"])
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "opencv":
-        monkeypatch.setattr(decoding, "nvimgcodec", None)
+        monkeypatch.setattr(decoding, "library", lambda: None)
     else:
         pytest.importorskip("nvidia.nvimgcodec")
     return str(request.param)
@@ -99,7 +99,7 @@ def test_each_thread_has_its_own_decoder() -> None:
 
     def decode() -> None:
         found.extend(bool((decoding.decode_box(encoded, box) == expected).all()) for _ in range(20))
-        decoders.add(id(decoding._decoder.get()))
+        decoders.add(id(decoding._decoder.decoder))
 
     threads = [threading.Thread(target=decode) for _ in range(3)]
     for thread in threads:
@@ -107,4 +107,4 @@ def test_each_thread_has_its_own_decoder() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 60 and all(found)
-    assert id(decoding._decoder.get()) not in decoders
+    assert id(decoding._decoder.decoder) not in decoders
