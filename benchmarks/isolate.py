@@ -11,6 +11,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import tempfile
 import time
@@ -64,6 +65,17 @@ def tree_peak_rss_bytes() -> int:
 def tree_pss_bytes() -> int:
     """Proportional bytes of this process and its descendants now: a page that n of them share counts 1/n in each."""
     return _tree_bytes("smaps_rollup", "Pss")
+
+
+def tree_cpu_s() -> float:
+    """CPU seconds of this process and all its descendants so far, those that have ended included."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def _end(process: multiprocessing.process.BaseProcess) -> None:

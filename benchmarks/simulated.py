@@ -23,9 +23,12 @@ _LATENESS = 8  # batches; what "bounded" allows
 _TRIP_S = 2e-4  # between a dispatch and its report, beyond the work
 
 
-def efficiency(plan: Plan, loader: Loader, in_flight: int) -> float:
-    """The bound over the simulated time, with at most ``in_flight`` samples prepared and not delivered."""
-    outcome = _outcome(_work(plan), plan, loader, max(in_flight, plan.case.batch_size))
+def efficiency(plan: Plan, loader: Loader, in_flight: int, overhead: float = 1.0) -> float:
+    """The bound over the simulated time, with at most ``in_flight`` samples prepared and not delivered.
+
+    ``overhead``: every sample takes so many times its work.
+    """
+    outcome = _outcome(_work(plan, overhead), plan, loader, max(in_flight, plan.case.batch_size))
     return plan.bound_s() / (outcome.makespan_s + plan.step_s)
 
 
@@ -46,9 +49,9 @@ def _policy(loader: Loader) -> str:
     return BATCH_IN_ORDER if loader.order == "in order" else BATCH_OUT_OF_ORDER
 
 
-def _work(plan: Plan) -> Work:
+def _work(plan: Plan, overhead: float) -> Work:
     """The timed epochs; costs are known from the one before, but for what happens too rarely to be foreseen."""
-    costs = plan.operations * (plan.cpu_s / float(plan.operations.sum()))
+    costs = plan.operations * (overhead * plan.cpu_s / float(plan.operations.sum()))
     cpu = np.tile(costs, plan.epochs)
     predicted = np.full_like(cpu, np.median(costs)) if plan.case.trivial else cpu
     return Work(cpu, predicted, plan.case.batch_size, (len(costs),) * plan.epochs, plan.workers)

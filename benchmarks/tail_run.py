@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 from collections.abc import Iterable
@@ -14,19 +15,22 @@ from numpy.typing import NDArray
 from benchmarks.cases import Case
 from benchmarks.content import Consumer, Int64
 from benchmarks.datasets import Costly, WorkLog
-from benchmarks.isolate import tree_peak_rss_bytes
+from benchmarks.isolate import tree_cpu_s, tree_peak_rss_bytes
 from benchmarks.peers import Job, Loader
 from minato_gpu.report import usable_cores
+
+_SHARED_S = 2.0  # for so long at least bare processes share the work, so that their start does not count
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run measured; times in seconds."""
+    """What one run measured; times in seconds. ``cpu_s``: of all its processes, from the first timed epoch on."""
 
     first_batch_s: float
     elapsed_s: float
     bound_s: float
     prepared_ahead_s: float
+    cpu_s: float
     peak_bytes_in_flight: int
     peak_rss_bytes: int
 
@@ -64,6 +68,7 @@ class Plan:
         dataset = Costly(operations, case.words)
         expected, cpu_s = _alone(dataset)
         per_operation = cpu_s / float(operations.sum())
+        passes = 1 if quick else math.ceil(_SHARED_S * cores / cpu_s)
         cheapest = np.sort(operations)[: case.batch_size] * per_operation
         return cls(
             case=case,
@@ -74,7 +79,7 @@ class Plan:
             epochs=case.quick_epochs if quick else case.epochs,
             cpu_s=cpu_s,
             first_s=max(float(cheapest.max()), float(cheapest.sum()) / cores),
-            parallel_slowdown=_shared(dataset, cores) / (cpu_s / cores),
+            parallel_slowdown=_shared(dataset, cores, passes) / (cpu_s / cores),
             overshoot_s=overshoot_s,
         )
 
@@ -94,6 +99,10 @@ class Plan:
         first_s = max(0.0, self.first_s - prepared_ahead_s / self.cores)
         return first_s + max(self.epochs * self.batches * self.step_s, work_s)
 
+    def overhead(self, cpu_s: float, prepared_ahead_s: float) -> float:
+        """CPU seconds of a run over those of its work alone."""
+        return cpu_s / (self.epochs * self.cpu_s - prepared_ahead_s)
+
     def job(self, log: WorkLog | None = None) -> Job:
         """What the loaders are asked to do; ``log`` notes when each sample is prepared."""
         dataset = Costly(self.operations, self.case.words, log)
@@ -107,18 +116,19 @@ def run(plan: Plan, loader: Loader) -> Run:
     start = time.perf_counter()
     made = loader.make(job)
     first_batch_s = _warm_up(made, plan) - start
-    clock, moment = time.perf_counter(), time.monotonic()
+    cpu_s, clock, moment = tree_cpu_s(), time.perf_counter(), time.monotonic()
     consumer = Consumer()
     for _ in range(plan.epochs):
         for batch in made:
             _step(consumer, batch, plan.step_s - plan.overshoot_s)
-    elapsed_s = time.perf_counter() - clock
+    elapsed_s, cpu_s = time.perf_counter() - clock, tree_cpu_s() - cpu_s
     ahead_s = log.done_before(moment, first_epoch=1)
     outcome = Run(
         first_batch_s=first_batch_s,
         elapsed_s=elapsed_s,
         bound_s=plan.bound_s(ahead_s),
         prepared_ahead_s=ahead_s,
+        cpu_s=cpu_s,
         peak_bytes_in_flight=loader.peak_bytes_in_flight(made, job),
         peak_rss_bytes=tree_peak_rss_bytes(),
     )
@@ -173,22 +183,24 @@ def _alone(dataset: Costly) -> tuple[Int64, float]:
     return sums, time.process_time() - start - reading_s
 
 
-def _shared(dataset: Costly, cores: int) -> float:
+def _shared(dataset: Costly, cores: int, passes: int) -> float:
     """Seconds that bare processes, one on each core, take for the data set together, without any loader."""
     context = multiprocessing.get_context("fork")
-    counter = context.Value("l", 0)
-    processes = [context.Process(target=_take_turns, args=(dataset, counter)) for _ in range(cores)]
-    start = time.perf_counter()
+    counter, barrier = context.Value("l", 0), context.Barrier(cores + 1)
+    processes = [context.Process(target=_take_turns, args=(dataset, passes, counter, barrier)) for _ in range(cores)]
     for process in processes:
         process.start()
+    barrier.wait()
+    start = time.perf_counter()
     for process in processes:
         process.join()
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / passes
 
 
-def _take_turns(dataset: Costly, counter: Any) -> None:
+def _take_turns(dataset: Costly, passes: int, counter: Any, barrier: Any) -> None:
     """Prepare whatever sample is next until none is left, the costliest first, so that all end together."""
-    order = np.argsort(-dataset.operations, kind="stable")
+    order = np.repeat(np.argsort(-dataset.operations, kind="stable"), passes)
+    barrier.wait()
     while True:
         with counter.get_lock():
             position = counter.value

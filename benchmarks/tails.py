@@ -35,6 +35,7 @@ _COLUMNS = (
     "efficiency",
     "efficiency_spread",
     "simulated_efficiency",
+    "simulated_with_overhead",
     "first_batch_s",
     "first_batch_spread_s",
     "peak_bytes_in_flight",
@@ -65,18 +66,20 @@ def _row(plan: Plan, loader: Loader, runs: Sequence[Run], error: str | None) -> 
         "order": loader.order,
         "warm": loader.warm,
         "emulated_step_s": plan.step_s,
-        "cpu_s": plan.cpu_s,
+        "cpu_s_alone": plan.cpu_s,
         "repetitions": len(runs),
     }
     if runs:
         row |= report.summarise("efficiency", [each.efficiency for each in runs])
         row |= report.summarise("first_batch", [each.first_batch_s for each in runs], "_s")
-        for key in ("elapsed_s", "bound_s", "prepared_ahead_s"):
+        for key in ("elapsed_s", "bound_s", "prepared_ahead_s", "cpu_s"):
             row[key] = report.median([getattr(each, key) for each in runs])
         for key in ("peak_bytes_in_flight", "peak_rss_bytes"):
             row[key] = max(getattr(each, key) for each in runs)
         in_flight = row["peak_bytes_in_flight"] // (8 * plan.case.words)
+        overhead = plan.overhead(row["cpu_s"], row["prepared_ahead_s"])
         row["simulated_efficiency"] = simulated.efficiency(plan, loader, in_flight)
+        row["simulated_with_overhead"] = simulated.efficiency(plan, loader, in_flight, overhead)
     if error is not None:
         row["error"] = error
     row["loader_settings"] = ", ".join(f"{key}={value}" for key, value in loader.settings(plan.job()).items())

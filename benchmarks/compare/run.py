@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-import resource
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from benchmarks.compare.content import Reader, leaves, same_content
 from benchmarks.compare.workloads import Begun, Indexed, Prepared, job
 from benchmarks.data.published import Array
-from benchmarks.isolate import tree_pss_bytes
+from benchmarks.isolate import tree_cpu_s, tree_pss_bytes
 from benchmarks.peers import Job, Loader
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
@@ -161,7 +158,7 @@ def run(case: Case, loader: Loader) -> Run:
     ahead = begun.beyond(1)
     waits: list[float] = []
     gaps: list[float] = []
-    cpu, clock = _tree_cpu_s(), time.perf_counter()
+    cpu, clock = tree_cpu_s(), time.perf_counter()
     for _ in range(case.epochs):
         reader.begin_epoch()
         asking, batches = time.perf_counter(), iter(made)
@@ -176,7 +173,7 @@ def run(case: Case, loader: Loader) -> Run:
             asking = time.perf_counter()
         if next(batches, None) is not None:
             raise RuntimeError(f"{loader.name} delivered more than {case.batches} batches")
-    elapsed, cpu = time.perf_counter() - clock, _tree_cpu_s() - cpu
+    elapsed, cpu = time.perf_counter() - clock, tree_cpu_s() - cpu
     del batch, batches
     reader.check(case.samples, 1 + case.epochs)
     loader.close(made)
@@ -242,14 +239,3 @@ def _compare(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) ->
 def _tolerance(asked: Job, loader: Loader) -> Tolerance | None:
     """How far a loader's samples may be from the CPU implementation's: not at all where that is what it runs."""
     return asked.pipeline.tolerance.get("cpu") if "device" in getattr(loader, "lanes", ()) else None
-
-
-def _tree_cpu_s() -> float:
-    """CPU seconds of this process and all its descendants so far, those that have ended included."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = time.process_time() + ended.ru_utime + ended.ru_stime
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            times = child.cpu_times()
-            total += times.user + times.system
-    return total

@@ -21,6 +21,7 @@ from minato_gpu.lanes.base import Extra, Failure, Local, Piece, Report, Task, fa
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.memory.layout import Mismatch
@@ -99,6 +100,8 @@ class DeviceLane:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _main(self) -> None:
+        if self._executor.device == "cpu":  # the stand-in for a GPU shares cores with workers and training
+            give_way()  # and so do DALI's threads, which start from here
         cores = CoreTime("DALI")
         self._executor.load()
         self.ready = True
@@ -129,7 +132,7 @@ class DeviceLane:
         if not usual:
             cores.look()
         took = end - begin
-        if self._executor.device == "cpu":  # the stand-in for a GPU shares cores with workers and training
+        if self._executor.device == "cpu":
             took = min(max(cores() - used, 1e-6), took)
         return Report(
             run=task.run,
