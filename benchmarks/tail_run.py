@@ -24,12 +24,17 @@ _SHARED_S = 2.0  # for so long at least bare processes share the work, so that t
 
 @dataclass(frozen=True)
 class Run:
-    """What one run measured; times in seconds. ``cpu_s``: of all its processes, from the first timed epoch on."""
+    """What one run measured; times in seconds.
+
+    ``prepared_ahead_s``: work for the timed epochs done before the clock started; ``left_ahead_s``: work for later ones
+    done by its end; ``cpu_s``: of all processes, in between.
+    """
 
     first_batch_s: float
     elapsed_s: float
     bound_s: float
     prepared_ahead_s: float
+    left_ahead_s: float
     cpu_s: float
     peak_bytes_in_flight: int
     peak_rss_bytes: int
@@ -93,15 +98,16 @@ class Plan:
         """The emulated step: the work of an epoch takes ``load`` times as long on all cores as its steps."""
         return self.cpu_s / self.cores / self.case.load / self.batches
 
-    def bound_s(self, prepared_ahead_s: float = 0.0) -> float:
-        """The least time that the timed epochs can take when so much of their work had been done before."""
-        work_s = max(0.0, self.epochs * self.cpu_s - prepared_ahead_s) / self.cores
-        first_s = max(0.0, self.first_s - prepared_ahead_s / self.cores)
+    def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0) -> float:
+        """The least time for what was done between the clock's start and its end: the timed epochs, of whose work
+        ``ahead_s`` had been done before, and ``left_s`` of work for later epochs (CPU seconds)."""
+        work_s = max(0.0, self.epochs * self.cpu_s - ahead_s + left_s) / self.cores
+        first_s = max(0.0, self.first_s - ahead_s / self.cores)
         return first_s + max(self.epochs * self.batches * self.step_s, work_s)
 
-    def overhead(self, cpu_s: float, prepared_ahead_s: float) -> float:
+    def overhead(self, cpu_s: float, ahead_s: float, left_s: float) -> float:
         """CPU seconds of a run over those of its work alone."""
-        return cpu_s / (self.epochs * self.cpu_s - prepared_ahead_s)
+        return cpu_s / (self.epochs * self.cpu_s - ahead_s + left_s)
 
     def job(self, log: WorkLog | None = None) -> Job:
         """What the loaders are asked to do; ``log`` notes when each sample is prepared."""
@@ -111,7 +117,7 @@ class Plan:
 
 def run(plan: Plan, loader: Loader) -> Run:
     """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed."""
-    log = WorkLog(len(plan.operations), 1 + plan.epochs)
+    log = WorkLog(len(plan.operations), 2 + plan.epochs)
     job = plan.job(log)
     start = time.perf_counter()
     made = loader.make(job)
@@ -121,13 +127,14 @@ def run(plan: Plan, loader: Loader) -> Run:
     for _ in range(plan.epochs):
         for batch in made:
             _step(consumer, batch, plan.step_s - plan.overshoot_s)
-    elapsed_s, cpu_s = time.perf_counter() - clock, tree_cpu_s() - cpu_s
-    ahead_s = log.done_before(moment, first_epoch=1)
+    elapsed_s, end, cpu_s = time.perf_counter() - clock, time.monotonic(), tree_cpu_s() - cpu_s
+    ahead_s, left_s = log.done_before(moment, 1), log.done_before(end, 1 + plan.epochs)
     outcome = Run(
         first_batch_s=first_batch_s,
         elapsed_s=elapsed_s,
-        bound_s=plan.bound_s(ahead_s),
+        bound_s=plan.bound_s(ahead_s, left_s),
         prepared_ahead_s=ahead_s,
+        left_ahead_s=left_s,
         cpu_s=cpu_s,
         peak_bytes_in_flight=loader.peak_bytes_in_flight(made, job),
         peak_rss_bytes=tree_peak_rss_bytes(),

@@ -11,8 +11,10 @@ The minimum to the first batch is the work of the cheapest samples that make a b
 in a fresh process, after another that took one batch, so that its files are in memory. Its first batch is timed from
 its construction, cold; that epoch goes on without steps and warms the workers up; then the clock starts for the epochs
 that count. What a loader had prepared of those before the clock started (some overlap epochs) is taken off the work in
-its bound, so that it gains nothing here. Loaders take turns within each repetition. ``simulated_efficiency`` is what
-the loader's policy reaches under a virtual clock with as many samples in flight (see ``benchmarks.simulated``).
+its bound, and what it prepares meanwhile for later ones is added, so that it neither gains nor loses by it. Loaders
+take turns within each repetition. ``simulated_efficiency`` is what the loader's policy reaches under a virtual clock
+with as many samples in flight (see ``benchmarks.simulated``), and ``simulated_with_overhead`` what it reaches where
+every sample takes as much longer as all processes together took CPU time beyond the work.
 """
 
 from __future__ import annotations
@@ -72,12 +74,12 @@ def _row(plan: Plan, loader: Loader, runs: Sequence[Run], error: str | None) -> 
     if runs:
         row |= report.summarise("efficiency", [each.efficiency for each in runs])
         row |= report.summarise("first_batch", [each.first_batch_s for each in runs], "_s")
-        for key in ("elapsed_s", "bound_s", "prepared_ahead_s", "cpu_s"):
+        for key in ("elapsed_s", "bound_s", "prepared_ahead_s", "left_ahead_s", "cpu_s"):
             row[key] = report.median([getattr(each, key) for each in runs])
         for key in ("peak_bytes_in_flight", "peak_rss_bytes"):
             row[key] = max(getattr(each, key) for each in runs)
         in_flight = row["peak_bytes_in_flight"] // (8 * plan.case.words)
-        overhead = plan.overhead(row["cpu_s"], row["prepared_ahead_s"])
+        overhead = plan.overhead(row["cpu_s"], row["prepared_ahead_s"], row["left_ahead_s"])
         row["simulated_efficiency"] = simulated.efficiency(plan, loader, in_flight)
         row["simulated_with_overhead"] = simulated.efficiency(plan, loader, in_flight, overhead)
     if error is not None:

@@ -129,19 +129,25 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
     for split in pipeline.splits[:-1]:
         tally = _compare(pipeline, range(split, end), seeded, device)
         kinds = sorted({s.device.kind for s in pipeline.stages[split:] if s.device is not None})
-        found.append(tally.result(f"split {split}", f"{'+'.join(kinds)} on {device}", _limit(pipeline, split, device)))
+        found.append(
+            tally.result(f"split {split}", f"{'+'.join(kinds)} on {device}", whole_tolerance(pipeline, device, split))
+        )
     return found
 
 
-def _kind(device: str) -> str:
-    return device.partition(":")[0]
+def whole_tolerance(pipeline: Pipeline, device: str, split: int) -> Tolerance:
+    """How far samples may be from the CPU's whose stages from ``split`` on run on ``device``, in their outputs' levels.
 
-
-def _limit(pipeline: Pipeline, split: int, device: str) -> Tolerance:
+    That is what the pipeline declares, or the sum of its stages' limits.
+    """
     if _kind(device) in pipeline.tolerance:
         return pipeline.tolerance[_kind(device)]
     limits = (stage.tolerance.get(_kind(device), Tolerance()) for stage in pipeline.stages[split:])
     return reduce(add, limits, Tolerance())
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
 
 
 class _Tally:

@@ -21,6 +21,7 @@ from benchmarks.peers import Job, Loader
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.shared import Handover
+from minato_gpu.parity import whole_tolerance
 from minato_gpu.report import usable_cores
 from minato_gpu.stages import Tolerance
 
@@ -87,13 +88,16 @@ class Case:
         now = Case.measured(self.workload, self.directory, self.workers, self.epochs, self.overshoot_s)
         return replace(self, cpu_s=now.cpu_s, first_s=now.first_s, any_s=now.any_s)
 
-    def bound_s(self, begun: int, *, in_order: bool) -> float:
-        """The least time for the timed epochs, of which ``begun`` samples had been begun when the clock started."""
-        cores = usable_cores()
-        ahead_s = begun * self.cpu_s / self.samples
-        work_s = max(0.0, self.epochs * self.cpu_s - ahead_s) / cores
+    def bound_s(self, begun: int, left: int = 0, *, in_order: bool) -> float:
+        """The least time for what was done between the clock's start and its end.
+
+        That is the timed epochs, without the ``begun`` samples of theirs that had been begun before, and with the
+        ``left`` samples of later epochs that a loader has begun meanwhile.
+        """
+        cores, sample_s = usable_cores(), self.cpu_s / self.samples
+        work_s = max(0.0, self.epochs * self.cpu_s + (left - begun) * sample_s) / cores
         first_s = self.first_s if in_order else self.any_s
-        return max(0.0, first_s - ahead_s / cores) + max(self.epochs * self.batches * self.step_s, work_s)
+        return max(0.0, first_s - begun * sample_s / cores) + max(self.epochs * self.batches * self.step_s, work_s)
 
 
 @dataclass(frozen=True)
@@ -174,16 +178,17 @@ def run(case: Case, loader: Loader) -> Run:
         if next(batches, None) is not None:
             raise RuntimeError(f"{loader.name} delivered more than {case.batches} batches")
     elapsed, cpu = time.perf_counter() - clock, tree_cpu_s() - cpu
+    left = begun.beyond(1 + case.epochs)
     del batch, batches
     reader.check(case.samples, 1 + case.epochs)
     loader.close(made)
     if not getattr(loader, "own_draws", False):
-        _compare(kept, asked, _tolerance(asked, loader))
+        _compare(kept, asked, allowed(asked, loader))
     count = case.samples * case.epochs
     p50, p95, p99 = np.percentile(waits, [50, 95, 99])
     return Run(
         samples_per_s=count / elapsed,
-        efficiency=case.bound_s(ahead, in_order=loader.order == "in order") / elapsed,
+        efficiency=case.bound_s(ahead, left, in_order=loader.order == "in order") / elapsed,
         au=case.epochs * case.batches * case.step_s / elapsed,
         first_batch_s=first - start,
         epoch_gap_s=float(np.median(gaps)),
@@ -236,6 +241,8 @@ def _compare(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) ->
         same_content(batch, alone, tolerance)
 
 
-def _tolerance(asked: Job, loader: Loader) -> Tolerance | None:
+def allowed(asked: Job, loader: Loader) -> Tolerance | None:
     """How far a loader's samples may be from the CPU implementation's: not at all where that is what it runs."""
-    return asked.pipeline.tolerance.get("cpu") if "device" in getattr(loader, "lanes", ()) else None
+    if "device" not in getattr(loader, "lanes", ()):
+        return None
+    return whole_tolerance(asked.pipeline, "cpu", asked.pipeline.host_prefix)

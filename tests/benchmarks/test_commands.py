@@ -18,6 +18,7 @@ _TAIL_KEYS = {
     "efficiency",
     "efficiency_spread",
     "simulated_efficiency",
+    "simulated_with_overhead",
     "first_batch_s",
     "first_batch_spread_s",
     "peak_bytes_in_flight",

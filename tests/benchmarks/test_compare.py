@@ -18,12 +18,14 @@ from scipy import stats
 from benchmarks.compare.content import Reader, same_content
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers, paired
-from benchmarks.compare.run import Alone, Run
+from benchmarks.compare.run import Alone, Case, Run, allowed
 from benchmarks.compare.workloads import INDEX, job
 from benchmarks.content import ContentError
 from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
+from minato_gpu.report import usable_cores
 from minato_gpu.stages import Tolerance
+from pipelines import speech_recognition
 
 _KEYS = {
     "workload",
@@ -54,13 +56,21 @@ def test_every_loader_delivers_the_same_samples(fresh: Executor, photographs: Pa
     loader = CANDIDATES[name][0]
     if importlib.util.find_spec(loader.package.partition(".")[0]) is None:
         pytest.skip(f"{loader.package} is not installed")
-    fresh.submit(isolated, _deliver, photographs, loader).result()
+    fresh.submit(isolated, _deliver, "image_classification", photographs, loader).result()
 
 
-def _deliver(photographs: Path, loader: Loader) -> None:
-    asked = job("image_classification", photographs, workers=2)
+@pytest.mark.parametrize("name", ["minato_gpu pipeline, hybrid", "minato_gpu pipeline, device"])
+def test_voices_through_the_device_lane(fresh: Executor, tmp_path: Path, name: str) -> None:
+    """Their pipeline declares no limit of its own: its stages' limits add up."""
+    speech_recognition.example_data(tmp_path)
+    (tmp_path / "steps.json").write_text('{"light_rounds": 9, "heavy_rounds": 20, "every": 5}', encoding="utf-8")
+    fresh.submit(isolated, _deliver, "speech_recognition", tmp_path, CANDIDATES[name][0]).result()
+
+
+def _deliver(workload: str, directory: Path, loader: Loader) -> None:
+    asked = job(workload, directory, workers=2)
     made, reader = loader.make(asked), Reader(asked.batch_size)
-    tolerance = asked.pipeline.tolerance["cpu"] if "device" in getattr(loader, "lanes", ()) else None
+    tolerance = allowed(asked, loader)
     for batch in made:
         reader.read(batch)
         if not getattr(loader, "own_draws", False):
@@ -155,3 +165,12 @@ def test_what_one_process_needs(fresh: Executor, photographs: Path) -> None:
 
 def _alone(photographs: Path) -> Alone:
     return Alone.measured(job("image_classification", photographs, workers=1), repeats=1)
+
+
+def test_the_bound_is_that_of_the_work_which_was_done() -> None:
+    case = Case("any", Path(), 2, 0.0, 2, 100, 10, cpu_s=10.0, first_s=0.5, any_s=0.3, sample_bytes=1, overshoot_s=0.0)
+    cores = usable_cores()
+    assert case.bound_s(0, in_order=False) == pytest.approx(0.3 + 20 / cores)
+    assert case.bound_s(10, 10, in_order=False) == pytest.approx(max(0, 0.3 - 1 / cores) + 20 / cores)
+    assert case.bound_s(0, 10, in_order=True) == pytest.approx(0.5 + 21 / cores)
+    assert case.bound_s(10, 0, in_order=True) == pytest.approx(max(0, 0.5 - 1 / cores) + 19 / cores)
