@@ -70,11 +70,13 @@ def rows_of(
     loads: Sequence[float],
     repetitions: int,
     epochs: int,
+    warm_ups: int,
     *,
     quick: bool,
 ) -> list[dict[str, Any]]:
     """All rows of one workload and one number of workers: its peers tuned first (not if ``quick``), then every load."""
     base = isolated(Case.measured, name, directory, workers, epochs, sleep_overshoot_s())
+    base = replace(base, warm_ups=warm_ups)
     candidates = [CANDIDATES[loader] for loader in loaders if _can_run(CANDIDATES[loader][0], name, directory)]
     chosen = [each[0] if quick else tuned(base, each) for each in candidates]
     rows = []
@@ -87,7 +89,7 @@ def tuned(case: Case, candidates: Sequence[Loader]) -> Loader:
     """The candidate that prepares most samples per second without a step."""
     if len(candidates) == 1:
         return candidates[0]
-    rates = [_rate(replace(case, epochs=1), each) for each in candidates]
+    rates = [_rate(replace(case, epochs=1, warm_ups=1), each) for each in candidates]
     best = candidates[rates.index(max(rates))]
     report.progress(f"{case.workload}, {best.name}: {', '.join(f'{rate:.0f}' for rate in rates)} samples/s -> {best}")
     return best
@@ -127,7 +129,9 @@ def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick:
     if not quick:
         for loader in loaders:
             try:
-                _, peaks[loader.name] = isolated(watched, replace(case, epochs=1), loader, timeout_s=_limit_s(case))
+                _, peaks[loader.name] = isolated(
+                    watched, replace(case, epochs=1, warm_ups=1), loader, timeout_s=_limit_s(case)
+                )
             except MeasurementError as error:
                 errors[loader.name] = str(error)
     return [
@@ -168,7 +172,7 @@ def _row(case: Case, loader: Loader, runs: Sequence[Run], peak: int | None, erro
 
 
 def _limit_s(case: Case) -> float:
-    return 60 + 20 * (case.epochs + 1) * case.cpu_s
+    return 60 + 20 * (case.epochs + case.warm_ups) * case.cpu_s
 
 
 def _can_run(loader: Loader, name: str, directory: Path) -> bool:
@@ -183,7 +187,8 @@ def _can_run(loader: Loader, name: str, directory: Path) -> bool:
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="DIR/WORKLOAD made by benchmarks.data.")
 @click.option("--workers", type=click.IntRange(min=1), multiple=True, help="Repeatable. Default: one for each core.")
 @click.option("--load", "loads", type=float, multiple=True, help=f"Work over steps, 0: no step. Default: {LOADS}.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="After one that warms up.")
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="That are timed.")
+@click.option("--warm-ups", type=click.IntRange(min=1), default=1, show_default=True, help="Epochs before those.")
 def main(
     json_path: str | None,
     quick: bool,
@@ -194,6 +199,7 @@ def main(
     workers: tuple[int, ...],
     loads: tuple[float, ...],
     epochs: int,
+    warm_ups: int,
 ) -> None:
     wanted = wanted or (_QUICK if quick else ())
     loaders = [name for name in CANDIDATES if not wanted or any(word in name for word in wanted)]
@@ -212,8 +218,8 @@ def main(
                 for _ in WORKLOADS[name].write(directory, 24 if quick else 300, 0):
                     pass
             for count in workers:
-                rows += rows_of(name, directory, loaders, count, loads, repetitions, epochs, quick=quick)
-    settings = {"workers": workers, "repetitions": repetitions, "epochs": epochs, "quick": quick}
+                rows += rows_of(name, directory, loaders, count, loads, repetitions, epochs, warm_ups, quick=quick)
+    settings = {"workers": workers, "repetitions": repetitions, "epochs": epochs, "warm_ups": warm_ups, "quick": quick}
     report.publish(report.document("compare", settings, rows), json_path, _COLUMNS)
     if any("error" in row for row in rows):
         raise SystemExit(1)

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from benchmarks.compare.content import Reader, leaves, same_content
 from benchmarks.compare.workloads import Begun, Indexed, Prepared, job
 from benchmarks.data.published import Array
 from benchmarks.isolate import tree_cpu_s, tree_pss_bytes
 from benchmarks.peers import Job, Loader
+from minato_gpu import shared_empty
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.shared import Handover
@@ -35,7 +37,9 @@ class Case:
 
     ``load``: the samples' work takes so many times as long on all cores as the steps (0: there is no step).
     ``cpu_s``: CPU seconds that one process, alone, needs for an epoch. ``first_s``: the least time to the first batch
-    in order; ``any_s``: to any batch. ``sample_bytes``: what a prepared sample takes, on average.
+    in order; ``any_s``: to any batch. ``sample_bytes``: what a prepared sample takes, on average. ``costs_s``: of each
+    sample alone. ``warm_ups``: epochs, without steps, before the timed ones: loaders that go on with the next epoch
+    before one has ended should begin the timed ones with as much in hand as they will leave.
     """
 
     workload: str
@@ -50,7 +54,9 @@ class Case:
     any_s: float
     sample_bytes: int
     overshoot_s: float
+    costs_s: Array
     step_s: float = 0.0
+    warm_ups: int = 1
 
     @classmethod
     def measured(cls, workload: str, directory: Path, workers: int, epochs: int, overshoot_s: float) -> Case:
@@ -71,6 +77,7 @@ class Case:
             any_s=max(float(cheapest.max()), float(cheapest.sum()) / usable_cores()),
             sample_bytes=alone.sample_bytes,
             overshoot_s=overshoot_s,
+            costs_s=alone.costs_s,
         )
 
     @property
@@ -86,18 +93,15 @@ class Case:
     def measured_again(self) -> Case:
         """The case with what an epoch costs now; call it in a fresh process."""
         now = Case.measured(self.workload, self.directory, self.workers, self.epochs, self.overshoot_s)
-        return replace(self, cpu_s=now.cpu_s, first_s=now.first_s, any_s=now.any_s)
+        return replace(self, cpu_s=now.cpu_s, first_s=now.first_s, any_s=now.any_s, costs_s=now.costs_s)
 
-    def bound_s(self, begun: int, left: int = 0, *, in_order: bool) -> float:
-        """The least time for what was done between the clock's start and its end.
-
-        That is the timed epochs, without the ``begun`` samples of theirs that had been begun before, and with the
-        ``left`` samples of later epochs that a loader has begun meanwhile.
-        """
-        cores, sample_s = usable_cores(), self.cpu_s / self.samples
-        work_s = max(0.0, self.epochs * self.cpu_s + (left - begun) * sample_s) / cores
+    def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0, *, in_order: bool) -> float:
+        """The least time for what was done between the clock's start and its end: the timed epochs, of whose work
+        ``ahead_s`` had been done before, and ``left_s`` of work for later epochs (CPU seconds)."""
+        cores = usable_cores()
+        work_s = max(0.0, self.epochs * self.cpu_s - ahead_s + left_s) / cores
         first_s = self.first_s if in_order else self.any_s
-        return max(0.0, first_s - begun * sample_s / cores) + max(self.epochs * self.batches * self.step_s, work_s)
+        return max(0.0, first_s - ahead_s / cores) + max(self.epochs * self.batches * self.step_s, work_s)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Alone:
                 samples.append(asked.dataset[index])
                 costs.append(time.process_time() - before)
             nbytes += sum(leaf.nbytes for leaf in leaves(samples))
-            reader.read(asked.join(samples))
+            reader.read(_stacked(samples) if asked.collate is default_collate else asked.join(samples))
         return cls(np.array(costs), time.process_time() - begin, nbytes // len(costs))
 
 
@@ -158,8 +162,8 @@ def run(case: Case, loader: Loader) -> Run:
     reader = Reader(case.batch_size)
     start = time.perf_counter()
     made = loader.make(asked)
-    first, kept = _warm_up(made, reader)
-    ahead = begun.beyond(1)
+    first, kept = _warm_up(made, reader, case.warm_ups)
+    ahead_s = begun.work_s(case.warm_ups, case.costs_s)
     waits: list[float] = []
     gaps: list[float] = []
     cpu, clock = tree_cpu_s(), time.perf_counter()
@@ -178,9 +182,9 @@ def run(case: Case, loader: Loader) -> Run:
         if next(batches, None) is not None:
             raise RuntimeError(f"{loader.name} delivered more than {case.batches} batches")
     elapsed, cpu = time.perf_counter() - clock, tree_cpu_s() - cpu
-    left = begun.beyond(1 + case.epochs)
+    left_s = begun.work_s(case.warm_ups + case.epochs, case.costs_s)
     del batch, batches
-    reader.check(case.samples, 1 + case.epochs)
+    reader.check(case.samples, case.warm_ups + case.epochs)
     loader.close(made)
     if not getattr(loader, "own_draws", False):
         _compare(kept, asked, allowed(asked, loader))
@@ -188,7 +192,7 @@ def run(case: Case, loader: Loader) -> Run:
     p50, p95, p99 = np.percentile(waits, [50, 95, 99])
     return Run(
         samples_per_s=count / elapsed,
-        efficiency=case.bound_s(ahead, left, in_order=loader.order == "in order") / elapsed,
+        efficiency=case.bound_s(ahead_s, left_s, in_order=loader.order == "in order") / elapsed,
         au=case.epochs * case.batches * case.step_s / elapsed,
         first_batch_s=first - start,
         epoch_gap_s=float(np.median(gaps)),
@@ -219,19 +223,31 @@ def watched(case: Case, loader: Loader) -> tuple[Run, int]:
     return measured, peak[0]
 
 
-def _warm_up(made: Iterable[Any], reader: Reader) -> tuple[float, list[Any]]:
-    """An epoch without steps; the moment of its first batch, and copies of some batches.
+def _warm_up(made: Iterable[Any], reader: Reader, epochs: int) -> tuple[float, list[Any]]:
+    """Epochs without steps; the moment of the first batch, and copies of some batches.
 
     They are compared when all is over: a pause here would give those a start who go on with the next epoch.
     """
     first, kept = 0.0, []
-    reader.begin_epoch()
-    for number, batch in enumerate(made):
-        first = first or time.perf_counter()
-        reader.read(batch)
-        if number < _CHECKED:
-            kept.append(copy.deepcopy(batch))
+    for epoch in range(epochs):
+        reader.begin_epoch()
+        for number, batch in enumerate(made):
+            first = first or time.perf_counter()
+            reader.read(batch)
+            if number < _CHECKED and epoch == 0:
+                kept.append(copy.deepcopy(batch))
     return first, kept
+
+
+def _stacked(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """What ``default_collate`` makes of samples that are arrays, in memory that is used again."""
+    batch = {}
+    for name in samples[0]:
+        rows = [np.asarray(sample[name]) for sample in samples]
+        whole = shared_empty((len(rows), *rows[0].shape), torch.from_numpy(np.empty(0, rows[0].dtype)).dtype)
+        np.stack(rows, out=whole.numpy())
+        batch[name] = whole
+    return batch
 
 
 def _compare(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) -> None:

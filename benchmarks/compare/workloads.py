@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import default_collate
 
 from benchmarks.data.__main__ import WORKLOADS
+from benchmarks.data.published import Array
 from benchmarks.peers import Job
 from minato_gpu import Pipeline
 from minato_gpu.samples import sample_seed
@@ -37,6 +38,10 @@ class Begun:
     def beyond(self, epochs: int) -> int:
         """Samples begun for later epochs than these."""
         return int(np.maximum(self.counts - epochs, 0).sum())
+
+    def work_s(self, epochs: int, costs_s: Array) -> float:
+        """What those cost, at ``costs_s`` for each sample. (Of those under way, the rest counts too.)"""
+        return float((np.maximum(self.counts - epochs, 0) * costs_s).sum())
 
 
 class Indexed:

@@ -19,7 +19,7 @@ from benchmarks.compare.content import Reader, same_content
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers, paired
 from benchmarks.compare.run import Alone, Case, Run, allowed
-from benchmarks.compare.workloads import INDEX, job
+from benchmarks.compare.workloads import INDEX, Begun, job
 from benchmarks.content import ContentError
 from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
@@ -168,9 +168,17 @@ def _alone(photographs: Path) -> Alone:
 
 
 def test_the_bound_is_that_of_the_work_which_was_done() -> None:
-    case = Case("any", Path(), 2, 0.0, 2, 100, 10, cpu_s=10.0, first_s=0.5, any_s=0.3, sample_bytes=1, overshoot_s=0.0)
+    costs_s = np.full(100, 0.1)
+    case = Case("any", Path(), 2, 0.0, 2, 100, 10, 10.0, 0.5, 0.3, sample_bytes=1, overshoot_s=0.0, costs_s=costs_s)
     cores = usable_cores()
-    assert case.bound_s(0, in_order=False) == pytest.approx(0.3 + 20 / cores)
-    assert case.bound_s(10, 10, in_order=False) == pytest.approx(max(0, 0.3 - 1 / cores) + 20 / cores)
-    assert case.bound_s(0, 10, in_order=True) == pytest.approx(0.5 + 21 / cores)
-    assert case.bound_s(10, 0, in_order=True) == pytest.approx(max(0, 0.5 - 1 / cores) + 19 / cores)
+    assert case.bound_s(in_order=False) == pytest.approx(0.3 + 20 / cores)
+    assert case.bound_s(1.0, 1.0, in_order=False) == pytest.approx(max(0, 0.3 - 1 / cores) + 20 / cores)
+    assert case.bound_s(0.0, 1.0, in_order=True) == pytest.approx(0.5 + 21 / cores)
+    assert case.bound_s(1.0, 0.0, in_order=True) == pytest.approx(max(0, 0.5 - 1 / cores) + 19 / cores)
+
+
+def test_work_for_later_epochs_is_known() -> None:
+    begun = Begun(4)
+    begun.counts[:] = [2, 3, 1, 4]
+    assert begun.beyond(2) == 3
+    assert begun.work_s(2, np.array([1.0, 10.0, 100.0, 1000.0])) == pytest.approx(2010.0)
