@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.compare.case import Alone, Case
 from benchmarks.compare.content import Reader, same_content
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers, paired
-from benchmarks.compare.run import Alone, Case, Run, allowed
+from benchmarks.compare.run import Run, allowed
 from benchmarks.compare.workloads import INDEX, Begun, job
 from benchmarks.content import ContentError
 from benchmarks.isolate import isolated
