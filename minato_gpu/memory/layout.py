@@ -9,7 +9,7 @@ are stacked, and to what, follows ``torch.utils.data.default_collate``; the test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -175,6 +175,31 @@ class Layout:
             assert leaf.dtype is not None
             values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
         return _rebuild(self.tree, values, stacked=True)
+
+    def batch_of(self, blocks: Sequence[torch.Tensor], rows: int, objects: list[list[Any]]) -> Any:
+        """``batch`` over one flat uint8 tensor for each leaf, on any device; object leaves need none."""
+        values: list[Any] = []
+        column = 0
+        for number, leaf in enumerate(self.leaves):
+            if leaf.kind == "object":
+                items = [row[column] for row in objects]
+                values.append(tuple(items) if leaf.in_sequence else items)
+                column += 1
+            else:
+                values.append(self.rows_of(blocks[number], number, rows))
+        return _rebuild(self.tree, values, stacked=True)
+
+    def rows_of(self, block: torch.Tensor, number: int, rows: int) -> torch.Tensor:
+        """A flat uint8 tensor as the rows of leaf ``number``: shape (rows, *shape), of the dtype that is delivered."""
+        leaf = self.leaves[number]
+        assert leaf.dtype is not None
+        return block.view(leaf.dtype).view((rows, *leaf.shape))
+
+    def values(self, sample: Any) -> list[Any]:
+        """What the sample holds for each leaf. Raises ``Mismatch`` where its structure is another."""
+        values: list[Any] = []
+        _flatten(self.tree, sample, values)
+        return values
 
     def read(self, views: list[NDArray[Any] | None], row: int, objects: list[Any] | None) -> Any:
         """One sample back from its row, with the types that it had; arrays are views of the slab."""
