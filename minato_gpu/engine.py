@@ -94,6 +94,8 @@ class Engine:
             for fd in exits:
                 self._poll.register(fd, select.POLLIN)
                 self._exit_fds.add(fd)
+        if self.assembly.loading is not None:
+            self._poll.register(self.assembly.loading.transfers.fd(), select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
         self._forget()
@@ -335,6 +337,8 @@ class Engine:
         if self.pump.recorder is not None:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
+        if self.assembly.loading is not None:
+            self.assembly.loading.transfers.close()
         if all(ended):
             self.assembly.clear()
             self._links.close()

@@ -26,7 +26,10 @@ class View:
     def memory(self) -> dict[str, Any]:
         """Bytes in flight, and how good the cost predictions were."""
         nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
+        loading = self._assembly.loading
+        device = {} if loading is None else {"device": loading.transfers.stats()}
         return {
+            **device,
             "prediction": nothing if self._estimates is None else self._estimates.report(),
             "bytes_in_flight": self._assembly.bytes,
             "bytes_in_flight_peak": self._assembly.peak,
@@ -106,6 +109,8 @@ class EngineIterator(_BaseDataLoaderIter):
             raise
         if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
             self._prepare_next()
+        if self._engine.assembly.loading is not None:
+            return data  # it is on the device
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         return self._loader._to_device(data)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from minato_gpu.memory import accelerator
 from minato_gpu.pipeline import Pipeline
 
 _DEFAULT_LATENESS = 8
@@ -97,7 +98,7 @@ def _threads(loader: Any) -> bool:
 
 def _device(value: Any) -> torch.device:
     device = torch.device("cpu" if value is None else value)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and not accelerator.available(device):
         raise ValueError(f"device={value!r}: this PyTorch sees no CUDA device; use device='cpu' or leave it out")
     return device
 

@@ -160,6 +160,8 @@ class Pump:
             self._closed.remove(lane)
             self.on_open()
             self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
+        if self.assembly.loading is not None:
+            self.assembly.loading.transfers.clear()
         for lane in self.lanes.values():
             for report in lane.receive():
                 if report.run == self._run:

@@ -132,6 +132,8 @@ class FakeDevice:
         finally:
             self._current.stream = before
 
+    working = running
+
     @property
     def current(self) -> FakeStream:
         """The current stream of this thread."""
@@ -174,6 +176,11 @@ class FakeDevice:
         tensor = self.empty(array.nbytes).view(torch.from_numpy(array.reshape(-1)[:0]).dtype).view(array.shape)
         self.copy(tensor, torch.from_numpy(array))
         return tensor
+
+    def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
+        """See Accelerator."""
+        self.run_to(event)
+        return self._raw(tensor).clone().numpy()
 
     def event(self) -> FakeEvent:
         """See Accelerator."""

@@ -31,8 +31,8 @@ Result = dict[str, Any] | StageError
 class DeviceExecutor:
     """Runs stages ``start`` to ``stop`` of a pipeline by their device implementations. For one thread at a time.
 
-    ``makes``: names of the fields in a result. ``repeated`` counts the samples that ran again because they, or
-    another of their micro-batch, failed.
+    ``makes``: names of the fields in a result; ``made``: of those that device stages wrote. ``repeated`` counts the
+    samples that ran again because they, or another of their micro-batch, failed.
     """
 
     def __init__(self, pipeline: Pipeline, start: int, stop: int, *, device: str, max_batch: int, threads: int) -> None:
@@ -54,20 +54,24 @@ class DeviceExecutor:
         made = _made(pipeline, self._stages)
         self.makes = pipeline.outputs if stop == len(pipeline.stages) else made
         self._handed_through = [name for name in self.makes if name not in made]
+        self.made = frozenset(made).intersection(self.makes)
 
     @property
     def builds(self) -> int:
         """How many graphs have been built so far; a run that builds one takes much longer than others."""
         return sum(segment.builds for segment in (*self._segments, *self._apart))
 
-    def run(self, items: Sequence[tuple[Fields, int]]) -> list[Result]:
+    def run(self, items: Sequence[tuple[Fields, int]], stream: Any = None) -> list[Result]:
         """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
 
         ``fields`` are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
         A result holds the pipeline's outputs, or what the stages wrote when ``stop`` is not the end: NumPy arrays
         where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
-        wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch.
+        wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
+        a CUDA stream that is the calling thread's current one, they are ready there, and the host has not waited.
         """
+        for segment in (*self._segments, *self._apart):
+            segment.stream = None if self.device == "cpu" else stream
         results: list[Result] = []
         for first in range(0, len(items), self.max_batch):
             results += self._run_batch(items[first : first + self.max_batch])

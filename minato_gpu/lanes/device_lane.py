@@ -15,31 +15,40 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from minato_gpu.lanes.base import Extra, Failure, Local, Piece, Report, Task, failure
+from minato_gpu.lanes.base import Failure, Local, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.store import Store, approximate_bytes
+from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.store import Store
 from minato_gpu.memory.board import ATTENTION
-from minato_gpu.memory.layout import Mismatch
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 
 class DeviceLane:
-    """One executor and its thread. ``threads``: DALI's threads on the CPU."""
+    """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
+    device, the way there."""
 
     name = "device"
     slots = 1
 
-    def __init__(self, links: Links, pipeline: Pipeline, device: str, micro_batch: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        links: Links,
+        pipeline: Pipeline,
+        device: str,
+        micro_batch: int,
+        threads: int = 1,
+        transfers: Transfers | None = None,
+    ) -> None:
         self._links = links
         self._pipeline = pipeline
         first = pipeline.host_prefix
         self._executor = build_executor(pipeline, first, device=device, max_batch=micro_batch, threads=threads)
         self._store = Store(-1, links, None, links.board)
+        self._outlet = Outlet(self._store, self._executor.made, transfers)
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -144,18 +153,25 @@ class DeviceLane:
             nbytes=sum(item.nbytes for item in items if isinstance(item, Local)),
             items=items if any(item is not None for item in items) else None,
             times=[took / count] * count if usual else None,
+            layout=self._learned(),
             repeated=self._repeated,
         )
+
+    def _learned(self) -> bytes | None:
+        """What a sample looks like, to be reported once."""
+        layout, self._outlet.layout = self._outlet.layout, None
+        return layout
 
     def _prepare(self, task: Task, tickets: list[tuple[Piece, int]]) -> list[Any]:
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
         fields = [self._fields(*tickets[number], task) for number in ready]
-        results = self._executor.run(fields)
-        for number, (given, seed), result in zip(ready, fields, results, strict=True):
-            piece, at = tickets[number]
-            items[number] = self._finish(task, piece, at, given, seed, result)
-        return items
+        with self._outlet.working():
+            results = self._executor.run(fields, self._outlet.stream)
+            for number, (given, seed), result in zip(ready, fields, results, strict=True):
+                piece, at = tickets[number]
+                items[number] = self._finish(task, piece, at, given, seed, result)
+            return self._outlet.finish(items)
 
     def _known_failure(self, piece: Piece, at: int) -> Failure | None:
         assert piece.sources is not None
@@ -168,23 +184,15 @@ class DeviceLane:
         return self._store.get(piece.sources[at]), sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
     def _finish(self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any) -> Any:
-        """Put a result into its row; on failure ask the CPU implementation."""
-        if isinstance(result, StageError):
+        """Put a result where it belongs; on failure ask the CPU implementation."""
+        failed = isinstance(result, StageError)
+        if failed:
             self._repeated += 1
             try:
                 result = self._pipeline.run(fields, seed, start=self._pipeline.host_prefix)
             except Exception as error:
                 return self._failure(task, piece, at, error)
-        if piece.slab >= 0 and task.layout:
-            views = self._store.views(piece.slab, piece.rows, task.layout)
-            try:
-                objects = self._store.layout(task.layout).write(views, piece.row + at, result)
-                return None if objects is None else Extra(objects)
-            except Mismatch:
-                pass
-        # the fields lie in memory that goes back to its worker when this sample is reported
-        value = {name: np.array(item) if isinstance(item, np.ndarray) else item for name, item in result.items()}
-        return Local(value, approximate_bytes(value))
+        return self._outlet.put(task, piece, at, result, on_device=not failed)
 
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")

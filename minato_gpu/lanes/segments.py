@@ -27,11 +27,13 @@ Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 class Segment(Protocol):
     """Consecutive stages that run as one; ``stages`` holds their numbers in the pipeline.
 
-    ``builds``: how often ``run`` has had to build something first.
+    ``builds``: how often ``run`` has had to build something first. ``stream``: the CUDA stream on which results are to
+    be ready, None to wait for them on the host.
     """
 
     stages: range
     builds: int
+    stream: Any
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """The fields written for each sample; ``drawn`` holds each sample's parameters by stage number."""
@@ -95,6 +97,7 @@ class DaliGraph:
     def __init__(self, pipeline: Pipeline, stages: range, *, device: str, max_batch: int, threads: int) -> None:
         self.stages = stages
         self.builds = 0
+        self.stream: Any = None
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._known = pipeline.fields_at(stages.start)
         self._device, self._max_batch, self._threads = device, max_batch, threads
@@ -109,7 +112,7 @@ class DaliGraph:
             self.builds += 1
             self._graph = self._build(drawn[0])
         try:
-            outputs = self._graph.run(**self._feed(batch, drawn))
+            outputs = self._graph.run(self.stream, **self._feed(batch, drawn))
         except BaseException as error:
             self.close()
             # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
@@ -193,6 +196,7 @@ class FunctionSegment:
 
     def __init__(self, pipeline: Pipeline, stages: range, *, device: str) -> None:
         self.stages = stages
+        self.stream: Any = None
         self._stage = pipeline.stages[stages.start]
         self._device = device
 
@@ -203,6 +207,10 @@ class FunctionSegment:
 
     def load(self) -> None:
         """See Segment."""
+        if not isinstance(self._stage.device, CupyFunction):
+            importlib.import_module("torch")
+        elif self._device != "cpu":
+            importlib.import_module("cupy")
 
     def close(self) -> None:
         """See Segment."""

@@ -11,12 +11,14 @@ waits on the host but ``Event.synchronize``, which only closing a loader calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
 import torch.utils.dlpack
+from numpy.typing import NDArray
 
 
 class Event(Protocol):
@@ -41,6 +43,9 @@ class Accelerator(Protocol):
     def running(self, stream: Any) -> AbstractContextManager[Any]:
         """What is issued within goes to this stream."""
 
+    def working(self, stream: Any) -> AbstractContextManager[Any]:
+        """The same for device implementations: torch's and CuPy's work goes to this stream."""
+
     def empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialised uint8 memory of shape (nbytes,), free again when its last view dies (see ``used_here``).
 
@@ -55,6 +60,9 @@ class Accelerator(Protocol):
 
     def adopt(self, value: Any) -> torch.Tensor:
         """What an executor made (DALI, CuPy, torch), as a tensor on this device, ready on the current stream."""
+
+    def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
+        """The elements as a new array on the host, once ``event`` has come to pass. Waits: not for the consumer."""
 
     def event(self) -> Event:
         """An event after all that has been issued on the current stream."""
@@ -96,6 +104,17 @@ class Cuda:
         """See Accelerator."""
         return torch.cuda.stream(stream)
 
+    @contextmanager
+    def working(self, stream: Any) -> Iterator[Any]:
+        """See Accelerator."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(stream))
+            if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
+                cuda = sys.modules["cupy"].cuda
+                stack.enter_context(cuda.Device(self.device.index))
+                stack.enter_context(cuda.ExternalStream(stream.cuda_stream, self.device.index))
+            yield stream
+
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
@@ -112,6 +131,12 @@ class Cuda:
         """See Accelerator. DLPack makes the current stream wait for the one on which ``value`` was made."""
         tensor: torch.Tensor = value if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
         return tensor if tensor.device == self.device else tensor.to(self.device, non_blocking=True)
+
+    def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
+        """See Accelerator."""
+        self.wait(event)
+        array: NDArray[Any] = tensor.cpu().numpy()
+        return array
 
     def event(self) -> Any:
         """See Accelerator."""

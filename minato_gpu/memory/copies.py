@@ -1,6 +1,6 @@
 """Which copies fill a batch on the device: as few as there are, by letting neighbours share one. Pure decisions.
 
-A batch's memory on the device is laid out as its slab on the host is, so that a batch with a slab to itself is one copy.
+A batch's memory on the device is laid out as its slab on the host is, so that a batch with its own slab is one copy.
 Rows that the device has made leave gaps. A gap between two runs that lie equally far apart on both sides may be copied
 along: whatever is written into a gap is overwritten afterwards, in the same stream, by the rows that the device has
 made, and costs but the bytes.

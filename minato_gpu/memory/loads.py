@@ -25,7 +25,7 @@ from minato_gpu.memory.pinning import Pinned
 class Made:
     """What one micro-batch left on the device: ``event`` comes after it was made."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Event | None) -> None:
         self.event = event
 
 
