@@ -20,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minato_gpu.lanes.segments import Batch, Drawn, Segment, device_number, segments
+from minato_gpu.lanes.dali_graph import Batch, Drawn
+from minato_gpu.lanes.segments import Segment, segments
+from minato_gpu.lanes.values import device_number
 from minato_gpu.pipeline import Pipeline, check_written, stage_error
 from minato_gpu.samples import StageError
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from minato_gpu.lanes.base import Extra, Local, Piece, Resident, Task
-from minato_gpu.lanes.segments import to_numpy
 from minato_gpu.lanes.store import Store, approximate_bytes
+from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.loads import Made
 from minato_gpu.memory.transfers import Transfers
