@@ -66,7 +66,8 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         if "device" in options.lanes:
             threads = 1 if "cpu" in options.lanes else usable_cores()  # workers that only read leave them idle
             device = str(options.device) if transfers is None else transfers.accelerator.compute
-            lanes["device"] = DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers)
+            both = "cpu" in options.lanes
+            lanes["device"] = DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers, both)
         engine = _engine(loader, links, lanes, None if transfers is None else Loading(transfers))
     except BaseException:
         for lane in lanes.values():
@@ -106,6 +107,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         inspect="device" in lanes,
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
+        spares_device=options.device.type == "cuda",
     )
     if not policy.cpu_runs:
         policy = replace(policy, device_s=_ALONE_S)

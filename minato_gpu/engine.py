@@ -207,7 +207,8 @@ class Engine:
                 raise EndOfEpoch
             order, batch = self._order, self.assembly.take(self._order)
             self._order += 1
-            self._due.append(partial(self._tell, m.Delivered, order))
+            step_s = started - self._left if order > epoch.first_order else 0.0
+            self._due.append(partial(self._tell, m.Delivered, order, step_s))
             self._draw()
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:

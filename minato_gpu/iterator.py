@@ -21,13 +21,20 @@ class View:
     def __init__(self, engine: Engine) -> None:
         self.log = engine.log
         self._assembly = engine.assembly
+        self._pump = engine.pump
         self._estimates = engine.pump.estimates
+        self._lane = engine.pump.lanes.get("device")
 
     def memory(self) -> dict[str, Any]:
         """Bytes in flight, and how good the cost predictions were."""
         nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
         loading = self._assembly.loading
         device = {} if loading is None else {"device": loading.transfers.stats()}
+        if self._lane is not None:
+            device["device_lane"] = self._lane.stats()
+            harm = getattr(self._pump.scheduler, "harm", None)
+            if harm is not None:
+                device["device_lane"].update(step_s_per_work_s=harm.slope, spared=harm.spare)
         return {
             **device,
             "prediction": nothing if self._estimates is None else self._estimates.report(),

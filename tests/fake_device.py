@@ -63,6 +63,17 @@ class FakeEvent:
         self._device.run_to(self)
 
 
+class Copy:
+    """The work of copying one tensor into another."""
+
+    def __init__(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.target = target
+        self.source = source
+
+    def __call__(self) -> None:
+        self.target.copy_(self.source)
+
+
 class Block:
     """Memory that is never returned to the host's allocator, so that a late write destroys no innocent's bytes."""
 
@@ -157,8 +168,7 @@ class FakeDevice:
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""
-        target, origin = self._raw(into), self._raw(source)
-        self._issue(lambda: target.copy_(origin))
+        self._issue(Copy(self._raw(into), self._raw(source)))
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """See Accelerator."""
@@ -205,9 +215,10 @@ class FakeDevice:
 
     def unpin(self, address: int) -> None:
         """See Accelerator."""
+        end = address + self.pinned.pop(address)
         with self.lock:
-            assert not any(stream.work for stream in self.streams[1:]), "unpinned while the device may read"
-        del self.pinned[address]
+            copies = [work for stream in self.streams for work in stream.work if isinstance(work, Copy)]
+            assert not any(address <= copy.source.data_ptr() < end for copy in copies), "the device may still read it"
 
     def out_of_memory(self, error: BaseException) -> bool:
         """See Accelerator."""

@@ -2,12 +2,14 @@
 
 It takes every task that waits, one micro-batch at a time, and writes finished samples into their rows of the batch.
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its
-failure counts.
+failure counts. Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU
+lane to go on alone: what it was sent goes back to the scheduler.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -21,6 +23,7 @@ from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.store import Store
+from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Pipeline
@@ -29,7 +32,7 @@ from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 class DeviceLane:
     """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
-    device, the way there."""
+    device, the way there; ``may_retire``: another lane prepares samples too."""
 
     name = "device"
     slots = 1
@@ -42,6 +45,7 @@ class DeviceLane:
         micro_batch: int,
         threads: int = 1,
         transfers: Transfers | None = None,
+        may_retire: bool = False,
     ) -> None:
         self._links = links
         self._pipeline = pipeline
@@ -53,6 +57,8 @@ class DeviceLane:
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._repeated = 0  # samples of the current task that ran a second time, on the CPU
+        self._may_retire = may_retire
+        self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
         self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
         self._thread.start()
@@ -113,7 +119,7 @@ class DeviceLane:
         self.ready = True
         self._signal()
         while (task := self._tasks.get()) is not None:
-            report = self._run(task, cores)
+            report = _refused(task) if self.retired else self._run(task, cores)
             del task
             self._reports.append(report)
             self._signal()
@@ -166,6 +172,9 @@ class DeviceLane:
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
         fields = [self._fields(*tickets[number], task) for number in ready]
+        room = self._outlet.room
+        if room is not None:
+            self._executor.limit = min(self._executor.max_batch, max(1, room))
         with self._outlet.working():
             results = self._executor.run(fields, self._outlet.stream)
             for number, (given, seed), result in zip(ready, fields, results, strict=True):
@@ -188,13 +197,39 @@ class DeviceLane:
         failed = isinstance(result, StageError)
         if failed:
             self._repeated += 1
+            if is_out_of_memory(result):
+                self._retire(result)
             try:
                 result = self._pipeline.run(fields, seed, start=self._pipeline.host_prefix)
             except Exception as error:
                 return self._failure(task, piece, at, error)
         return self._outlet.put(task, piece, at, result, on_device=not failed)
 
+    def _retire(self, error: Exception) -> None:
+        """The device has no memory for even one sample."""
+        if self._may_retire and not self.retired:
+            self.retired = True
+            logging.getLogger("minato_gpu").warning(
+                "the device has no memory left to prepare samples; the CPU lane goes on alone (%s)", error
+            )
+
+    def stats(self) -> dict[str, Any]:
+        """Counters as plain data."""
+        executor = self._executor
+        return {
+            "micro_batch": executor.limit,
+            "short_of_memory": executor.short_of_memory,
+            "spilled_to_host": self._outlet.spilled,
+            "retired": self.retired,
+        }
+
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
         cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})")
+
+
+def _refused(task: Task) -> Report:
+    """Nothing of the task has been done, nor will be."""
+    now = perf_counter()
+    return Report(task.run, task.chunk, worker=0, first=0, done=0, seconds=0.0, begin=now, end=now, final=True)

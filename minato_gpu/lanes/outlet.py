@@ -38,6 +38,13 @@ class Outlet:
         self._stream: Any = None
         self._made = Made(None)
         self._placed: list[tuple[list[Any], int, Resident]] = []
+        self._sample_bytes = 0
+
+    @property
+    def room(self) -> int | None:
+        """How many samples the device-memory budget has room for, as far as is known; None for no limit."""
+        free = None if self._transfers is None else self._transfers.budget.free
+        return None if free is None or not self._sample_bytes else free // self._sample_bytes
 
     @property
     def stream(self) -> Any:
@@ -95,6 +102,7 @@ class Outlet:
         made, self._made = self._made, Made(None)
         made.event = self._transfers.accelerator.event()
         nbytes = sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values())
+        self._sample_bytes = nbytes // len(placed)
         budget = self._transfers.budget
         if budget.fits(nbytes):
             budget.take("samples", nbytes)

@@ -314,6 +314,21 @@ def test_an_error_while_making_a_batch_is_the_consumers() -> None:
             one.take(load)
 
 
+def test_a_copy_that_has_not_run_keeps_the_device_from_letting_memory_go() -> None:
+    """The fake device's own check, on which the next test relies."""
+    device, arena = FakeDevice(LAZY_COPIES), Arena("tests", 1 << 20)
+    host = torch.from_numpy(np.frombuffer(arena.buffer, np.uint8, 64, 0))
+    device.pin(host.data_ptr(), 4096)
+    with device.running(device.stream()):
+        target = device.empty(64)
+        device.copy(target, host)
+    with pytest.raises(AssertionError, match="may still read"):
+        device.unpin(host.data_ptr())
+    device.finish()
+    del host
+    arena.close()
+
+
 def test_closing_waits_for_what_is_under_way_and_ends_the_thread(no_leaks: None) -> None:
     device = FakeDevice(LAZY_COPIES)
     one = Bench(device)
