@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from minato_gpu.admission import Source, Speculation
 from minato_gpu.building import build_engine
 from minato_gpu.engine import EndOfEpoch, Engine, WorkerDied
+from minato_gpu.memory.loads import mapped
 from minato_gpu.samples import sample_seed
 
 
@@ -145,12 +146,4 @@ class EngineIterator(_BaseDataLoaderIter):
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Tensors of a nested batch on ``device``; everything else as it is."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return type(batch)({key: to_device(item, device) for key, item in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(item, device) for item in batch)
-    return batch
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))

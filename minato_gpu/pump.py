@@ -160,6 +160,8 @@ class Pump:
 
     def receive(self) -> None:
         """Take in all reports that have arrived, and do what follows from them."""
+        if self._closed:
+            self._closed = [lane for lane in self._closed if not getattr(lane, "retired", False)]
         for lane in [lane for lane in self._closed if lane.ready]:
             self._closed.remove(lane)
             self.on_open()

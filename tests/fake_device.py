@@ -89,6 +89,7 @@ class FakeDevice:
     """An ``Accelerator``. ``capacity``: bytes until it says that memory is short."""
 
     compute = "cpu"
+    uuid = "GPU-none"
     device = torch.device("cpu")
 
     def __init__(self, order: Order = LAZY_COPIES, capacity: int = 1 << 30) -> None:
@@ -219,14 +220,6 @@ class FakeDevice:
         with self.lock:
             copies = [work for stream in self.streams for work in stream.work if isinstance(work, Copy)]
             assert not any(address <= copy.source.data_ptr() < end for copy in copies), "the device may still read it"
-
-    def out_of_memory(self, error: BaseException) -> bool:
-        """See Accelerator."""
-        return isinstance(error, torch.OutOfMemoryError)
-
-    def free_bytes(self) -> int:
-        """See Accelerator."""
-        return self.capacity - self.used
 
     # --- order ---------------------------------------------------------------------------------------------------
 

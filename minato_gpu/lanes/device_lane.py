@@ -9,7 +9,6 @@ lane to go on alone: what it was sent goes back to the scheduler.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -26,6 +25,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.memory.transfers import Transfers
+from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
@@ -115,8 +115,8 @@ class DeviceLane:
 
     def _main(self) -> None:
         cores = CoreTime("DALI")
-        self._executor.load()
-        self.ready = True
+        self._load()
+        self.ready = not self.retired
         self._signal()
         while (task := self._tasks.get()) is not None:
             report = _refused(task) if self.retired else self._run(task, cores)
@@ -124,6 +124,15 @@ class DeviceLane:
             self._reports.append(report)
             self._signal()
         cores.close()
+
+    def _load(self) -> None:
+        """Import what stages need. Without it the CPU's implementations prepare the samples, in the lane there is."""
+        try:
+            self._executor.load()
+        except ImportError as error:
+            how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
+            say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
+            self.retired = self._may_retire
 
     def _signal(self) -> None:
         os.eventfd_write(self._arrived, 1)
@@ -209,9 +218,7 @@ class DeviceLane:
         """The device has no memory for even one sample."""
         if self._may_retire and not self.retired:
             self.retired = True
-            logging.getLogger("minato_gpu").warning(
-                "the device has no memory left to prepare samples; the CPU lane goes on alone (%s)", error
-            )
+            LOGGER.warning("the device has no memory left to prepare samples; the CPU lane goes on alone (%s)", error)
 
     def stats(self) -> dict[str, Any]:
         """Counters as plain data."""

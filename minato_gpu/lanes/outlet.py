@@ -95,12 +95,16 @@ class Outlet:
         return found
 
     def finish(self, items: list[Any]) -> list[Any]:
-        """All samples of a micro-batch have been put: their references, to be reported."""
+        """All samples of a micro-batch have been put: their references, to be reported.
+
+        Waits until the device has made them, in the lane's own thread: only so is it known what they cost.
+        """
         placed, self._placed = self._placed, []
         if self._transfers is None or not placed:
             return items
         made, self._made = self._made, Made(None)
         made.event = self._transfers.accelerator.event()
+        made.event.synchronize()
         nbytes = sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values())
         self._sample_bytes = nbytes // len(placed)
         budget = self._transfers.budget

@@ -5,8 +5,8 @@ library: its caching allocator then serves both, and its streams are the ones th
 answer by a device that runs what was issued in the worst order that events allow (``tests/fake_device.py``), so that an
 event that is missing is found without a GPU.
 
-All operations are issued on the *current stream* of the calling thread and return at once, as in torch. Nothing here
-waits on the host but ``Event.synchronize``, which only closing a loader calls.
+All operations are issued on the *current stream* of the calling thread and return at once, as in torch. Only ``fetch``
+and ``Event.synchronize`` wait on the host; the device lane's thread calls them, and who closes a loader.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ class Event(Protocol):
 
 
 class Accelerator(Protocol):
-    """One device. ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N")."""
+    """One device. ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N");
+    ``uuid``: as NVML knows it."""
 
     device: torch.device
     compute: str
+    uuid: str
 
     def stream(self) -> Any:
         """A new stream of the lowest priority that the device has."""
@@ -49,7 +51,7 @@ class Accelerator(Protocol):
     def empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialised uint8 memory of shape (nbytes,), free again when its last view dies (see ``used_here``).
 
-        Raises an error that ``out_of_memory`` knows.
+        Raises an error that ``is_out_of_memory`` knows.
         """
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
@@ -79,12 +81,6 @@ class Accelerator(Protocol):
     def unpin(self, address: int) -> None:
         """Undo ``pin``; what reads the memory must be through."""
 
-    def out_of_memory(self, error: BaseException) -> bool:
-        """Whether the device's memory was not enough (torch's, CuPy's and DALI's errors)."""
-
-    def free_bytes(self) -> int:
-        """Bytes of device memory that nobody has taken."""
-
 
 class Cuda:
     """A CUDA device, through torch. Raises RuntimeError or AssertionError where torch finds none."""
@@ -94,6 +90,7 @@ class Cuda:
         index = torch.cuda.current_device() if number is None else number
         self.device = torch.device("cuda", index)
         self.compute = str(self.device)
+        self.uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
     def stream(self) -> Any:
         """See Accelerator. 0 is the least priority, and the default stream's: it cannot be undercut, but a training
@@ -170,14 +167,6 @@ class Cuda:
         # The runtime keeps a failed call's error for whoever asks next in this thread, an innocent kernel.
         with suppress(RuntimeError):
             torch.zeros(1, device=self.device)
-
-    def out_of_memory(self, error: BaseException) -> bool:
-        """See Accelerator."""
-        return is_out_of_memory(error)
-
-    def free_bytes(self) -> int:
-        """See Accelerator."""
-        return int(torch.cuda.mem_get_info(self.device)[0])
 
 
 _PHRASES = ("out of memory", "cuda_error_out_of_memory", "cudaerrormemoryallocation", "bad_alloc")

@@ -120,6 +120,7 @@ class RowsLoad(Load):
             accelerator.scatter([into[number] for number in numbers], sources)
         self._blocks = [self._apart(accelerator, block) for block in blocks]
         self.keep = [self._made, self._on_device]
+        self._made, self._on_device = set(), []
 
     def _places(self) -> list[tuple[int, int]]:
         offsets, _ = self._layout.offsets(self._rows)

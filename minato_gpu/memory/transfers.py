@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from minato_gpu.memory import nvml
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
@@ -85,6 +86,7 @@ class Transfers:
             "pinning_refused": self._port.pinned.refused,
             "device_bytes": sum(self.budget.held.values()),
             "device_bytes_peak": self.budget.peak,
+            "nvml": nvml.reading(self.accelerator.uuid),
         }
 
     def close(self) -> None:

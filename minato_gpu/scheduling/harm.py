@@ -8,8 +8,8 @@ And as long as the CPU lane alone prepares batches faster than the consumer take
 nothing, so it costs nothing. A consumer that has to wait all the same ends that for a while.
 
 Simulated on the design's hybrid costs (16,000 samples, window 256, a second of device work adding a second of step):
-with a step half as long again as the CPU lane needs, the epoch takes 0.70 of what it takes without this; with one of 0.6
-of it, where the device must help, 0.88. AFTER_WAIT from 8 to 32 hardly matters.
+with a step half as long again as the CPU lane needs, the epoch takes 0.70 of what it takes without this; with one of
+0.6 of it, where the device must help, 0.88. AFTER_WAIT from 8 to 32 hardly matters.
 
 Rejected: sparing the device whenever enough batches are ready. They are ready because the device helped to make them,
 so it would be switched off and on by turns.

@@ -14,6 +14,7 @@ from minato_gpu.lanes.device import DeviceExecutor, build_executor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory.accelerator import is_out_of_memory
+from minato_gpu.notices import say_once
 from minato_gpu.samples import StageError
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.test_device_lane import PIPELINE, Numbers, expected, report_of, sources
@@ -95,6 +96,28 @@ def test_the_lane_retires_and_gives_back_what_it_was_sent(
         assert lane.retired and lane.stats()["retired"]
         assert [record.message[:31] for record in caplog.records] == ["the device has no memory left t"]
         assert lane.close(5.0)
+
+
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_a_library_that_is_missing_is_named_once_and_the_cpu_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: list[str], no_leaks: None
+) -> None:
+    def load(self: Any) -> None:
+        raise ModuleNotFoundError("No module named 'cupy'", name="cupy")
+
+    def run(self: Any, batch: Any, drawn: Any) -> Any:
+        load(self)
+
+    say_once.cache_clear()
+    monkeypatch.setattr(FunctionSegment, "load", load)
+    monkeypatch.setattr(FunctionSegment, "run", run)
+    keys = [key for key in range(40) if key != 13]
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        for _ in range(2):
+            loader = DataLoader(Numbers(), 4, sampler=keys, num_workers=1, pipeline=PIPELINE, lanes=lanes)
+            assert [int(n) for batch in loader for n in batch["label"]] == keys
+    assert len(caplog.records) == 1 and "cupy" in caplog.records[0].message
+    del loader
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -11,6 +11,7 @@ import pytest
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.segments import segments
+from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params
@@ -196,3 +197,16 @@ def test_a_graph_takes_what_the_device_has_made_from_the_device() -> None:
             graph._source(Dali, n, name)
         expected = "gpu" if (device, "row" in made) == ("cuda", True) else "cpu"
         assert asked == {"field0": expected, "field1": "cpu"}
+
+
+@pytest.mark.gpu
+def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
+    pipeline = mixed()
+    executor = build_executor(pipeline, 0, device="cuda", max_batch=4)
+    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
+    for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
+        assert not isinstance(result, StageError), result
+        assert not isinstance(result["row"], np.ndarray)
+        np.testing.assert_allclose(to_numpy(result["row"]), pipeline.run(rows[n], n)["row"], rtol=1e-6)
+    assert executor.repeated == 0
+    executor.close()

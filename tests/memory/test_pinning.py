@@ -6,8 +6,10 @@ import mmap
 
 import numpy as np
 import pytest
+import torch
 
 from minato_gpu.memory import arena as arenas
+from minato_gpu.memory.accelerator import Cuda
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.pinning import Pinned
 from tests.fake_device import FakeDevice
@@ -58,4 +60,23 @@ def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> N
         arena.free(offset)
     assert (np.frombuffer(arena.buffer, np.uint8, 4 * STEP, 0) == 7).all()
     pinned.close()
+    arena.close()
+
+
+@pytest.mark.gpu
+def test_a_real_device_reads_what_is_written_after_pinning() -> None:
+    device, arena = Cuda(torch.device("cuda")), Arena("tests", 1 << 26)
+    pinned = Pinned(arena, device)
+    pinned.cover(1 << 24)
+    assert pinned.refused is None and pinned.nbytes >= 1 << 24
+    host = np.frombuffer(arena.buffer, np.uint8, 1 << 24, 0)
+    for value in (3, 5):
+        host[:] = value
+        with device.running(device.stream()):
+            target = device.empty(host.nbytes)
+            device.copy(target, torch.from_numpy(host))
+            device.event().synchronize()
+        assert bool((target == value).all())
+    pinned.close()
+    del host
     arena.close()
