@@ -6,12 +6,14 @@ simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Unshippable
+from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Resident, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
+from minato_gpu.loading import Loading
 from minato_gpu.memory import blobs
 from minato_gpu.memory.leases import Leases
 from minato_gpu.records import Batch, Record, Window
@@ -24,14 +26,19 @@ class Assembly:
 
     ``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
     ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated there.
+    ``loading``: batches go to a device.
     """
 
-    def __init__(self, links: Links, leases: Leases, *, stacks: bool, joins_whole: bool) -> None:
+    def __init__(
+        self, links: Links, leases: Leases, *, stacks: bool, joins_whole: bool, loading: Loading | None = None
+    ) -> None:
+        self.loading = loading
         self._links = links
         self._leases = leases
         self._joins_whole = joins_whole
         self._window = Window()
-        self._stacking = Stacking(links, leases, self._window, Store(-1, links, None, links.board), stacks=stacks)
+        store = Store(-1, links, None, links.board)
+        self._stacking = Stacking(links, leases, self._window, store, stacks=stacks, loading=loading)
         self._inspects = False
         self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
         self._batches: dict[int, Batch] = {}
@@ -169,10 +176,11 @@ class Assembly:
         if isinstance(item, (Blob, Local)) and item.collated:
             batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
             self._taken(compose.spans)
+            self._load_value(batch)
             return False
         if self._in_rows(compose.spans):
             self._stacking.stack(batch)
-            batch.ready = True
+            batch.ready = batch.load is None
             self._taken(compose.spans)
             return False
         batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
@@ -192,37 +200,51 @@ class Assembly:
         self.bytes -= batch.nbytes
         batch.nbytes = item.nbytes
         self._drop(batch.spans)
+        self._load_value(batch)
+
+    def _load_value(self, batch: Batch) -> None:
+        """A batch that is no rows goes to the device as it is."""
+        if self.loading is not None and batch.failure is None:
+            self.loading.value(batch, self._value_of(batch.item))
+            batch.item, batch.ready = None, False
 
     def ready(self, order: int) -> bool:
         """Whether the batch can be taken."""
         batch = self._batches.get(order)
-        return batch is not None and batch.ready
+        return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
 
     def take(self, order: int) -> Batch:
         """The batch leaves the window; its memory is the consumer's from now on."""
         batch = self._batches.pop(order)
         self.bytes -= batch.nbytes
+        if self.loading is not None:
+            self.loading.leave(batch)
         return batch
 
     def value(self, batch: Batch) -> Any:
         """The batch as the consumer sees it. Raises the sample's or the collate function's own error."""
         if batch.failure is not None:
             batch.failure.error.reraise()
-        item = batch.item
+        if self.loading is not None and batch.load is not None:
+            return self.loading.hand_over(batch)
+        return self._stacking.value(batch) if batch.item is None else self._value_of(batch.item)()
+
+    def _value_of(self, item: Any) -> Callable[[], Any]:
+        """How to get at an object; its memory is lent from now on."""
         if isinstance(item, Local):
-            return item.value
-        if isinstance(item, Blob):
-            buffer, lend = self._links.buffer(item.worker), self._leases.lend
-            block, *parts = (lend(buffer, item.worker, offset, nbytes) for offset, nbytes in item.blocks)
-            return blobs.load(block, parts, copies_small=True)
-        return self._stacking.value(batch)
+            return lambda: item.value
+        buffer, lend = self._links.buffer(item.worker), self._leases.lend
+        block, *parts = (lend(buffer, item.worker, offset, nbytes) for offset, nbytes in item.blocks)
+        return partial(blobs.load, block, parts, copies_small=True)
 
     def reclaim(self) -> None:
         """Take back the blocks whose last view has died."""
         leases, links = self._leases, self._links
+        if self.loading is not None:
+            self.loading.transfers.sweep()
         for owner, offset in leases.take_back():
             if owner < 0:
-                links.engine_arena.free(offset)
+                self._free_slab(offset)
             elif not links.board.give_back(owner, offset):
                 leases.give_back([(owner, offset)])
 
@@ -239,6 +261,9 @@ class Assembly:
             if record.slab >= 0:
                 blocks.append((-1, record.slab))
         blocks += [place for b in self._batches.values() if isinstance(b.item, Blob) for place in b.item.places]
+        if self.loading is not None:
+            for batch in self._batches.values():
+                self.loading.leave(batch)
         self._batches, self.bytes = {}, 0
         return blocks
 
@@ -247,6 +272,12 @@ class Assembly:
         self._leases.give_back(blocks)
 
     # --- inside --------------------------------------------------------------------------------------------
+
+    def _free_slab(self, slab: int) -> None:
+        if self.loading is None:
+            self._links.engine_arena.free(slab)
+        else:
+            self.loading.transfers.slabs.drop(slab)
 
     def _failure(self, compose: Compose) -> Failure | None:
         first = compose.spans[0][0]
@@ -279,6 +310,8 @@ class Assembly:
         record = self.record(serial)
         item = record.items.get(serial)
         if item is None or isinstance(item, Extra):
+            if self.loading is not None and isinstance(item, Resident):
+                self.loading.fetch(self._stacking.row_views(record), serial - record.first, item)
             return self._stacking.row(record, serial, None if item is None else item.objects)
         return item
 
@@ -297,4 +330,4 @@ class Assembly:
             if record.left == 0:
                 self._window.remove(record)
                 if record.slab >= 0:
-                    self._links.engine_arena.free(record.slab)
+                    self._free_slab(record.slab)

@@ -19,7 +19,11 @@ from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
+from minato_gpu.loading import Loading
+from minato_gpu.memory.accelerator import open_accelerator
+from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.leases import Leases
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pump import Pump
 from minato_gpu.report import usable_cores
 from minato_gpu.scheduling import messages as m
@@ -51,17 +55,25 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     )
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
     lanes: dict[str, Any] = {}
+    transfers: Transfers | None = None
     try:
         lanes["cpu"] = (
             ThreadLane(links, job) if options.threads else ProcessLane(links, job, loader.multiprocessing_context)
         )
+        if options.device.type == "cuda":  # after the fork of what makes the workers
+            budget = DeviceBudget(loader.device_memory_budget)
+            transfers = Transfers(open_accelerator(options.device), links.engine_arena, budget)
         if "device" in options.lanes:
             threads = 1 if "cpu" in options.lanes else usable_cores()  # workers that only read leave them idle
-            lanes["device"] = DeviceLane(links, loader.pipeline, str(options.device), _MICRO_BATCH, threads)
-        engine = _engine(loader, links, lanes)
+            device = str(options.device) if transfers is None else transfers.accelerator.compute
+            both = "cpu" in options.lanes
+            lanes["device"] = DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers, both)
+        engine = _engine(loader, links, lanes, None if transfers is None else Loading(transfers))
     except BaseException:
         for lane in lanes.values():
             lane.close(0.0)
+        if transfers is not None:
+            transfers.close()
         links.close()
         raise
     # what was registered last runs first: before multiprocessing waits for its children and DALI shuts down
@@ -77,7 +89,7 @@ def _register_again(engine: Engine) -> None:
     atexit.register(engine.close)
 
 
-def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
+def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading | None) -> Engine:
     options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
     batched, workers = loader._auto_collation, loader.num_workers
     stacks = batched and not iterable and loader.collate_fn is default_collate
@@ -95,10 +107,11 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any]) -> Engine:
         inspect="device" in lanes,
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
+        spares_device=options.device.type == "cuda",
     )
     if not policy.cpu_runs:
         policy = replace(policy, device_s=_ALONE_S)
-    assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed)
+    assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed, loading=loading)
     estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
     pump = Pump(
         lanes,

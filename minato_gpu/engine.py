@@ -94,6 +94,8 @@ class Engine:
             for fd in exits:
                 self._poll.register(fd, select.POLLIN)
                 self._exit_fds.add(fd)
+        if self.assembly.loading is not None:
+            self._poll.register(self.assembly.loading.transfers.fd(), select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
         self._forget()
@@ -205,7 +207,8 @@ class Engine:
                 raise EndOfEpoch
             order, batch = self._order, self.assembly.take(self._order)
             self._order += 1
-            self._due.append(partial(self._tell, m.Delivered, order))
+            step_s = started - self._left if order > epoch.first_order else 0.0
+            self._due.append(partial(self._tell, m.Delivered, order, step_s))
             self._draw()
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
@@ -335,6 +338,8 @@ class Engine:
         if self.pump.recorder is not None:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
+        if self.assembly.loading is not None:
+            self.assembly.loading.transfers.close()
         if all(ended):
             self.assembly.clear()
             self._links.close()

@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from minato_gpu.admission import Source, Speculation
 from minato_gpu.building import build_engine
 from minato_gpu.engine import EndOfEpoch, Engine, WorkerDied
+from minato_gpu.memory.loads import mapped
 from minato_gpu.samples import sample_seed
 
 
@@ -21,12 +22,22 @@ class View:
     def __init__(self, engine: Engine) -> None:
         self.log = engine.log
         self._assembly = engine.assembly
+        self._pump = engine.pump
         self._estimates = engine.pump.estimates
+        self._lane = engine.pump.lanes.get("device")
 
     def memory(self) -> dict[str, Any]:
         """Bytes in flight, and how good the cost predictions were."""
         nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
+        loading = self._assembly.loading
+        device = {} if loading is None else {"device": loading.transfers.stats()}
+        if self._lane is not None:
+            device["device_lane"] = self._lane.stats()
+            harm = getattr(self._pump.scheduler, "harm", None)
+            if harm is not None:
+                device["device_lane"].update(step_s_per_work_s=harm.slope, spared=harm.spare)
         return {
+            **device,
             "prediction": nothing if self._estimates is None else self._estimates.report(),
             "bytes_in_flight": self._assembly.bytes,
             "bytes_in_flight_peak": self._assembly.peak,
@@ -106,6 +117,8 @@ class EngineIterator(_BaseDataLoaderIter):
             raise
         if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
             self._prepare_next()
+        if self._engine.assembly.loading is not None:
+            return data  # it is on the device
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         return self._loader._to_device(data)
@@ -133,12 +146,4 @@ class EngineIterator(_BaseDataLoaderIter):
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Tensors of a nested batch on ``device``; everything else as it is."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return type(batch)({key: to_device(item, device) for key, item in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(item, device) for item in batch)
-    return batch
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))

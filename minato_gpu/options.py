@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from minato_gpu.memory import accelerator
+from minato_gpu.notices import say_once
 from minato_gpu.pipeline import Pipeline
 
 _DEFAULT_LATENESS = 8
@@ -97,9 +99,16 @@ def _threads(loader: Any) -> bool:
 
 def _device(value: Any) -> torch.device:
     device = torch.device("cpu" if value is None else value)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and not accelerator.available(device):
         raise ValueError(f"device={value!r}: this PyTorch sees no CUDA device; use device='cpu' or leave it out")
     return device
+
+
+def _why_cpu() -> str:
+    """A pipeline could use a device, and no device was asked for."""
+    if torch.cuda.is_available():
+        return "the pipeline runs on the CPU alone: pass device='cuda' to use the GPU too"
+    return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device"
 
 
 def _lanes(loader: Any, device: torch.device) -> tuple[str, ...]:
@@ -108,6 +117,8 @@ def _lanes(loader: Any, device: torch.device) -> tuple[str, ...]:
         raise ValueError("pipeline needs a map-style data set, not an IterableDataset; apply its stages in __iter__")
     offers = pipeline is not None and pipeline.host_prefix < len(pipeline.stages)
     if loader.lanes is None:
+        if offers and loader.device is None and loader.num_workers > 0:
+            say_once(_why_cpu())
         return LANES if offers and device.type == "cuda" and loader.num_workers > 0 else LANES[:1]
     if isinstance(loader.lanes, str) or not isinstance(loader.lanes, Sequence):
         raise TypeError(f"lanes must be a sequence of {LANES}, got {loader.lanes!r}")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.segments import to_numpy
+from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError, sample_seed
 from minato_gpu.stages import Field, Fields, Tolerance

@@ -104,6 +104,7 @@ class Pump:
         self.seeds: dict[int, int] = {}
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self._closed: list[Any] = []
+        self._open: set[str] = set()  # lanes that the scheduler counts on; one may retire
         self._make_scheduler = make_scheduler
         self._stream_batch = stream_batch
         self._run = 0
@@ -130,9 +131,12 @@ class Pump:
 
     def open_lanes(self) -> None:
         """Tell the scheduler what slots there are; a lane that is still loading opens when it is ready."""
-        self._closed = []
+        self._closed, self._open = [], set()
         for lane in self.lanes.values():
+            if getattr(lane, "retired", False):
+                continue
             if lane.ready:
+                self._open.add(lane.name)
                 self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
             else:
                 self._closed.append(lane)
@@ -156,10 +160,19 @@ class Pump:
 
     def receive(self) -> None:
         """Take in all reports that have arrived, and do what follows from them."""
+        if self._closed:
+            self._closed = [lane for lane in self._closed if not getattr(lane, "retired", False)]
         for lane in [lane for lane in self._closed if lane.ready]:
             self._closed.remove(lane)
             self.on_open()
+            self._open.add(lane.name)
             self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
+        for lane in self.lanes.values():
+            if getattr(lane, "retired", False) and lane.name in self._open:
+                self._open.remove(lane.name)
+                self.handle(m.LaneOpened(perf_counter(), lane.name, -lane.slots))
+        if self.assembly.loading is not None:
+            self.assembly.loading.transfers.clear()
         for lane in self.lanes.values():
             for report in lane.receive():
                 if report.run == self._run:

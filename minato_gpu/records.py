@@ -69,7 +69,7 @@ class Window:
 class Batch:
     """A composed batch: what it is made of until it is ready, then the way to its value."""
 
-    __slots__ = ("failed", "failure", "item", "nbytes", "objects", "owner", "ready", "size", "spans")
+    __slots__ = ("failed", "failure", "item", "load", "nbytes", "objects", "owner", "ready", "size", "spans")
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         self.spans = spans
@@ -81,3 +81,4 @@ class Batch:
         self.owner: Any = None
         self.objects: list[list[Any]] = []
         self.item: Any = None
+        self.load: Any = None  # on its way to a device (memory.loads.Load)

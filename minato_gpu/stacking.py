@@ -19,6 +19,7 @@ import numpy as np
 from minato_gpu.lanes.base import Blob, Extra, Local, Row, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
+from minato_gpu.loading import Loading
 from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.leases import Leases
 from minato_gpu.records import Batch, Record, Window
@@ -26,9 +27,19 @@ from minato_gpu.scheduling.messages import Span
 
 
 class Stacking:
-    """The slabs of one loader. ``stacks``: whether rows may be used at all."""
+    """The slabs of one loader. ``stacks``: whether rows may be used at all; ``loading``: batches go to a device."""
 
-    def __init__(self, links: Links, leases: Leases, window: Window, store: Store, *, stacks: bool) -> None:
+    def __init__(
+        self,
+        links: Links,
+        leases: Leases,
+        window: Window,
+        store: Store,
+        *,
+        stacks: bool,
+        loading: Loading | None = None,
+    ) -> None:
+        self._loading = loading
         self.layout: Layout | None = None
         self.layout_bytes: bytes | None = b"" if stacks else None
         self.row_bytes = 0
@@ -54,6 +65,11 @@ class Stacking:
         """Where a sample lies."""
         assert self.layout_bytes is not None
         return Row(record.slab, record.rows, serial - record.first, self.layout_bytes, objects)
+
+    def row_views(self, record: Record) -> list[Any]:
+        """The place's slab as arrays, one for each leaf."""
+        assert self.layout is not None
+        return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
 
     # --- batches -------------------------------------------------------------------------------------------
 
@@ -101,6 +117,10 @@ class Stacking:
         parts = list(self._window.parts(batch.spans))
         if layout.objects:
             batch.objects = [record.items[serial].objects for record, lo, hi in parts for serial in range(lo, hi)]
+        if self._loading is not None:
+            batch.nbytes = batch.size * self.row_bytes
+            self._loading.rows(batch, layout, parts)
+            return
         nbytes = layout.offsets(batch.size)[1]
         record, lo, hi = parts[0]
         if hi - lo == batch.size == record.rows:

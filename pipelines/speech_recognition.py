@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from minato_gpu import shared_empty
-from minato_gpu.lanes.segments import to_numpy
+from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance, TorchFunction
 from pipelines import speech_resampling, speech_stages, speech_steps
 from pipelines.librispeech import LibriSpeech

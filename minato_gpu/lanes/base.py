@@ -7,9 +7,11 @@ sample lies is a *reference*: None for a row of its place's slab, or one of the 
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch._utils import ExceptionWrapper
 
 
@@ -102,6 +104,17 @@ class Extra:
 
     objects: list[Any]
     nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resident(Extra):
+    """A sample in its own row, some leaves of which lie on the device instead.
+
+    ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to.
+    """
+
+    leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    made: Any = None
 
 
 @dataclass(frozen=True, slots=True)

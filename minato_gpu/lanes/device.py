@@ -13,6 +13,7 @@ Decisions:
   is thrown away, and each sample of that micro-batch runs again by itself, stage by stage, which tells the
   sample and the stage. Every sample runs at most twice. Rejected: halving the micro-batch until the bad sample
   is found, which decodes large photographs three times over.
+- Where memory is short no sample is bad: there the micro-batch is halved until it fits, and later ones stay that small.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minato_gpu.lanes.segments import Batch, Drawn, Segment, device_number, segments
+from minato_gpu.lanes.dali_graph import Batch, Drawn
+from minato_gpu.lanes.segments import Segment, segments
+from minato_gpu.lanes.values import device_number
+from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.pipeline import Pipeline, check_written, stage_error
 from minato_gpu.samples import StageError
 
@@ -31,8 +35,9 @@ Result = dict[str, Any] | StageError
 class DeviceExecutor:
     """Runs stages ``start`` to ``stop`` of a pipeline by their device implementations. For one thread at a time.
 
-    ``makes``: names of the fields in a result. ``repeated`` counts the samples that ran again because they, or
-    another of their micro-batch, failed.
+    ``makes``: names of the fields in a result; ``made``: of those that device stages wrote. ``repeated`` counts the
+    samples that ran again because they, or another of their micro-batch, failed; ``short_of_memory`` the micro-batches
+    that did not fit into the device's memory; ``limit``: samples in one micro-batch from now on.
     """
 
     def __init__(self, pipeline: Pipeline, start: int, stop: int, *, device: str, max_batch: int, threads: int) -> None:
@@ -40,7 +45,8 @@ class DeviceExecutor:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
         device_number(device)
         self.pipeline, self.device, self.max_batch = pipeline, device, max_batch
-        self.repeated = 0
+        self.limit = max_batch
+        self.repeated = self.short_of_memory = 0
         self._stages = range(start, stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
         # For samples of a failed micro-batch: every stage apart, so that an error has a stage.
@@ -54,23 +60,27 @@ class DeviceExecutor:
         made = _made(pipeline, self._stages)
         self.makes = pipeline.outputs if stop == len(pipeline.stages) else made
         self._handed_through = [name for name in self.makes if name not in made]
+        self.made = frozenset(made).intersection(self.makes)
 
     @property
     def builds(self) -> int:
         """How many graphs have been built so far; a run that builds one takes much longer than others."""
         return sum(segment.builds for segment in (*self._segments, *self._apart))
 
-    def run(self, items: Sequence[tuple[Fields, int]]) -> list[Result]:
+    def run(self, items: Sequence[tuple[Fields, int]], stream: Any = None) -> list[Result]:
         """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
 
         ``fields`` are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
         A result holds the pipeline's outputs, or what the stages wrote when ``stop`` is not the end: NumPy arrays
         where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
-        wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch.
+        wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
+        a CUDA stream that is the calling thread's current one, they are ready there, and the host has not waited.
         """
+        for segment in (*self._segments, *self._apart):
+            segment.stream = None if self.device == "cpu" else stream
         results: list[Result] = []
-        for first in range(0, len(items), self.max_batch):
-            results += self._run_batch(items[first : first + self.max_batch])
+        while len(results) < len(items):
+            results += self._run_batch(items[len(results) : len(results) + max(1, min(self.limit, self.max_batch))])
         return results
 
     def load(self) -> None:
@@ -87,12 +97,21 @@ class DeviceExecutor:
         drawn = [self._prepare(fields, seed) for fields, seed in items]
         ready = [(fields, p) for (fields, _), p in zip(items, drawn, strict=True) if not isinstance(p, StageError)]
         batch, params = [fields for fields, _ in ready], [p for _, p in ready]
-        try:
-            found = iter(self._through(batch, params)) if ready else iter(())
-        except Exception:
-            # Nothing is lost: what caused it fails again below, with its own error and by itself.
-            found = map(self._alone, batch, params)
+        found = iter(self._together(batch, params))
         return [p if isinstance(p, StageError) else next(found) for p in drawn]
+
+    def _together(self, batch: Batch, params: Drawn) -> list[Result]:
+        """One micro-batch, or, where that fails, parts of it."""
+        try:
+            return self._through(batch, params) if batch else []
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.short_of_memory += 1
+                if len(batch) > 1:
+                    half = self.limit = len(batch) // 2
+                    return self._together(batch[:half], params[:half]) + self._together(batch[half:], params[half:])
+        # Nothing is lost: what caused it fails again here, with its own error and by itself.
+        return list(map(self._alone, batch, params))
 
     def _prepare(self, fields: Fields, seed: int) -> dict[int, Any] | StageError:
         """The sample's drawn values by stage number, or what is wrong with what it brings."""

@@ -2,7 +2,8 @@
 
 It takes every task that waits, one micro-batch at a time, and writes finished samples into their rows of the batch.
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its
-failure counts.
+failure counts. Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU
+lane to go on alone: what it was sent goes back to the scheduler.
 """
 
 from __future__ import annotations
@@ -15,36 +16,50 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from minato_gpu.lanes.base import Extra, Failure, Local, Piece, Report, Task, failure
+from minato_gpu.lanes.base import Failure, Local, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
-from minato_gpu.lanes.store import Store, approximate_bytes
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import ATTENTION
-from minato_gpu.memory.layout import Mismatch
+from minato_gpu.memory.transfers import Transfers
+from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 
 class DeviceLane:
-    """One executor and its thread. ``threads``: DALI's threads on the CPU."""
+    """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
+    device, the way there; ``may_retire``: another lane prepares samples too."""
 
     name = "device"
     slots = 1
 
-    def __init__(self, links: Links, pipeline: Pipeline, device: str, micro_batch: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        links: Links,
+        pipeline: Pipeline,
+        device: str,
+        micro_batch: int,
+        threads: int = 1,
+        transfers: Transfers | None = None,
+        may_retire: bool = False,
+    ) -> None:
         self._links = links
         self._pipeline = pipeline
         first = pipeline.host_prefix
         self._executor = build_executor(pipeline, first, device=device, max_batch=micro_batch, threads=threads)
         self._store = Store(-1, links, None, links.board)
+        self._outlet = Outlet(self._store, self._executor.made, transfers)
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._repeated = 0  # samples of the current task that ran a second time, on the CPU
+        self._may_retire = may_retire
+        self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
         self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
         self._thread.start()
@@ -103,15 +118,24 @@ class DeviceLane:
         if self._executor.device == "cpu":  # the stand-in for a GPU shares cores with workers and training
             give_way()  # and so do DALI's threads, which start from here
         cores = CoreTime("DALI")
-        self._executor.load()
-        self.ready = True
+        self._load()
+        self.ready = not self.retired
         self._signal()
         while (task := self._tasks.get()) is not None:
-            report = self._run(task, cores)
+            report = _refused(task) if self.retired else self._run(task, cores)
             del task
             self._reports.append(report)
             self._signal()
         cores.close()
+
+    def _load(self) -> None:
+        """Import what stages need. Without it the CPU's implementations prepare the samples, in the lane there is."""
+        try:
+            self._executor.load()
+        except ImportError as error:
+            how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
+            say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
+            self.retired = self._may_retire
 
     def _signal(self) -> None:
         os.eventfd_write(self._arrived, 1)
@@ -147,18 +171,28 @@ class DeviceLane:
             nbytes=sum(item.nbytes for item in items if isinstance(item, Local)),
             items=items if any(item is not None for item in items) else None,
             times=[took / count] * count if usual else None,
+            layout=self._learned(),
             repeated=self._repeated,
         )
+
+    def _learned(self) -> bytes | None:
+        """What a sample looks like, to be reported once."""
+        layout, self._outlet.layout = self._outlet.layout, None
+        return layout
 
     def _prepare(self, task: Task, tickets: list[tuple[Piece, int]]) -> list[Any]:
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
         fields = [self._fields(*tickets[number], task) for number in ready]
-        results = self._executor.run(fields)
-        for number, (given, seed), result in zip(ready, fields, results, strict=True):
-            piece, at = tickets[number]
-            items[number] = self._finish(task, piece, at, given, seed, result)
-        return items
+        room = self._outlet.room
+        if room is not None:
+            self._executor.limit = min(self._executor.max_batch, max(1, room))
+        with self._outlet.working():
+            results = self._executor.run(fields, self._outlet.stream)
+            for number, (given, seed), result in zip(ready, fields, results, strict=True):
+                piece, at = tickets[number]
+                items[number] = self._finish(task, piece, at, given, seed, result)
+            return self._outlet.finish(items)
 
     def _known_failure(self, piece: Piece, at: int) -> Failure | None:
         assert piece.sources is not None
@@ -171,25 +205,41 @@ class DeviceLane:
         return self._store.get(piece.sources[at]), sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
     def _finish(self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any) -> Any:
-        """Put a result into its row; on failure ask the CPU implementation."""
-        if isinstance(result, StageError):
+        """Put a result where it belongs; on failure ask the CPU implementation."""
+        failed = isinstance(result, StageError)
+        if failed:
             self._repeated += 1
+            if is_out_of_memory(result):
+                self._retire(result)
             try:
                 result = self._pipeline.run(fields, seed, start=self._pipeline.host_prefix)
             except Exception as error:
                 return self._failure(task, piece, at, error)
-        if piece.slab >= 0 and task.layout:
-            views = self._store.views(piece.slab, piece.rows, task.layout)
-            try:
-                objects = self._store.layout(task.layout).write(views, piece.row + at, result)
-                return None if objects is None else Extra(objects)
-            except Mismatch:
-                pass
-        # the fields lie in memory that goes back to its worker when this sample is reported
-        value = {name: np.array(item) if isinstance(item, np.ndarray) else item for name, item in result.items()}
-        return Local(value, approximate_bytes(value))
+        return self._outlet.put(task, piece, at, result, on_device=not failed)
+
+    def _retire(self, error: Exception) -> None:
+        """The device has no memory for even one sample."""
+        if self._may_retire and not self.retired:
+            self.retired = True
+            LOGGER.warning("the device has no memory left to prepare samples; the CPU lane goes on alone (%s)", error)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters as plain data."""
+        executor = self._executor
+        return {
+            "micro_batch": executor.limit,
+            "short_of_memory": executor.short_of_memory,
+            "spilled_to_host": self._outlet.spilled,
+            "retired": self.retired,
+        }
 
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
         cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})")
+
+
+def _refused(task: Task) -> Report:
+    """Nothing of the task has been done, nor will be."""
+    now = perf_counter()
+    return Report(task.run, task.chunk, worker=0, first=0, done=0, seconds=0.0, begin=now, end=now, final=True)

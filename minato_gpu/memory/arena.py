@@ -50,6 +50,7 @@ class Arena:
         self._used = [0]
         self._kept = 0  # the sum of the last
         self._peak = 0.0  # of the bytes in use, lately
+        self._held = 0  # pages below this offset are never given back
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int) -> int:
@@ -80,10 +81,15 @@ class Arena:
             self.allocated -= size
             self._kept += size
             at = self._join(offset, offset + size)
-            if self._kept + self.allocated > self._peak + _KEEP_FREE:
+            if self._begins[at] >= self._held and self._kept + self.allocated > self._peak + _KEEP_FREE:
                 self._map.madvise(mmap.MADV_REMOVE, self._begins[at], self._ends[at] - self._begins[at])
                 self._kept -= self._used[at]
                 self._used[at] = 0
+
+    def keep(self, end: int) -> None:
+        """Pages below this offset stay where they are from now on: a device reads them by their physical address."""
+        with self._lock:
+            self._held = max(self._held, end)
 
     def _join(self, begin: int, end: int) -> int:
         """Put a freed block among the free extents, joined with its neighbours; returns the extent's number."""

@@ -9,7 +9,7 @@ are stacked, and to what, follows ``torch.utils.data.default_collate``; the test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -105,15 +105,20 @@ class Layout:
         """How many leaves travel beside the slab (strings and bytes)."""
         return sum(leaf.kind == "object" for leaf in self.leaves)
 
-    def write(self, views: list[NDArray[Any] | None], row: int, sample: Any) -> list[Any] | None:
+    def write(
+        self, views: list[NDArray[Any] | None], row: int, sample: Any, skip: Collection[int] = ()
+    ) -> list[Any] | None:
         """Copy a sample into its row; returns its object leaves, or None when there are none.
 
-        Raises ``Mismatch`` when the sample differs from the layout; the row's bytes are then undefined.
+        Leaves whose numbers are in ``skip`` lie elsewhere and are not looked at. Raises ``Mismatch`` when the sample
+        differs from the layout; the row's bytes are then undefined.
         """
         values: list[Any] = []
         _flatten(self.tree, sample, values)
         objects: list[Any] | None = None
-        for leaf, view, value in zip(self.leaves, views, values, strict=True):
+        for number, (leaf, view, value) in enumerate(zip(self.leaves, views, values, strict=True)):
+            if number in skip:
+                continue
             kind = type(value)
             if kind is not leaf.type:
                 raise Mismatch
@@ -175,6 +180,31 @@ class Layout:
             assert leaf.dtype is not None
             values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
         return _rebuild(self.tree, values, stacked=True)
+
+    def batch_of(self, blocks: Sequence[torch.Tensor], rows: int, objects: list[list[Any]]) -> Any:
+        """``batch`` over one flat uint8 tensor for each leaf, on any device; object leaves need none."""
+        values: list[Any] = []
+        column = 0
+        for number, leaf in enumerate(self.leaves):
+            if leaf.kind == "object":
+                items = [row[column] for row in objects]
+                values.append(tuple(items) if leaf.in_sequence else items)
+                column += 1
+            else:
+                values.append(self.rows_of(blocks[number], number, rows))
+        return _rebuild(self.tree, values, stacked=True)
+
+    def rows_of(self, block: torch.Tensor, number: int, rows: int) -> torch.Tensor:
+        """A flat uint8 tensor as the rows of leaf ``number``: shape (rows, *shape), of the dtype that is delivered."""
+        leaf = self.leaves[number]
+        assert leaf.dtype is not None
+        return block.view(leaf.dtype).view((rows, *leaf.shape))
+
+    @cached_property
+    def by_name(self) -> dict[Any, int]:
+        """The leaf of each field of a flat mapping; empty for samples of another structure."""
+        flat = not isinstance(self.tree, int) and self.tree[0] == "dict"
+        return {key: tree for key, tree in self.tree[1] if isinstance(tree, int)} if flat else {}
 
     def read(self, views: list[NDArray[Any] | None], row: int, objects: list[Any] | None) -> Any:
         """One sample back from its row, with the types that it had; arrays are views of the slab."""

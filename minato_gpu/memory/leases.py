@@ -23,7 +23,12 @@ _SMALL = 1 << 16
 
 def apart(part: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint8]:
     """``part`` of a lent block as it goes to the consumer: a copy where it is small, and small against the block."""
-    return part.copy() if part.nbytes <= min(_SMALL, block_bytes // 8) else part
+    return part.copy() if is_small(part.nbytes, block_bytes) else part
+
+
+def is_small(nbytes: int, block_bytes: int) -> bool:
+    """Whether a part of a batch must not keep the whole alive."""
+    return nbytes <= min(_SMALL, block_bytes // 8)
 
 
 class _Lease(ref):  # type: ignore[type-arg]

@@ -153,10 +153,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Composed batch ``order`` now belongs to the consumer."""
+    """Composed batch ``order`` now belongs to the consumer, who was away for ``step_s`` seconds before (0: unknown)."""
 
     time: float
     order: int
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,8 @@ class Policy:
     ``reserve``: out of order, slow work never takes every slot. ``threshold``: route by the window's threshold;
     otherwise first come, first served. ``micro_batch``: most samples of one device chunk; ``device_s``: its target.
     ``compose_ahead``: while fewer batches than this are composed and not delivered, one is composed even if it
-    overtakes an older sample, so that assembly overlaps with the consumer's step.
+    overtakes an older sample, so that assembly overlaps with the consumer's step. ``spares_device``: the device trains
+    too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up.
     """
 
     window: int
@@ -253,3 +255,4 @@ class Policy:
     micro_batch: int = 16
     device_s: float = 10e-3
     compose_ahead: int = 1
+    spares_device: bool = False

@@ -38,6 +38,7 @@ class Pace:
         self.batch = 1  # samples of a place
         self.ending = False  # the sampler's last batch has been admitted
         self.tau = 0.0
+        self.cpu_tau = 0.0  # the same for the CPU lane alone
 
     def expect(self, cpu: float, device: float | None, samples: int = 1) -> None:
         """``samples`` with these predicted costs were admitted."""
@@ -53,6 +54,7 @@ class Pace:
             cpu, device = zip(*self._recent, strict=True)
             _, seconds = threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots)
             self.tau = seconds / len(cpu)
+            self.cpu_tau = sum(cpu) / len(cpu) / self.cpu_slots if self.cpu_slots else 0.0
 
     def is_slow(self, cost: float) -> bool:
         """Whether a sample takes much longer than the others, and long enough to keep a batch from the consumer."""

@@ -59,6 +59,8 @@ class Router:
 
     def __init__(self, policy: Policy, lanes: Mapping[str, LaneState], waiting: Waiting) -> None:
         self.threshold = float("inf")
+        self.price = 1.0  # what a second of device work counts
+        self.spared = False  # devices are to get nothing
         self._policy = policy
         self._lanes = lanes
         self._waiting = waiting
@@ -72,21 +74,29 @@ class Router:
         if not entries:
             return
         cpu = self._lanes.get(CPU)
-        self.threshold, _ = threshold(
+        ratio, _ = threshold(
             [e.cpu or 0.0 for e in entries],
-            [e.device or 0.0 for e in entries],
+            [self.price * (e.device or 0.0) for e in entries],
             cpu.slots if cpu and self._policy.cpu_runs else 0,
-            sum(lane.slots for lane in devices),
+            0 if self._leaves_alone() else sum(lane.slots for lane in devices),
             cpu.seconds if cpu else 0.0,
-            sum(lane.seconds for lane in devices),
+            self.price * sum(lane.seconds for lane in devices),
         )
+        self.threshold = ratio * self.price
         self._waiting.move(self.threshold, rank)
+
+    def _leaves_alone(self) -> bool:
+        """Whether devices get nothing: the CPU lane keeps up, and there is one that runs."""
+        cpu = self._lanes.get(CPU)
+        return self.spared and self._policy.cpu_runs and cpu is not None and cpu.slots > 0
 
     def steal(self, thief: LaneState, newest: int) -> Entry | None:
         """The ticket nearest to the threshold that the thief would finish before its own side; None if there is none.
 
         When the own side would come to it is estimated from how far back it stands among the serials up to ``newest``.
         """
+        if thief.is_device and self._leaves_alone():
+            return None
         owner = CPU if thief.side == DEVICE else DEVICE
         owners = [lane for lane in self._lanes.values() if lane.side == owner]
         slots = sum(lane.slots for lane in owners)
@@ -97,8 +107,8 @@ class Router:
         running = sum(lane.seconds for lane in owners)
         per_position = self._waiting.seconds(owner) / max(1, newest - first)
         for entry in self._waiting.near(owner):
-            mine = (entry.device if thief.is_device else entry.cpu) or 0.0
-            theirs = (entry.cpu if thief.is_device else entry.device) or 0.0
+            device, cpu = self.price * (entry.device or 0.0), entry.cpu or 0.0
+            mine, theirs = (device, cpu) if thief.is_device else (cpu, device)
             if mine <= (running + per_position * (entry.lo - first)) / slots + theirs:
                 return entry
         return None

@@ -13,6 +13,7 @@ from typing import Any
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.dispatch import PATIENCE_S, Dispatcher, Flight, cut
+from minato_gpu.scheduling.harm import Harm
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 
@@ -28,6 +29,7 @@ class Scheduler:
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger)
         self._intake = self._work.intake
+        self.harm = Harm(policy.spares_device)
         self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
         self._undelivered = 0
         self._next_order = 0  # the one to deliver next
@@ -133,7 +135,10 @@ class Scheduler:
             return
         fresh = event.done - flight.done
         if fresh > 0:
-            self._work.lanes[chunk.lane].measured(event.seconds, fresh)
+            lane = self._work.lanes[chunk.lane]
+            lane.measured(event.seconds, fresh)
+            if lane.is_device:
+                self.harm.worked(event.seconds)
             self._ledger.ready(fresh, event.nbytes, fresh if flight.parts[0].read else 0)
             self._mark(flight, event.done, event.failed)
         if event.final:
@@ -160,6 +165,9 @@ class Scheduler:
 
     def _was_asked(self, event: m.Asked) -> None:
         self._asked = self._next_order not in self._sizes
+        if self._asked and self.harm.spare:
+            self.harm.waited()
+            self._price()
 
     def _delivered(self, event: m.Delivered) -> None:
         size = self._sizes.pop(event.order)
@@ -168,6 +176,14 @@ class Scheduler:
         self._ledger.deliver(event.order)
         self._next_order = event.order + 1
         self._asked = False
+        if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
+            self._price()
+
+    def _price(self) -> None:
+        """Device work is to be treated otherwise than before."""
+        router = self._intake.router
+        router.price, router.spared = self.harm.price, self.harm.spare
+        router.update(self._intake.rank)
 
     # --- composition ------------------------------------------------------------------------------------
 

@@ -69,6 +69,9 @@ class VirtualLoader:
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
         self._asked = False
+        self._step_s = 0.0  # of the consumer's last step
+        self._device_s = 0.0  # device work that the next step will feel
+        self.device_samples = 0
 
     def run(self) -> Outcome:
         """Simulate until every batch is delivered."""
@@ -120,6 +123,9 @@ class VirtualLoader:
         lane.free += 1
         self._start(lane)
         count = len(run.ends)
+        if run.chunk.lane != m.CPU:
+            self._device_s += self._now - run.begin
+            self.device_samples += count
         spent = self._now - run.begin
         report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * count)
         if self._trip_s:
@@ -206,10 +212,12 @@ class VirtualLoader:
             batch = self._composed.pop(order)
             self._delivered.append((self._now, batch))
             self._asked = False
-            self._consumer_ready = self._now + self._period
+            step_s, self._step_s = self._step_s, self._period and self._period + self._work.harm * self._device_s
+            self._device_s = 0.0
+            self._consumer_ready = self._now + self._step_s
             if self._period:
                 self._push(self._consumer_ready, "consumer", None)
-            self._tell(m.Delivered(self._now, order))
+            self._tell(m.Delivered(self._now, order, step_s))
             self._admit()
 
     def _outcome(self) -> Outcome:

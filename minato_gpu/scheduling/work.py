@@ -18,7 +18,8 @@ class Work:
 
     ``device`` is None without a device lane. ``predicted_*`` are what the scheduler is told. ``epoch_samples`` is the
     number of samples of each epoch. ``startup_s``: when the first worker is ready; ``stagger_s``: how much later each
-    further one is. ``device_run_s``: what each micro-batch costs on top of its samples.
+    further one is. ``device_run_s``: what each micro-batch costs on top of its samples; ``harm``: seconds that the
+    consumer's step takes longer for each second of device work since the batch before.
     """
 
     cpu: Array
@@ -32,6 +33,7 @@ class Work:
     startup_s: float = 0.0
     stagger_s: float = 0.0
     device_run_s: float = 0.0
+    harm: float = 0.0
 
     @cached_property
     def sizes(self) -> Integers:

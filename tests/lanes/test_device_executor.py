@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minato_gpu.lanes.device import DeviceExecutor, build_executor
-from minato_gpu.lanes.segments import device_number
+from minato_gpu.lanes.values import device_number
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields

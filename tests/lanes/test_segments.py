@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.segments import segments
+from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params
@@ -127,3 +130,83 @@ def test_results_do_not_share_memory_with_inputs() -> None:
     row[:] = -1
     assert not isinstance(result, StageError)
     assert np.array_equal(result["row"], np.arange(5, dtype=np.float32))
+
+
+def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
+    def stage(name: str, device: Any) -> Stage:
+        return Stage(name, ("row",), {"row": ROW}, cpu=add, device=device, draw=draw_amount)
+
+    kinds = [CupyFunction(add_xp)] * 2 + [TorchFunction(add_torch)] * 3 + [DaliFragment(add_dali)] * 2
+    pipeline = Pipeline(
+        tuple(stage(f"s{n}", kind) for n, kind in enumerate(kinds)), outputs=("row",), inputs={"row": ROW}
+    )
+    options: dict[str, Any] = {"device": "cpu", "max_batch": 4, "threads": 1}
+    assert [one.stages for one in segments(pipeline, range(7), **options)] == [range(2), range(2, 5), range(5, 7)]
+    assert len(segments(pipeline, range(7), **options, fuse=False)) == 7
+    executor = build_executor(pipeline, 0, max_batch=4)
+    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(3)]
+    for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
+        assert not isinstance(result, StageError)
+        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
+    executor.close()
+
+
+def test_torch_takes_what_an_earlier_segment_made_without_a_copy_and_copies_what_the_host_read() -> None:
+    seen: list[int] = []
+
+    def note(fields: Fields, params: Params) -> Fields:
+        seen.append(fields["row"].data_ptr())
+        return {"row": fields["row"]}
+
+    def address(xp: Any, fields: Fields, params: Params) -> Fields:
+        made = fields["row"] + params["amount"]
+        seen.append(made.ctypes.data)
+        return {"row": made}
+
+    pipeline = Pipeline(
+        (
+            Stage("cupy", ("row",), {"row": ROW}, cpu=add, device=CupyFunction(address), draw=draw_amount),
+            Stage("torch", ("row",), {"row": ROW}, cpu=lambda f, p: f, device=TorchFunction(note)),
+        ),
+        outputs=("row",),
+        inputs={"row": ROW},
+    )
+    row = np.zeros(100, np.float32)
+    for split, same in ((0, True), (1, False)):
+        seen.clear()
+        executor = build_executor(pipeline, split)
+        executor.run([({"row": row}, 0)])
+        assert (seen[-1] == (seen[0] if split == 0 else row.ctypes.data)) is same
+
+
+def test_a_graph_takes_what_the_device_has_made_from_the_device() -> None:
+    """Only the graph's definition: there is no GPU here."""
+    stage = Stage("a", ("row", "other"), {"row": ROW}, add, DaliFragment(add_dali, host_reads=("other",)))
+    pipeline = Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW})
+    asked: dict[str, Any] = {}
+
+    class Dali:
+        class fn:
+            @staticmethod
+            def external_source(name: str, **options: Any) -> None:
+                asked[name] = options.get("device", "cpu")
+
+    for device, made in (("cpu", {"row"}), ("cuda", {"row", "other"}), ("cuda", set())):
+        graph = DaliGraph(pipeline, range(1), frozenset(made), device=device, max_batch=1, threads=1)
+        for n, name in enumerate(("row", "other")):
+            graph._source(Dali, n, name)
+        expected = "gpu" if (device, "row" in made) == ("cuda", True) else "cpu"
+        assert asked == {"field0": expected, "field1": "cpu"}
+
+
+@pytest.mark.gpu
+def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
+    pipeline = mixed()
+    executor = build_executor(pipeline, 0, device="cuda", max_batch=4)
+    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
+    for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
+        assert not isinstance(result, StageError), result
+        assert not isinstance(result["row"], np.ndarray)
+        np.testing.assert_allclose(to_numpy(result["row"]), pipeline.run(rows[n], n)["row"], rtol=1e-6)
+    assert executor.repeated == 0
+    executor.close()

@@ -1,0 +1,87 @@
+"""Consecutive CuPy or torch stages, run sample by sample."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minato_gpu.lanes.values import as_tensor, to_numpy
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.stages import CupyFunction, Stage, TorchFunction
+
+Batch = Sequence[Mapping[str, Any]]
+Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
+
+
+class FunctionSegment:
+    """Consecutive CuPy or torch stages, run sample by sample: over NumPy or CPU tensors where the device is "cpu".
+
+    ``made``: names of the fields that earlier segments make.
+    """
+
+    builds = 0
+
+    def __init__(self, pipeline: Pipeline, stages: range, made: frozenset[str] = frozenset(), *, device: str) -> None:
+        self.stages = stages
+        self.stream: Any = None
+        self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
+        self._made = made
+        self._device = device
+
+    def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
+        """See Segment."""
+        return [self._one(fields, params) for fields, params in zip(batch, drawn, strict=True)]
+
+    def load(self) -> None:
+        """See Segment."""
+        if not isinstance(self._members[0].device, CupyFunction):
+            importlib.import_module("torch")
+        elif self._device != "cpu":
+            importlib.import_module("cupy")
+
+    def close(self) -> None:
+        """See Segment."""
+
+    def _one(self, fields: Mapping[str, Any], params: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        known: dict[str, Any] = {}  # in the library's own type
+        results: dict[str, Any] = {}
+        for number, stage in zip(self.stages, self._members, strict=True):
+            known.update((name, self._taken(name, fields[name])) for name in stage.reads if name not in known)
+            made = self._call(stage.device, {name: known[name] for name in stage.reads}, params[number])
+            if made.keys() != stage.writes.keys():
+                raise ValueError(f"returned the fields {sorted(made)}, declared {sorted(stage.writes)}")
+            known.update(made)
+            results.update(made)
+        return {name: to_numpy(value) if self._device == "cpu" else value for name, value in results.items()}
+
+    def _call(self, how: Any, reads: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
+        if isinstance(how, CupyFunction):
+            return how.function(self._xp(), reads, params)
+        assert isinstance(how, TorchFunction)
+        return how.function(reads, params)
+
+    def _xp(self) -> Any:
+        return importlib.import_module("numpy" if self._device == "cpu" else "cupy")
+
+    def _taken(self, name: str, value: Any) -> Any:
+        """A field from outside, in the library's own type."""
+        if isinstance(self._members[0].device, CupyFunction):
+            return _on_device(self._xp(), value)
+        torch = importlib.import_module("torch")
+        if self._device == "cpu" and name in self._made and _lendable(value):
+            return torch.utils.dlpack.from_dlpack(value)
+        return as_tensor(torch, value, self._device)
+
+
+def _lendable(value: Any) -> bool:
+    """Whether torch takes the array by DLPack: not if it is read-only or mirrored."""
+    return isinstance(value, np.ndarray) and value.flags.writeable and all(stride >= 0 for stride in value.strides)
+
+
+def _on_device(xp: Any, value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return xp.asarray(value)
+    return xp.from_dlpack(value) if hasattr(value, "__dlpack__") else value

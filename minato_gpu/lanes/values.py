@@ -1,0 +1,41 @@
+"""Values of a sample between the host, DALI, CuPy and torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def to_numpy(value: Any) -> Any:
+    """``value`` (NumPy, DALI, CuPy or torch) as a NumPy array; a view where it lies on the host already."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value
+    for to_host in ("as_cpu", "cpu", "get"):  # DALI on a device, torch, CuPy
+        if hasattr(value, to_host):
+            return np.asarray(getattr(value, to_host)())
+    return np.asarray(value)
+
+
+def plain(value: Any, dtype: npt.DTypeLike | None = None) -> Any:
+    """As a C-ordered NumPy array of this dtype."""
+    return np.asarray(to_numpy(value), dtype, order="C")
+
+
+def as_tensor(torch: Any, value: Any, device: str) -> Any:
+    """As a torch tensor on ``device``."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        # A copy, because torch refuses read-only and mirrored arrays, and the function may work in place.
+        return torch.tensor(plain(value), device=device)
+    return torch.from_dlpack(value) if hasattr(value, "__dlpack__") else value
+
+
+def device_number(device: str) -> int | None:
+    """The number of a CUDA device, or None for "cpu". ValueError for anything else."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu" and not number:
+        return None
+    if kind == "cuda" and (number.isdecimal() or not number):
+        return int(number or 0)
+    raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")

@@ -1,0 +1,105 @@
+"""From composed batches to loads: which rows of a batch come from which slab, and which lie on the device already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from minato_gpu.lanes.base import Resident, failure
+from minato_gpu.memory.copies import Run
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
+from minato_gpu.memory.transfers import Transfers
+from minato_gpu.records import Batch, Record
+
+Part = tuple[Record, int, int]
+
+
+class Loading:
+    """The assembly's side of the way to a device."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self.transfers = transfers
+
+    def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part]) -> None:
+        """Load a batch whose samples are rows of their places' slabs, or made on the device."""
+        found = _Rows(layout, batch.size)
+        for part in parts:
+            found.add(*part)
+        slabs = tuple({record.slab for record, _, _ in parts})
+        on_device = list(found.on_device.values())
+        self._submit(batch, RowsLoad(layout, batch.size, batch.objects, found.runs, on_device, found.made, slabs))
+
+    def value(self, batch: Batch, make: Callable[[], Any]) -> None:
+        """Load a batch that somebody has joined; ``make`` returns it."""
+        self._submit(batch, ValueLoad(make, batch.nbytes))
+
+    def _submit(self, batch: Batch, load: Load) -> None:
+        batch.load = load
+        self.transfers.submit(load)
+
+    def leave(self, batch: Batch) -> None:
+        """The batch is taken, or nobody wants it any more."""
+        load = batch.load
+        if load is not None:
+            self.transfers.leave(load)
+            if load.error is not None:
+                batch.failure = failure(load.error, "while a batch was loaded onto the device", collated=True)
+
+    def hand_over(self, batch: Batch) -> Any:
+        """The batch, safe on the calling thread's current stream."""
+        return batch.load.hand_over(self.transfers.accelerator)
+
+    def fetch(self, views: Sequence[Any], row: int, item: Resident) -> None:
+        """Bring the leaves of a sample from the device into its row, where a worker is to join its batch."""
+        for leaf, tensor in item.leaves.items():
+            views[leaf][row] = self.transfers.accelerator.fetch(tensor, item.made.event)
+
+
+class _Rows:
+    """The rows of a batch as they are collected, part by part."""
+
+    def __init__(self, layout: Layout, rows: int) -> None:
+        self.runs: list[Run] = []
+        self.on_device: dict[int, DeviceRows] = {}
+        self.made: set[Made] = set()
+        self._layout = layout
+        self._targets = layout.offsets(rows)[0]
+        self._at = 0
+
+    def add(self, record: Record, lo: int, hi: int) -> None:
+        """Samples ``lo`` to ``hi`` of the place come next."""
+        residents = self._residents(record, lo, hi)
+        sources = self._layout.offsets(record.rows)[0]
+        for number, leaf in enumerate(self._layout.leaves):
+            if leaf.nbytes == 0 or leaf.kind == "object":
+                continue
+            source = record.slab + sources[number] - record.first * leaf.nbytes
+            target = self._targets[number] + (self._at - lo) * leaf.nbytes
+            for a, b in _between(lo, hi, (serial for serial, item in residents if number in item.leaves)):
+                self.runs.append(Run(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
+        self._at += hi - lo
+
+    def _residents(self, record: Record, lo: int, hi: int) -> list[tuple[int, Resident]]:
+        if not record.items:
+            return []
+        items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
+        found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
+        for serial, item in found:
+            del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
+            self.made.add(item.made)
+            for number, tensor in item.leaves.items():
+                rows = self.on_device.setdefault(number, DeviceRows(number, [], []))
+                rows.numbers.append(self._at + serial - lo)
+                rows.sources.append(tensor)
+        return found
+
+
+def _between(lo: int, hi: int, taken: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """The runs of ``lo`` to ``hi`` that the rising numbers in ``taken`` leave."""
+    for serial in taken:
+        if lo < serial:
+            yield lo, serial
+        lo = serial + 1
+    if lo < hi:
+        yield lo, hi

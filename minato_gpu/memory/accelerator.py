@@ -1,0 +1,198 @@
+"""The seam to a device: every call that the loader makes to CUDA for streams, events, memory and copies is here.
+
+``Accelerator`` is what the loader asks of a device; ``Cuda`` answers through torch, which is also the consumer's
+library: its caching allocator then serves both, and its streams are the ones that the consumer computes on. The tests
+answer by a device that runs what was issued in the worst order that events allow (``tests/fake_device.py``), so that an
+event that is missing is found without a GPU.
+
+All operations are issued on the *current stream* of the calling thread and return at once, as in torch. Only ``fetch``
+and ``Event.synchronize`` wait on the host; the device lane's thread calls them, and who closes a loader.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any, Protocol
+
+import torch
+import torch.utils.dlpack
+from numpy.typing import NDArray
+
+
+class Event(Protocol):
+    """A point in the work of a stream."""
+
+    def query(self) -> bool:
+        """Whether the device has come to it; never waits."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until it has."""
+
+
+class Accelerator(Protocol):
+    """One device. ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N");
+    ``uuid``: as NVML knows it."""
+
+    device: torch.device
+    compute: str
+    uuid: str
+
+    def stream(self) -> Any:
+        """A new stream of the lowest priority that the device has."""
+
+    def running(self, stream: Any) -> AbstractContextManager[Any]:
+        """What is issued within goes to this stream."""
+
+    def working(self, stream: Any) -> AbstractContextManager[Any]:
+        """The same for device implementations: torch's and CuPy's work goes to this stream."""
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Uninitialised uint8 memory of shape (nbytes,), free again when its last view dies (see ``used_here``).
+
+        Raises an error that ``is_out_of_memory`` knows.
+        """
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy from a CPU tensor, or one of this device; both must stay as they are until an event says so."""
+
+    def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copy many tensors of this device, of one dtype, at once."""
+
+    def adopt(self, value: Any) -> torch.Tensor:
+        """What an executor made (DALI, CuPy, torch), as a tensor on this device, ready on the current stream."""
+
+    def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
+        """The elements as a new array on the host, once ``event`` has come to pass. Waits: not for the consumer."""
+
+    def event(self) -> Event:
+        """An event after all that has been issued on the current stream."""
+
+    def wait(self, event: Any) -> None:
+        """What is issued on the current stream from now on comes after the event."""
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """The current stream uses this memory, which is not given away before that is done, whoever drops it."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Let the device read this host memory by itself. Raises RuntimeError where it cannot."""
+
+    def unpin(self, address: int) -> None:
+        """Undo ``pin``; what reads the memory must be through."""
+
+
+class Cuda:
+    """A CUDA device, through torch. Raises RuntimeError or AssertionError where torch finds none."""
+
+    def __init__(self, device: torch.device) -> None:
+        number: int | None = device.index
+        index = torch.cuda.current_device() if number is None else number
+        self.device = torch.device("cuda", index)
+        self.compute = str(self.device)
+        self.uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+
+    def stream(self) -> Any:
+        """See Accelerator. 0 is the least priority, and the default stream's: it cannot be undercut, but a training
+        loop on a stream of priority -1 goes first."""
+        return torch.cuda.Stream(self.device, priority=0)
+
+    def running(self, stream: Any) -> AbstractContextManager[Any]:
+        """See Accelerator."""
+        return torch.cuda.stream(stream)
+
+    @contextmanager
+    def working(self, stream: Any) -> Iterator[Any]:
+        """See Accelerator."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(stream))
+            if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
+                cuda = sys.modules["cupy"].cuda
+                stack.enter_context(cuda.Device(self.device.index))
+                stack.enter_context(cuda.ExternalStream(stream.cuda_stream, self.device.index))
+            yield stream
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """See Accelerator."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """See Accelerator."""
+        into.copy_(source, non_blocking=True)
+
+    def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """See Accelerator."""
+        torch._foreach_copy_(list(into), list(sources), non_blocking=True)
+
+    def adopt(self, value: Any) -> torch.Tensor:
+        """See Accelerator. DLPack makes the current stream wait for the one on which ``value`` was made."""
+        tensor: torch.Tensor = value if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
+        return tensor if tensor.device == self.device else tensor.to(self.device, non_blocking=True)
+
+    def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
+        """See Accelerator."""
+        self.wait(event)
+        array: NDArray[Any] = tensor.cpu().numpy()
+        return array
+
+    def event(self) -> Any:
+        """See Accelerator."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def wait(self, event: Any) -> None:
+        """See Accelerator."""
+        torch.cuda.current_stream(self.device).wait_event(event)
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """See Accelerator."""
+        tensor.record_stream(torch.cuda.current_stream(self.device))
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """See Accelerator. Portable: pinned for every device of the process."""
+        with torch.cuda.device(self.device):
+            error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 1))
+            if error:
+                self._forget_error()
+                raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with error {error}")
+
+    def unpin(self, address: int) -> None:
+        """See Accelerator."""
+        with torch.cuda.device(self.device):
+            if int(torch.cuda.cudart().cudaHostUnregister(address)):
+                self._forget_error()
+
+    def _forget_error(self) -> None:
+        # The runtime keeps a failed call's error for whoever asks next in this thread, an innocent kernel.
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self.device)
+
+
+_PHRASES = ("out of memory", "cuda_error_out_of_memory", "cudaerrormemoryallocation", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, says that memory was not enough: torch, CuPy and DALI each say it
+    differently, and DALI only in words."""
+    following: BaseException | None = error
+    for _ in range(16):
+        if following is None:
+            return False
+        if isinstance(following, MemoryError) or type(following).__name__ == "OutOfMemoryError":
+            return True
+        text = str(following).lower()
+        if isinstance(following, RuntimeError) and any(phrase in text for phrase in _PHRASES):
+            return True
+        following = following.__cause__ or following.__context__
+    return False
+
+
+def available(device: torch.device) -> bool:
+    """Whether this PyTorch can use the device."""
+    return device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+
+
+def open_accelerator(device: torch.device) -> Accelerator:
+    """The accelerator behind a device of type "cuda"."""
+    return Cuda(device)

@@ -1,0 +1,70 @@
+"""Which copies fill a batch on the device: as few as there are, by letting neighbours share one. Pure decisions.
+
+A batch's memory on the device is laid out as its slab on the host is, so that a batch with its own slab is one copy.
+Rows that the device has made leave gaps. A gap between two runs that lie equally far apart on both sides may be copied
+along: whatever is written into a gap is overwritten afterwards, in the same stream, by the rows that the device has
+made, and costs but the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+MOST = 8
+"""Copies issued from Python for one batch: each takes the interpreter about ten microseconds from the training loop."""
+
+
+class Run(NamedTuple):
+    """``nbytes`` bytes from offset ``source`` of an arena on the host to offset ``target`` of the batch."""
+
+    source: int
+    target: int
+    nbytes: int
+
+
+def plan(runs: Iterable[Run], ends: Sequence[int] = (), most: int = MOST) -> list[Run] | None:
+    """At most ``most`` copies that cover the runs; None when they cannot be joined that far, and must be gathered.
+
+    ``ends``: offsets in the arena that no copy may cross, because memory is pinned piece by piece. ``runs`` do not
+    overlap in the batch.
+    """
+    exact = _joined(sorted((run for run in runs if run.nbytes), key=lambda run: run.target), 0)
+    gaps = [0, *sorted(_gaps(exact))]  # to bridge the n smallest saves n copies
+    for gap in gaps[max(0, len(exact) - most) :]:
+        found = _split(_joined(exact, gap), ends)
+        if len(found) <= most:
+            return found
+    return None
+
+
+def _gaps(runs: Sequence[Run]) -> list[int]:
+    pairs = pairwise(runs)
+    return [b.target - (a.target + a.nbytes) for a, b in pairs if _in_step(a, b)]
+
+
+def _in_step(a: Run, b: Run) -> bool:
+    return b.source - a.source == b.target - a.target
+
+
+def _joined(runs: Sequence[Run], gap: int) -> list[Run]:
+    """Neighbours in step with at most ``gap`` bytes between them become one."""
+    out: list[Run] = []
+    for run in runs:
+        last = out[-1] if out else None
+        if last is not None and _in_step(last, run) and run.target - (last.target + last.nbytes) <= gap:
+            out[-1] = Run(last.source, last.target, run.target + run.nbytes - last.target)
+        else:
+            out.append(run)
+    return out
+
+
+def _split(runs: Sequence[Run], ends: Sequence[int]) -> list[Run]:
+    out: list[Run] = []
+    for run in runs:
+        begin, stop = run.source, run.source + run.nbytes
+        for end in (*(e for e in ends if begin < e < stop), stop):
+            out.append(Run(begin, run.target + begin - run.source, end - begin))
+            begin = end
+    return out

@@ -1,0 +1,210 @@
+"""What is to be loaded onto the device for one batch, and how it becomes the consumer's.
+
+A *load* is issued on the copy stream by the thread of ``transfers`` and handed to the consumer by the consumer's own
+thread, which waits for nothing: its stream does, for the load's event. The batch's memory belongs to the copy stream in
+torch's allocator, so the consumer's stream is recorded as its user: dropped while the consumer's kernels still read it,
+it is not given to the next batch before they are through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from minato_gpu.memory.accelerator import Accelerator, Event
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.copies import MOST, Run, plan
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.leases import is_small
+from minato_gpu.memory.pinning import Pinned
+
+
+class Made:
+    """What one micro-batch left on the device: ``event`` comes after it was made."""
+
+    def __init__(self, event: Event | None) -> None:
+        self.event = event
+
+
+class DeviceRows(NamedTuple):
+    """Rows ``numbers`` of leaf ``leaf`` are these tensors on the device."""
+
+    leaf: int
+    numbers: list[int]
+    sources: list[torch.Tensor]
+
+
+class Port:
+    """What issuing a load needs: the device, the arena on the host, and counters."""
+
+    def __init__(self, accelerator: Accelerator, arena: Arena) -> None:
+        self.accelerator = accelerator
+        self.arena = arena
+        self.pinned = Pinned(arena, accelerator)
+        self.copies = self.gathered = 0
+
+    def copy(self, into: torch.Tensor, runs: Sequence[Run], most: int = MOST) -> bool:
+        """Fill ``into`` from the arena; False, with nothing done, when that would take more than ``most`` copies."""
+        self.pinned.cover(max((run.source + run.nbytes for run in runs), default=0))
+        planned = plan(runs, self.pinned.ends, most)
+        for run in planned or ():
+            source = torch.from_numpy(np.frombuffer(self.arena.buffer, np.uint8, run.nbytes, run.source))
+            self.accelerator.copy(into[run.target : run.target + run.nbytes], source)
+            self.copies += 1
+        return planned is not None
+
+
+class Load:
+    """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device.
+
+    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: among those that the consumer has not
+    taken. ``keep``: what must live until the event.
+    """
+
+    def __init__(self, nbytes: int, slabs: tuple[int, ...]) -> None:
+        self.nbytes = nbytes
+        self.slabs = slabs
+        self.issued = self.counted = self.cancelled = False
+        self.error: BaseException | None = None
+        self.event: Event | None = None
+        self.keep: list[Any] = []
+
+    def issue(self, port: Port) -> None:
+        """Issue everything on the current stream, which is the copy stream."""
+        raise NotImplementedError
+
+    def hand_over(self, accelerator: Accelerator) -> Any:
+        """The batch, for the current stream. Called once, by the consumer's thread."""
+        raise NotImplementedError
+
+
+class RowsLoad(Load):
+    """A stacked batch of ``rows`` rows, from rows of slabs and from what the device has made.
+
+    ``runs`` lead from the arena into the batch; ``made`` are the micro-batches that ``on_device`` comes from.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rows: int,
+        objects: list[list[Any]],
+        runs: list[Run],
+        on_device: list[DeviceRows],
+        made: set[Made],
+        slabs: tuple[int, ...],
+    ) -> None:
+        super().__init__(layout.offsets(rows)[1], slabs)
+        self._layout = layout
+        self._rows = rows
+        self._objects = objects
+        self._runs = runs
+        self._on_device = on_device
+        self._made = made
+        self._blocks: list[torch.Tensor] = []
+
+    def issue(self, port: Port) -> None:
+        """See Load. At most ``copies.MOST`` copies come from the host."""
+        accelerator = port.accelerator
+        slab = accelerator.empty(self.nbytes)
+        if not port.copy(slab, self._runs):
+            self._gather(port, slab)
+        for made in self._made:
+            accelerator.wait(made.event)
+        blocks = [slab[at : at + nbytes] for at, nbytes in self._places()]
+        for leaf, numbers, sources in self._on_device:
+            into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
+            accelerator.scatter([into[number] for number in numbers], sources)
+        self._blocks = [self._apart(accelerator, block) for block in blocks]
+        self.keep = [self._made, self._on_device]
+        self._made, self._on_device = set(), []
+
+    def _places(self) -> list[tuple[int, int]]:
+        offsets, _ = self._layout.offsets(self._rows)
+        return [(at, leaf.nbytes * self._rows) for at, leaf in zip(offsets, self._layout.leaves, strict=True)]
+
+    def _gather(self, port: Port, slab: torch.Tensor) -> None:
+        """Many small runs, from many slabs: joined on the host first, in a slab of their own."""
+        offset = port.arena.allocate(self.nbytes)
+        self.slabs = (*self.slabs, offset)
+        staging = np.frombuffer(port.arena.buffer, np.uint8, self.nbytes, offset)
+        for run in self._runs:
+            rows = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
+            np.copyto(staging[run.target : run.target + run.nbytes], rows)
+        port.copy(slab, [Run(offset, 0, self.nbytes)], most=1 << 16)
+        port.gathered += 1
+
+    def _apart(self, accelerator: Accelerator, block: torch.Tensor) -> torch.Tensor:
+        """Small parts get memory of their own: whoever keeps the labels does not keep the pictures."""
+        if block.numel() == 0 or not is_small(block.numel(), self.nbytes):
+            return block
+        own = accelerator.empty(block.numel())
+        accelerator.copy(own, block)
+        return own
+
+    def hand_over(self, accelerator: Accelerator) -> Any:
+        """See Load."""
+        accelerator.wait(self.event)
+        for block in self._blocks:
+            if block.numel():
+                accelerator.used_here(block)
+        blocks, self._blocks = self._blocks, []
+        return self._layout.batch_of(blocks, self._rows, self._objects)
+
+
+class ValueLoad(Load):
+    """A batch that is no rows (what a ``collate_fn`` made): each of its tensors by a copy of its own.
+
+    ``make`` returns it on the host, in memory that lives as long as the tensors.
+    """
+
+    def __init__(self, make: Callable[[], Any], nbytes: int) -> None:
+        super().__init__(nbytes, ())
+        self._make = make
+        self._value: Any = None
+        self._tensors: list[torch.Tensor] = []
+
+    def issue(self, port: Port) -> None:
+        """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
+
+        def loaded(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type != "cpu":
+                return tensor
+            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+            if not plain or tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+                return tensor.to(port.accelerator.device)
+            source = tensor.contiguous()
+            memory = port.accelerator.empty(source.numel() * source.element_size())
+            copied = memory.view(source.dtype).view(source.shape)
+            port.accelerator.copy(copied, source)
+            port.copies += 1
+            self.keep.append(source)
+            self._tensors.append(copied)
+            return copied
+
+        self._value = mapped(self._make(), loaded)
+        del self._make
+
+    def hand_over(self, accelerator: Accelerator) -> Any:
+        """See Load."""
+        accelerator.wait(self.event)
+        for tensor in self._tensors:
+            accelerator.used_here(tensor)
+        value, self._value, self._tensors = self._value, None, []
+        return value
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A nested batch with ``function`` applied to its tensors; everything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return type(value)({key: mapped(item, function) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, function) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(item, function) for item in value)
+    return value

@@ -1,0 +1,59 @@
+"""Which part of an arena the device may read by itself: pinned from its beginning, and further when it is used further.
+
+An arena is a mapping far larger than its memory, so it cannot be pinned whole. It allocates the lowest free extent, so
+what is in use lies at its beginning.
+
+Pinned pages are held by the driver. If the arena gave them back to the kernel, as it does with memory that it has not
+used lately, the next write would go to fresh pages, and the device would go on reading the old ones without a word; so
+an arena keeps what is pinned (``Arena.keep``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.arena import Arena, round_up
+
+_STEP = 16 << 20
+
+
+class Pinned:
+    """The pinned part of ``arena``. ``ends``: where its pieces end; a copy must not cross one. For one thread.
+
+    Where the device refuses, nothing more is tried: copies still work, by way of the driver's own memory. ``refused``
+    then says why.
+    """
+
+    def __init__(self, arena: Arena, accelerator: Accelerator, step: int = _STEP) -> None:
+        self.ends: list[int] = []
+        self.refused: str | None = None
+        self._arena = arena
+        self._accelerator = accelerator
+        self._step = step
+        self._address = int(np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes pinned."""
+        return self.ends[-1] if self.ends else 0
+
+    def cover(self, end: int) -> None:
+        """Pin the arena up to offset ``end``, or twice as far as before, so that pieces stay few."""
+        begin = self.nbytes
+        if end <= begin or self.refused is not None:
+            return
+        upto = min(round_up(max(end, 2 * begin), self._step), self._arena.capacity)
+        self._arena.keep(upto)
+        try:
+            self._accelerator.pin(self._address + begin, upto - begin)
+        except RuntimeError as error:
+            self.refused = str(error)
+            return
+        self.ends.append(upto)
+
+    def close(self) -> None:
+        """Unpin; nothing may read the arena any more. Idempotent."""
+        for begin in [0, *self.ends[:-1]][: len(self.ends)]:
+            self._accelerator.unpin(self._address + begin)
+        self.ends = []

@@ -1,0 +1,167 @@
+"""Batches on their way to the device: one thread that issues copies, so that the training loop never does.
+
+Loads are issued in the order of delivery, on one stream of the lowest priority. The thread issues a few asynchronous
+copies for a batch and goes on; nobody waits on the host for them. What they read, a slab of the host arena or an
+executor's micro-batch, is kept until the load's event has come to pass, which is asked for when memory is reclaimed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from typing import Any
+
+from minato_gpu.memory import nvml
+from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.loads import Load, Port
+from minato_gpu.memory.slabs import Slabs
+
+
+class Transfers:
+    """The way from ``arena`` to one device."""
+
+    def __init__(self, accelerator: Accelerator, arena: Arena, budget: DeviceBudget) -> None:
+        self.accelerator = accelerator
+        self.budget = budget
+        self.slabs = Slabs(arena)
+        self._port = Port(accelerator, arena)
+        self._queue: deque[Load] = deque()
+        self._changed = threading.Condition()
+        self._ahead = 0  # issued, and not with the consumer
+        self._issued = 0
+        self._under_way: deque[Load] = deque()
+        self._sweeping = threading.Lock()
+        self._closed = False
+        self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-copies", daemon=True)
+        self._thread.start()
+
+    # --- whoever holds the engine's lock -----------------------------------------------------------------------
+
+    def submit(self, load: Load) -> None:
+        """Ask for a load; never blocks. It becomes ``issued``, and then ``fd`` readable."""
+        self.slabs.read(load.slabs)
+        with self._changed:
+            self._queue.append(load)
+            self._changed.notify()
+
+    def fd(self) -> int:
+        """Readable when a load has been issued since ``clear``."""
+        return self._done
+
+    def clear(self) -> None:
+        """Make ``fd`` unreadable again."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._done)
+
+    def leave(self, load: Load) -> None:
+        """The consumer takes the load's batch, or nobody wants it any more."""
+        with self._changed:
+            load.cancelled = not load.issued
+            if load.counted:
+                load.counted = False
+                self._ahead -= 1
+                self.budget.give("batches", load.nbytes)
+            self._changed.notify()
+
+    def sweep(self) -> None:
+        """Let go of what loads that are through have read; never waits."""
+        over: list[Load] = []
+        with self._sweeping:
+            while self._under_way and self._through(self._under_way[0]):
+                over.append(self._under_way.popleft())
+        self._release(over)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters as plain data; sizes in bytes."""
+        return {
+            "batches": self._issued,
+            "copies": self._port.copies,
+            "gathered": self._port.gathered,
+            "pinned_bytes": self._port.pinned.nbytes,
+            "pinning_refused": self._port.pinned.refused,
+            "device_bytes": sum(self.budget.held.values()),
+            "device_bytes_peak": self.budget.peak,
+            "nvml": nvml.reading(self.accelerator.uuid),
+        }
+
+    def close(self) -> None:
+        """Wait for what has been issued, then unpin. Batches that the consumer holds live on. Idempotent."""
+        if self._thread is None:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        self._thread = None
+        for load in self._under_way:
+            if load.event is not None:
+                load.event.synchronize()
+        over, self._under_way = list(self._under_way), deque()
+        self._release(over)
+        self._port.pinned.close()
+        os.close(self._done)
+
+    # --- the thread --------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        stream = self.accelerator.stream()
+        while (load := self._next()) is not None:
+            self.sweep()
+            if not load.cancelled:
+                self._issue(load, stream)
+            else:
+                self.slabs.done(load.slabs)
+            del load
+
+    def _next(self) -> Load | None:
+        with self._changed:
+            self._changed.wait_for(self._may_go_on)
+            if self._closed:
+                for load in self._queue:
+                    self.slabs.done(load.slabs)
+                self._queue.clear()
+                return None
+            return self._queue.popleft()
+
+    def _may_go_on(self) -> bool:
+        """The batch that the consumer will ask for next may always go on; others as far as the budget allows."""
+        if self._closed or not self._queue:
+            return self._closed
+        first = self._queue[0]
+        return first.cancelled or self._ahead == 0 or self.budget.fits(first.nbytes)
+
+    def _issue(self, load: Load, stream: Any) -> None:
+        before = load.slabs
+        try:
+            with self.accelerator.running(stream):
+                try:
+                    load.issue(self._port)
+                finally:  # also of half a load: what it reads is not free before
+                    load.event = self.accelerator.event()
+        except BaseException as error:  # the consumer gets it, in the batch's place
+            load.error = error
+        self.slabs.read(load.slabs[len(before) :])  # a slab in which the rows were gathered
+        for slab in load.slabs[len(before) :]:
+            self.slabs.drop(slab)
+        self._under_way.append(load)
+        with self._changed:
+            self._issued += 1
+            load.issued = True
+            if not load.cancelled:
+                load.counted = True
+                self._ahead += 1
+                self.budget.take("batches", load.nbytes)
+        os.eventfd_write(self._done, 1)
+
+    def _through(self, load: Load) -> bool:
+        return load.event is None or load.event.query()
+
+    def _release(self, loads: list[Load]) -> None:
+        for load in loads:
+            self.slabs.done(load.slabs)
+            load.keep = []

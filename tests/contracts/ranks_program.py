@@ -1,0 +1,71 @@
+"""One rank of ``test_ranks``: started by torchrun, with a device of its own (a fake one), joined to the others by gloo.
+
+Arguments: a folder for what each rank has seen, the data set's length, and which lanes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+import torch.distributed
+from torch.utils.data import DistributedSampler, Subset
+
+from minato_gpu import DataLoader, building
+from minato_gpu.memory import accelerator
+from tests.fake_device import FakeDevice
+from tests.test_device_batches import PIPELINE, Numbers
+
+EPOCHS = 2
+
+
+def main(folder: str, length: str, lanes: str) -> None:
+    """Train, as it were: every batch is a collective step, so ranks with unequal counts would never end."""
+    torch.distributed.init_process_group("gloo")
+    device = FakeDevice(torch.distributed.get_rank())
+    with (
+        patch.object(accelerator, "available", lambda _: True),
+        patch.object(building, "open_accelerator", lambda _: device),
+    ):
+        train(folder, int(length), lanes, device)
+    torch.distributed.destroy_process_group()
+
+
+def train(folder: str, length: int, lanes: str, device: FakeDevice) -> None:
+    """All epochs of this rank."""
+    rank = torch.distributed.get_rank()
+    dataset: Subset[int] = Subset(Numbers(), range(length))
+    sampler: DistributedSampler[int] = DistributedSampler(dataset, seed=3)
+    loader = DataLoader(
+        dataset,
+        4,
+        sampler=sampler,
+        num_workers=1,
+        device=f"cuda:{rank}",
+        pipeline=PIPELINE,
+        lanes=lanes.split("+"),
+        persistent_workers=True,
+    )
+    seen: list[list[int]] = []
+    steps = torch.zeros(())
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        labels: list[int] = []
+        for batch in loader:
+            device.read(batch["label"], lambda tensor, into=labels: into.extend(tensor.tolist()))  # type: ignore[misc]
+            steps += 1
+            total = steps.clone()
+            torch.distributed.all_reduce(total)
+            assert total == steps * torch.distributed.get_world_size()
+        device.finish()
+        seen.append(labels)
+    Path(folder, f"{rank}.json").write_text(json.dumps({"seen": seen, "steps": int(steps)}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,287 @@
+"""A device without a GPU, which runs what was issued in the worst order that streams and events allow.
+
+Its memory is host memory. Work that is issued on a stream is kept, and runs only when something forces it: a host
+synchronisation, the consumer's own work, or the ``Order`` that the test has chosen. Whoever relies on an order that no
+event asks for reads canaries, or the bytes of another batch:
+
+- ``LAZY_COPIES``: a copy runs only when somebody who asked for its event needs it. A consumer who does not wait
+  reads canaries; memory on the host that is used again too early is copied with its new contents.
+- ``LAZY_CONSUMER``: copies run at once, the consumer's work as late as possible. Device memory that is given away while
+  the consumer's work is still to read it, is overwritten.
+- an integer: a random order by that seed.
+
+The allocator gives a freed block to the next who asks on the stream where it was first taken, as torch's caching
+allocator does, unless another stream that was recorded as its user has work to do.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+CANARY = 0xEE
+LAZY_COPIES, LAZY_CONSUMER = "lazy copies", "lazy consumer"
+Order = str | int
+
+
+class FakeStream:
+    """Work in its order: functions, and events to wait for. ``done`` counts what has run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.work: deque[Any] = deque()
+        self.issued = self.done = 0
+
+
+class FakeEvent:
+    """After the first ``number`` pieces of work of a stream."""
+
+    def __init__(self, device: FakeDevice, stream: FakeStream) -> None:
+        self._device = device
+        self.stream = stream
+        self.number = stream.issued
+
+    @property
+    def passed(self) -> bool:
+        """Whether the stream has come to it."""
+        return self.stream.done >= self.number
+
+    def query(self) -> bool:
+        """See Event."""
+        with self._device.lock:
+            return self.passed
+
+    def synchronize(self) -> None:
+        """See Event."""
+        self._device.run_to(self)
+
+
+class Copy:
+    """The work of copying one tensor into another."""
+
+    def __init__(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.target = target
+        self.source = source
+
+    def __call__(self) -> None:
+        self.target.copy_(self.source)
+
+
+class Block:
+    """Memory that is never returned to the host's allocator, so that a late write destroys no innocent's bytes."""
+
+    def __init__(self, nbytes: int, home: FakeStream) -> None:
+        self.memory = np.full(nbytes, CANARY, np.uint8)
+        self.all = torch.from_numpy(self.memory)
+        self.home = home
+        self.users: set[FakeStream] = set()
+        self.guards: list[FakeEvent] = []
+
+
+class FakeDevice:
+    """An ``Accelerator``. ``capacity``: bytes until it says that memory is short."""
+
+    compute = "cpu"
+    uuid = "GPU-none"
+    device = torch.device("cpu")
+
+    def __init__(self, order: Order = LAZY_COPIES, capacity: int = 1 << 30) -> None:
+        self.lock = threading.RLock()
+        self.order = order
+        self.random = np.random.default_rng(order if isinstance(order, int) else 0)
+        self.consumer = FakeStream("consumer")
+        self.streams = [self.consumer]
+        self.pinned: dict[int, int] = {}
+        self.capacity = capacity
+        self.used = 0
+        self.peak = 0
+        self._current = threading.local()
+        self._live: dict[int, Block] = {}
+        self._free: list[Block] = []
+
+    # --- the consumer's work -------------------------------------------------------------------------------------
+
+    def kernel(self, function: Callable[[], None]) -> None:
+        """The consumer's work on its stream; it keeps nothing alive that its arguments do not."""
+        self._issue(function, self.consumer)
+        with self.lock:
+            if self.order == LAZY_COPIES:
+                self._drain(self.consumer)
+
+    def read(self, tensor: torch.Tensor, check: Callable[[torch.Tensor], None]) -> None:
+        """A kernel that reads a tensor; the tensor itself may be dropped at once, as with a real one."""
+        memory = self._raw(tensor)
+        self.kernel(lambda: check(memory))
+
+    def finish(self) -> None:
+        """Run everything; the consumer's work first where nothing stands against it."""
+        with self.lock:
+            for stream in self.streams:
+                self._drain(stream)
+
+    # --- Accelerator ---------------------------------------------------------------------------------------------
+
+    def stream(self) -> FakeStream:
+        """See Accelerator."""
+        with self.lock:
+            self.streams.append(FakeStream(f"stream {len(self.streams)}"))
+            return self.streams[-1]
+
+    @contextmanager
+    def running(self, stream: FakeStream) -> Iterator[FakeStream]:
+        """See Accelerator."""
+        before = self.current
+        self._current.stream = stream
+        try:
+            yield stream
+        finally:
+            self._current.stream = before
+
+    working = running
+
+    @property
+    def current(self) -> FakeStream:
+        """The current stream of this thread."""
+        return getattr(self._current, "stream", self.consumer)
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """See Accelerator."""
+        with self.lock:
+            block = self._reusable(nbytes)
+            if block is None:
+                if self.used + nbytes > self.capacity:
+                    raise torch.OutOfMemoryError(f"fake device: {nbytes} bytes asked for, {self.used} used")
+                block = Block(nbytes, self.current)
+            self.used += nbytes
+            self.peak = max(self.peak, self.used)
+            array = np.frombuffer(block.memory.data, np.uint8)
+            if nbytes:
+                self._live[array.ctypes.data] = block
+            weakref.finalize(array, self._dropped, array.ctypes.data, block)
+            return torch.from_numpy(array)
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """See Accelerator."""
+        self._issue(Copy(self._raw(into), self._raw(source)))
+
+    def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """See Accelerator."""
+        pairs = [(self._raw(one), self._raw(other)) for one, other in zip(into, sources, strict=True)]
+
+        def scatter() -> None:
+            for one, other in pairs:
+                one.copy_(other)
+
+        self._issue(scatter)
+
+    def adopt(self, value: Any) -> torch.Tensor:
+        """See Accelerator: onto this device by work of the current stream, as what made it would be."""
+        array = np.array(value)
+        tensor = self.empty(array.nbytes).view(torch.from_numpy(array.reshape(-1)[:0]).dtype).view(array.shape)
+        self.copy(tensor, torch.from_numpy(array))
+        return tensor
+
+    def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
+        """See Accelerator."""
+        self.run_to(event)
+        return self._raw(tensor).clone().numpy()
+
+    def event(self) -> FakeEvent:
+        """See Accelerator."""
+        with self.lock:
+            return FakeEvent(self, self.current)
+
+    def wait(self, event: Any) -> None:
+        """See Accelerator."""
+        self._issue(event)
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """See Accelerator."""
+        with self.lock:
+            block = self._block(tensor)
+            assert block is not None, "no memory of this device"
+            block.users.add(self.current)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """See Accelerator."""
+        assert all(address + nbytes <= a or a + n <= address for a, n in self.pinned.items()), "pinned twice"
+        self.pinned[address] = nbytes
+
+    def unpin(self, address: int) -> None:
+        """See Accelerator."""
+        end = address + self.pinned.pop(address)
+        with self.lock:
+            copies = [work for stream in self.streams for work in stream.work if isinstance(work, Copy)]
+            assert not any(address <= copy.source.data_ptr() < end for copy in copies), "the device may still read it"
+
+    # --- order ---------------------------------------------------------------------------------------------------
+
+    def run_to(self, event: FakeEvent) -> None:
+        """Run a stream up to an event, and what it waits for."""
+        with self.lock:
+            while not event.passed:
+                self._step(event.stream)
+
+    def _issue(self, work: Any, stream: FakeStream | None = None) -> None:
+        with self.lock:
+            stream = stream or self.current
+            stream.work.append(work)
+            stream.issued += 1
+            if self.order == LAZY_CONSUMER and stream is not self.consumer:
+                self._drain(stream)
+            elif isinstance(self.order, int):
+                for _ in range(int(self.random.integers(0, 4))):
+                    self._step(self.streams[int(self.random.integers(0, len(self.streams)))])
+
+    def _drain(self, stream: FakeStream) -> None:
+        while stream.work:
+            self._step(stream)
+
+    def _step(self, stream: FakeStream) -> None:
+        if not stream.work:
+            return
+        work = stream.work[0]
+        if isinstance(work, FakeEvent):
+            self.run_to(work)
+        else:
+            work()
+        stream.work.popleft()
+        stream.done += 1
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def _reusable(self, nbytes: int) -> Block | None:
+        for block in reversed(self._free):
+            fits = block.memory.nbytes == nbytes and block.home is self.current
+            if fits and all(guard.passed for guard in block.guards):
+                self._free.remove(block)
+                block.users, block.guards = set(), []
+                return block
+        return None
+
+    def _dropped(self, address: int, block: Block) -> None:
+        with self.lock:
+            if block.memory.nbytes:
+                del self._live[address]
+            self.used -= block.memory.nbytes
+            block.guards = [FakeEvent(self, user) for user in block.users if user is not block.home]
+            self._free.append(block)
+
+    def _block(self, tensor: torch.Tensor) -> Block | None:
+        with self.lock:
+            return self._live.get(tensor.untyped_storage().data_ptr())
+
+    def _raw(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same elements, without keeping the tensor's memory from being freed."""
+        block = self._block(tensor)
+        if block is None:
+            return tensor
+        raw = torch.empty(0, dtype=tensor.dtype)
+        return raw.set_(block.all.untyped_storage(), int(tensor.storage_offset()), tensor.shape, tensor.stride())

@@ -1,0 +1,69 @@
+"""NVML's figures where it is, nothing where it is not."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minato_gpu.memory import nvml
+
+
+class _Error(Exception):
+    pass
+
+
+class _Library:
+    """A module ``pynvml``. ``fails``: the function that raises."""
+
+    NVMLError = _Error
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.open = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if name == self.fails:
+                raise _Error(name)
+            self.open += {"nvmlInit": 1, "nvmlShutdown": -1}.get(name, 0)
+            if name == "nvmlDeviceGetHandleByUUID":
+                return arguments[0]
+            return SimpleNamespace(gpu=37, used=3 << 30, total=80 << 30)
+
+        return call
+
+
+def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _Library()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    expected = {"utilisation": 0.37, "memory_used_bytes": 3 << 30, "memory_total_bytes": 80 << 30}
+    assert nvml.reading("GPU-1") == expected
+    assert library.open == 0
+
+
+@pytest.mark.parametrize(
+    "fails", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates"]
+)
+def test_no_driver_no_such_device_no_permission(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    library = _Library(fails)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert nvml.reading("GPU-1") is None
+    assert library.open == 0
+
+
+def test_no_such_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.reading("GPU-1") is None
+
+
+@pytest.mark.gpu
+def test_a_real_device() -> None:
+    import torch
+
+    from minato_gpu.memory.accelerator import Cuda
+
+    found = nvml.reading(Cuda(torch.device("cuda")).uuid)
+    assert found is not None and found["memory_used_bytes"] <= found["memory_total_bytes"]

@@ -1,0 +1,82 @@
+"""What is pinned covers what is used, in few pieces, stays where it is, and is given back."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu.memory import arena as arenas
+from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.pinning import Pinned
+from tests.fake_device import FakeDevice
+
+STEP = 1 << 16
+
+
+def test_pieces_grow_and_meet() -> None:
+    device, arena = FakeDevice(), Arena("tests", 1 << 24)
+    pinned = Pinned(arena, device, STEP)
+    for end in (10, STEP, STEP + 1, 5 * STEP, 6 * STEP, 1 << 22):
+        pinned.cover(end)
+        assert pinned.nbytes >= end
+    assert len(pinned.ends) <= 6 and pinned.ends == sorted(pinned.ends)
+    begins = sorted(device.pinned)
+    assert [begin + device.pinned[begin] for begin in begins[:-1]] == begins[1:]
+    pinned.close()
+    pinned.close()
+    assert device.pinned == {}
+    arena.close()
+
+
+class _Refusing(FakeDevice):
+    def pin(self, address: int, nbytes: int) -> None:
+        raise RuntimeError("not on this machine")
+
+
+def test_a_device_that_refuses_is_asked_once() -> None:
+    arena = Arena("tests", 1 << 24)
+    pinned = Pinned(arena, _Refusing(), STEP)
+    pinned.cover(1)
+    assert (pinned.nbytes, pinned.refused) == (0, "not on this machine")
+    pinned.cover(2)
+    pinned.close()
+    arena.close()
+
+
+def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device would go on reading them after the next write went to others."""
+    monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
+    monkeypatch.setattr(arenas, "_LATELY", 2)
+    arena = Arena("tests", 1 << 24)
+    pinned = Pinned(arena, FakeDevice(), STEP)
+    pinned.cover(4 * STEP)
+    for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
+        offset = arena.allocate(size)
+        np.frombuffer(arena.buffer, np.uint8, size, offset)[:] = 7
+        arena.free(offset)
+    assert (np.frombuffer(arena.buffer, np.uint8, 4 * STEP, 0) == 7).all()
+    pinned.close()
+    arena.close()
+
+
+@pytest.mark.gpu
+def test_a_real_device_reads_what_is_written_after_pinning() -> None:
+    device, arena = Cuda(torch.device("cuda")), Arena("tests", 1 << 26)
+    pinned = Pinned(arena, device)
+    pinned.cover(1 << 24)
+    assert pinned.refused is None and pinned.nbytes >= 1 << 24
+    host = np.frombuffer(arena.buffer, np.uint8, 1 << 24, 0)
+    for value in (3, 5):
+        host[:] = value
+        with device.running(device.stream()):
+            target = device.empty(host.nbytes)
+            device.copy(target, torch.from_numpy(host))
+            device.event().synchronize()
+        assert bool((target == value).all())
+    pinned.close()
+    del host
+    arena.close()

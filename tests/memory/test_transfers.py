@@ -1,0 +1,340 @@
+"""Batches reach the device whole, whatever order it runs things in; and each event that is left out is noticed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.copies import MOST, Run
+from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
+from minato_gpu.memory.transfers import Transfers
+from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, Order
+from tests.waiting import wait_until
+
+ORDERS = [LAZY_COPIES, LAZY_CONSUMER, *range(6)]
+ROWS = 8
+SAMPLE = {"image": np.zeros((3, 40), np.float32), "label": 0}
+
+
+def layout() -> Layout:
+    found = Layout.of(SAMPLE)
+    assert found is not None
+    return found
+
+
+class Bench:
+    """An arena, its way to a device, and an executor's stream on it."""
+
+    def __init__(self, device: FakeDevice, limit: int | None = None) -> None:
+        self.device = device
+        self.arena = Arena("tests", 1 << 24)
+        self.transfers = Transfers(device, self.arena, DeviceBudget(limit))
+        self.layout = layout()
+        self.lane = device.stream()
+        self.wrong: list[Any] = []
+
+    def slab(self, value: int, rows: int = ROWS) -> int:
+        """A slab with all rows written; label n is ``100 * value + n``."""
+        offset = self.arena.allocate(self.layout.offsets(rows)[1])
+        image, label = self.layout.views(self.arena.buffer, offset, rows)
+        assert image is not None and label is not None
+        image[:] = value
+        label[:] = 100 * value + np.arange(rows)
+        return offset
+
+    def load(self, value: int, on_device: tuple[int, ...] = ()) -> RowsLoad:
+        """A batch from one slab; the images of some rows are made on the device, and garbage in the slab."""
+        slab = self.slab(value)
+        offsets, nbytes = self.layout.offsets(ROWS)
+        image = self.layout.leaves[0].nbytes
+        runs = [Run(slab + n * image, n * image, image) for n in range(ROWS) if n not in on_device]
+        runs.append(Run(slab + offsets[1], offsets[1], nbytes - offsets[1]))
+        rows, made = [], set()
+        if on_device:
+            self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
+            with self.device.running(self.lane):
+                sources = [self.device.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
+                made.add(Made(self.device.event()))
+            rows.append(DeviceRows(0, list(on_device), sources))
+        load = RowsLoad(self.layout, ROWS, [], runs, rows, made, (slab,))
+        self.transfers.submit(load)
+        self.transfers.slabs.drop(slab)
+        return load
+
+    def issued(self, load: Load) -> None:
+        """Wait until the thread has issued the load."""
+        assert wait_until(lambda: load.issued)
+
+    def take(self, load: Load) -> Any:
+        """The batch, as the consumer gets it."""
+        self.issued(load)
+        self.transfers.leave(load)
+        if load.error is not None:
+            raise load.error
+        return load.hand_over(self.device)
+
+    def check(self, batch: Any, value: int) -> None:
+        """Let the consumer's stream read all of the batch, and drop it before that has happened."""
+
+        def images(tensor: torch.Tensor) -> None:
+            if not bool((tensor == value).all()):
+                self.wrong.append(("image", value, tensor.clone()))
+
+        def labels(tensor: torch.Tensor) -> None:
+            if tensor.tolist() != [100 * value + n for n in range(ROWS)]:
+                self.wrong.append(("label", value, tensor.clone()))
+
+        self.device.read(batch["image"], images)
+        self.device.read(batch["label"], labels)
+
+
+@contextmanager
+def bench(device: FakeDevice, limit: int | None = None) -> Iterator[Bench]:
+    one = Bench(device, limit)
+    try:
+        yield one
+    finally:
+        one.transfers.close()
+        device.finish()
+        one.arena.close()
+
+
+def epoch(device: FakeDevice, batches: int = 12) -> list[Any]:
+    """What the consumer read that was not what it should have been, where batches are dropped as soon as possible."""
+    with bench(device) as one:
+        ahead: list[tuple[int, RowsLoad]] = []
+        for value in range(1, batches + 1):
+            ahead.append((value, one.load(value, on_device=(1, 2, 5) if value % 2 else ())))
+            one.issued(ahead[-1][1])
+            one.transfers.sweep()
+            if len(ahead) > 2:
+                older, load = ahead.pop(0)
+                one.check(one.take(load), older)
+        for older, load in ahead:
+            one.check(one.take(load), older)
+        device.finish()
+        return one.wrong
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_that_events_allow_gives_the_same_batches(order: Order) -> None:
+    device = FakeDevice(order)
+    assert epoch(device) == []
+    gc.collect()
+    assert device.used == 0
+    assert device.pinned == {}
+
+
+class _NoWait(FakeDevice):
+    """The consumer's stream does not wait for the copies."""
+
+    def wait(self, event: Any) -> None:
+        if self.current is not self.consumer:
+            super().wait(event)
+
+
+class _NotUsed(FakeDevice):
+    """The allocator is not told that the consumer's stream uses the batch."""
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        pass
+
+
+class _LaneNotAwaited(FakeDevice):
+    """The copy stream does not wait for the executor."""
+
+    def wait(self, event: Any) -> None:
+        if self.current is self.consumer:
+            super().wait(event)
+
+
+class _EventsAtOnce(FakeDevice):
+    """An event of a load says at once that it has come to pass: what is read is given back too early."""
+
+    def event(self) -> FakeEvent:
+        event = super().event()
+        if self.current.name == "copies":
+            event.query = lambda: True  # type: ignore[method-assign]
+        return event
+
+    def stream(self) -> Any:
+        stream = super().stream()
+        if threading.current_thread().name == "minato-copies":
+            stream.name = "copies"
+        return stream
+
+
+@pytest.mark.parametrize("broken", [_NoWait, _NotUsed, _LaneNotAwaited, _EventsAtOnce])
+def test_an_order_is_found_in_which_a_missing_event_shows(broken: Callable[[Order], FakeDevice]) -> None:
+    """Each of these leaves out one thing that the hand-over does; the test above would then fail."""
+    assert any(_fails(broken(order)) for order in ORDERS)
+
+
+def _fails(device: FakeDevice) -> bool:
+    return bool(epoch(device))
+
+
+def test_what_was_never_copied_shows_as_canaries() -> None:
+    device = FakeDevice()
+    tensor = device.empty(4)
+    assert tensor.tolist() == [CANARY] * 4
+
+
+def test_few_copies_are_issued_however_the_rows_lie() -> None:
+    with bench(FakeDevice()) as one:
+        one.check(one.take(one.load(1)), 1)
+        assert one.transfers.stats()["copies"] == 1
+        one.check(one.take(one.load(2, on_device=(1, 3, 5))), 2)
+        assert one.transfers.stats()["copies"] <= 1 + MOST
+        assert one.wrong == []
+
+
+def test_rows_from_many_slabs_are_gathered_on_the_host_and_copied_once() -> None:
+    with bench(FakeDevice()) as one:
+        offsets, _ = one.layout.offsets(ROWS)
+        slabs = [one.slab(3, rows=n + 1) for n in range(ROWS)]
+        runs = []
+        for n, slab in enumerate(slabs):
+            for leaf, at, begin in zip(one.layout.leaves, offsets, one.layout.offsets(n + 1)[0], strict=True):
+                runs.append(Run(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
+        load = RowsLoad(one.layout, ROWS, [], runs, [], set(), tuple(slabs))
+        one.transfers.submit(load)
+        for slab in slabs:
+            one.transfers.slabs.drop(slab)
+        one.check(one.take(load), 3)
+        assert one.wrong == []
+        stats = one.transfers.stats()
+        assert (stats["gathered"], stats["copies"]) == (1, 1)
+        one.transfers.sweep()
+        assert one.arena.allocated == 0
+
+
+def test_small_parts_do_not_keep_the_whole_batch() -> None:
+    with bench(FakeDevice(LAZY_CONSUMER)) as one:
+        labels = one.take(one.load(1))["label"]
+        one.transfers.sweep()
+        gc.collect()
+        assert one.device.used == labels.numel() * 8
+
+
+def test_slabs_are_free_again_once_the_copies_are_through() -> None:
+    with bench(FakeDevice(LAZY_COPIES)) as one:
+        load = one.load(1)
+        one.issued(load)
+        one.transfers.sweep()
+        assert one.arena.allocated > 0, "the copy has not run yet"
+        one.check(one.take(load), 1)  # the consumer's stream forces it
+        one.transfers.sweep()
+        assert one.arena.allocated == 0
+
+
+def test_a_budget_of_one_batch_holds_the_next_back_until_the_consumer_takes_it() -> None:
+    nbytes = layout().offsets(ROWS)[1]
+    with bench(FakeDevice(), limit=nbytes) as one:
+        first, second = one.load(1), one.load(2)
+        one.issued(first)
+        assert not second.issued
+        one.check(one.take(first), 1)
+        one.check(one.take(second), 2)
+        assert one.wrong == [] and one.transfers.stats()["device_bytes_peak"] <= nbytes
+
+
+def test_a_budget_below_one_batch_stops_nothing() -> None:
+    with bench(FakeDevice(), limit=1) as one:
+        loads = [one.load(value) for value in (1, 2, 3)]
+        for value, load in enumerate(loads, 1):
+            one.check(one.take(load), value)
+        assert one.wrong == []
+
+
+def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_on() -> None:
+    with bench(FakeDevice(capacity=100)) as one:
+        load = one.load(1)
+        with pytest.raises(torch.OutOfMemoryError):
+            one.take(load)
+        one.device.capacity = 1 << 20
+        one.check(one.take(one.load(2)), 2)
+        one.transfers.sweep()
+        assert one.wrong == [] and one.arena.allocated == 0
+
+
+def test_a_cancelled_load_is_not_copied_and_frees_what_it_would_have_read() -> None:
+    nbytes = layout().offsets(ROWS)[1]
+    with bench(FakeDevice(), limit=nbytes) as one:
+        first, second, third = (one.load(value) for value in (1, 2, 3))
+        one.issued(first)
+        for load in (second, third, first):
+            one.transfers.leave(load)
+        one.check(one.take(one.load(4)), 4)
+        assert one.transfers.stats()["batches"] == 2
+        assert one.transfers.budget.held["batches"] == 0
+        del first
+        one.transfers.sweep()
+        assert one.arena.allocated == 0 and one.wrong == []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_batch_of_any_shape_is_loaded_tensor_by_tensor(order: Order) -> None:
+    device, wrong = FakeDevice(order), []
+    with bench(device) as one:
+
+        def make() -> Any:
+            return {"image": torch.full((2, 3), 7.0), "names": ["a", "b"], "pair": (torch.arange(3), torch.tensor([]))}
+
+        load = ValueLoad(make, 48)
+        one.transfers.submit(load)
+        batch = one.take(load)
+        assert batch["names"] == ["a", "b"] and batch["pair"][1].shape == (0,)
+        device.read(batch["image"], lambda t: wrong.append(t) if t.tolist() != [[7.0] * 3] * 2 else None)
+        device.read(batch["pair"][0], lambda t: wrong.append(t) if t.tolist() != [0, 1, 2] else None)
+        del batch
+        device.finish()
+    assert wrong == []
+
+
+def test_an_error_while_making_a_batch_is_the_consumers() -> None:
+    with bench(FakeDevice()) as one:
+
+        def make() -> Any:
+            raise KeyError("no such part")
+
+        load = ValueLoad(make, 8)
+        one.transfers.submit(load)
+        with pytest.raises(KeyError, match="no such part"):
+            one.take(load)
+
+
+def test_a_copy_that_has_not_run_keeps_the_device_from_letting_memory_go() -> None:
+    """The fake device's own check, on which the next test relies."""
+    device, arena = FakeDevice(LAZY_COPIES), Arena("tests", 1 << 20)
+    host = torch.from_numpy(np.frombuffer(arena.buffer, np.uint8, 64, 0))
+    device.pin(host.data_ptr(), 4096)
+    with device.running(device.stream()):
+        target = device.empty(64)
+        device.copy(target, host)
+    with pytest.raises(AssertionError, match="may still read"):
+        device.unpin(host.data_ptr())
+    device.finish()
+    del host
+    arena.close()
+
+
+def test_closing_waits_for_what_is_under_way_and_ends_the_thread(no_leaks: None) -> None:
+    device = FakeDevice(LAZY_COPIES)
+    one = Bench(device)
+    loads = [one.load(value) for value in (1, 2, 3)]
+    one.issued(loads[0])
+    one.transfers.close()
+    one.transfers.close()
+    assert one.arena.allocated == 0 and device.pinned == {}
+    one.arena.close()

@@ -1,0 +1,78 @@
+"""On a GPU: batches hold what they should while the consumer's kernels are slow and its references short-lived.
+
+Each batch is full of its own number. The consumer's stream is kept busy, so that a batch is dropped, and its memory may
+be given to later ones, long before it is read; what is read is compared on the device and looked at in the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from tests.test_device_batches import PIPELINE, Numbers, Plain
+
+_SLOW = 2_000_000  # clock cycles for which a kernel keeps the stream busy, about a millisecond
+EPOCHS = 4
+
+
+@contextmanager
+def _stream(own: bool) -> Iterator[None]:
+    if not own:
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream(priority=-1)):
+        yield
+
+
+def _wrong_rows(loader: Any, held: int) -> int:
+    """How many values differ from those of their row's label, with ``held`` batches kept back by the consumer."""
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    ahead: deque[Any] = deque()
+
+    def look(x: torch.Tensor, label: torch.Tensor) -> None:
+        torch.cuda._sleep(_SLOW)
+        wrong.add_((x != label[:, None, None]).sum())
+
+    for _ in range(EPOCHS):
+        for x, label in loader:
+            ahead.append((x, label))
+            if len(ahead) > held:
+                look(*ahead.popleft())
+    while ahead:
+        look(*ahead.popleft())
+    return int(wrong.item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("held", [0, 3])
+@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batches_are_whole_however_late_they_are_read(held: int, own: bool, in_order: bool) -> None:
+    loader = DataLoader(
+        Plain(), 8, shuffle=True, num_workers=2, device="cuda", persistent_workers=True, in_order=in_order
+    )
+    with _stream(own):
+        assert _wrong_rows(loader, held) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_what_the_device_lane_made_is_whole_too(lanes: list[str]) -> None:
+    """Sample n is 2 (n + shift) for a shift from 0 to 1, whichever lane made it."""
+    loader = DataLoader(
+        Numbers(), 8, num_workers=2, device="cuda", pipeline=PIPELINE, lanes=lanes, persistent_workers=True
+    )
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(EPOCHS):
+        for batch in loader:
+            torch.cuda._sleep(_SLOW)
+            over = batch["x"] - 2 * batch["label"][:, None, None]
+            wrong.add_(((over < 0) | (over > 2) | (over != over[:, :1, :1])).sum())
+            del batch, over
+    assert int(wrong.item()) == 0

@@ -1,0 +1,294 @@
+"""Batches on a device: the same as on the host in every mode, whatever order the device runs things in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import minato_gpu.building
+import minato_gpu.memory.accelerator
+from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.samples import StageError
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+
+ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1, 2]
+LENGTH, BATCH = 150, 8
+X = Field(np.float32, (4, 40))
+RAGGED = 77
+
+
+def _read(fields: Any, params: Any) -> Any:
+    return {"x": np.full((4, 40), fields["n"], np.float32), "label": fields["n"], "name": f"n{fields['n']}"}
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shift": float(rng.uniform(0, 1))}
+
+
+def _shift(fields: Any, params: Any) -> Any:
+    return {"x": (fields["x"] + np.float32(params["shift"])).astype(np.float32)}
+
+
+def _shift_on_device(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] + torch.tensor(params["shift"], dtype=torch.float32)}
+
+
+def _double(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] * np.float32(2)}
+
+
+def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] * xp.float32(2)}
+
+
+PIPELINE = Pipeline(
+    (
+        Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=_read),
+        Stage("shift", ("x",), {"x": X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
+        Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device)),
+    ),
+    outputs=("x", "label", "name"),
+    name="tests",
+)
+
+
+class Numbers(Dataset[Any]):
+    """Sample ``n`` is {"n": n}."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, n: int) -> Any:
+        return {"n": n}
+
+
+class Plain(Dataset[Any]):
+    """A plain data set: (array, number)."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, n: int) -> Any:
+        return np.full((4, 40), n, np.float32), n
+
+
+class Ragged(Plain):
+    """One sample has another shape than the others."""
+
+    def __getitem__(self, n: int) -> Any:
+        return (np.full((4, 40), n, np.float32), n, "a") if n == RAGGED else super().__getitem__(n)
+
+
+class Stream(IterableDataset[Any]):
+    """The numbers in order."""
+
+    def __iter__(self) -> Any:
+        return iter(range(LENGTH))
+
+
+def pad(samples: list[Any]) -> Any:
+    """A collate function of the user's own; batches have many shapes."""
+    return {"x": torch.stack([torch.as_tensor(sample["x"])[: 1 + len(samples) % 3] for sample in samples]), "n": 3}
+
+
+Fake = Callable[..., FakeDevice]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Fake:
+    """Makes a device, and lets every loader with ``device="cuda"`` use it."""
+
+    def make(order: Order = LAZY_COPIES, **more: Any) -> FakeDevice:
+        device = FakeDevice(order, **more)
+        monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+        monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+        return device
+
+    return make
+
+
+def flat(batch: Any) -> list[torch.Tensor]:
+    """All tensors of a batch, in order."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in flat(part)]
+
+
+def consume(device: FakeDevice, loader: Any) -> list[list[torch.Tensor]]:
+    """What the consumer's stream reads of each batch; nothing of a batch is kept."""
+    seen: list[list[torch.Tensor]] = []
+    for batch in loader:
+        found: list[torch.Tensor] = []
+        seen.append(found)
+        for tensor in flat(batch):
+            device.read(tensor, lambda t, into=found: into.append(t.clone()))  # type: ignore[misc]
+    device.finish()
+    return seen
+
+
+def reference(dataset: Any, **more: Any) -> list[list[torch.Tensor]]:
+    """The same batches on the host."""
+    return [[tensor.clone() for tensor in flat(batch)] for batch in DataLoader(dataset, BATCH, num_workers=1, **more)]
+
+
+def check_same(got: list[list[torch.Tensor]], wanted: list[list[torch.Tensor]]) -> None:
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        assert [(t.dtype, t.shape) for t in one] == [(t.dtype, t.shape) for t in other]
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+def seeded() -> Any:
+    return torch.Generator().manual_seed(5)
+
+
+LANES = [["cpu"], ["device"], ["cpu", "device"]]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("lanes", LANES, ids="+".join)
+def test_a_pipelines_batches_in_order(fake: Fake, order: Order, lanes: list[str]) -> None:
+    device = fake(order)
+    more: dict[str, Any] = {"pipeline": PIPELINE, "shuffle": True}
+    loader = DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, generator=seeded(), **more)
+    check_same(consume(device, loader), reference(Numbers(), generator=seeded(), lanes=["cpu"], **more))
+    stats = loader.stats()
+    assert stats["device"]["batches"] == len(loader)
+    if "device" in lanes:
+        assert stats["lanes"]["device"]["samples"] > 0
+    gc.collect()
+    assert device.used == 0 and device.pinned == {}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("lanes", LANES, ids="+".join)
+def test_every_sample_once_where_batches_are_composed_from_what_is_ready(
+    fake: Fake, order: Order, lanes: list[str]
+) -> None:
+    device = fake(order)
+    more: dict[str, Any] = {"pipeline": PIPELINE, "generator": seeded()}
+    loader = DataLoader(
+        Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, in_order=False, max_lateness=3, **more
+    )
+    got = consume(device, loader)
+    wanted = reference(Numbers(), pipeline=PIPELINE, generator=seeded(), lanes=["cpu"])
+    by_label = {int(n): x for x, labels in wanted for x, n in zip(x, labels, strict=True)}
+    labels = [int(n) for _, numbers in got for n in numbers]
+    assert sorted(labels) == list(range(LENGTH))
+    for x, numbers in got:
+        assert all(torch.allclose(a, by_label[int(n)], atol=1e-6) for a, n in zip(x, numbers, strict=True))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("dataset", [Plain(), Ragged()], ids=["plain", "ragged"])
+def test_a_plain_data_set(fake: Fake, order: Order, kind: str, dataset: Any) -> None:
+    """Rows where samples are alike; where they are not, what a worker joined."""
+    device = fake(order)
+    sampler = [n for n in range(LENGTH) if not isinstance(dataset, Ragged) or n // BATCH != RAGGED // BATCH or n == 77]
+    loader = DataLoader(dataset, BATCH, num_workers=2, device="cuda", worker_kind=kind, sampler=sampler[: RAGGED - 7])
+    check_same(consume(device, loader), reference(dataset, sampler=sampler[: RAGGED - 7]))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("lanes", LANES, ids="+".join)
+def test_a_collate_function_of_ones_own(fake: Fake, order: Order, lanes: list[str]) -> None:
+    device = fake(order)
+    more: dict[str, Any] = {"pipeline": PIPELINE, "collate_fn": pad}
+    loader = DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, generator=seeded(), **more)
+    check_same(consume(device, loader), reference(Numbers(), generator=seeded(), lanes=["cpu"], **more))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_data_set_that_workers_iterate(fake: Fake, order: Order) -> None:
+    device = fake(order)
+    check_same(consume(device, DataLoader(Stream(), BATCH, num_workers=1, device="cuda")), reference(Stream()))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_small_budget_sends_the_device_lanes_results_by_way_of_the_host(fake: Fake, order: Order) -> None:
+    device = fake(order)
+    loader = DataLoader(
+        Numbers(),
+        BATCH,
+        num_workers=1,
+        device="cuda",
+        pipeline=PIPELINE,
+        lanes=["device"],
+        generator=seeded(),
+        device_memory_budget=6000,
+    )
+    wanted = reference(Numbers(), pipeline=PIPELINE, generator=seeded(), lanes=["cpu"])
+    check_same(consume(device, loader), wanted)
+
+
+def test_leaving_an_epoch_in_the_middle_leaves_nothing(fake: Fake) -> None:
+    device = fake(LAZY_COPIES)
+    loader = DataLoader(
+        Numbers(), BATCH, num_workers=2, device="cuda", pipeline=PIPELINE, persistent_workers=True, shuffle=True
+    )
+    for _ in range(3):
+        for number, _batch in enumerate(loader):
+            if number == 2:
+                break
+    del _batch
+    got = consume(device, loader)
+    assert sorted(int(n) for _, labels in got for n in labels) == list(range(LENGTH))
+    del loader
+    gc.collect()
+    device.finish()
+    assert device.used == 0 and device.pinned == {}
+
+
+class _Careless(FakeDevice):
+    """The consumer's stream waits for nothing, and the allocator does not know that it uses anything."""
+
+    def wait(self, event: Any) -> None:
+        if self.current is not self.consumer:
+            super().wait(event)
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("order", ORDERS[:2])
+def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """The tests above are worth something: with a device that is asked for no order, batches are wrong."""
+    device = _Careless(order)
+    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+    got = consume(device, DataLoader(Plain(), BATCH, num_workers=1, device="cuda"))
+    wanted = reference(Plain())
+    assert not all(
+        torch.equal(a, b) for one, other in zip(got, wanted, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _bad_read(fields: Any, params: Any) -> Any:
+    if fields["n"] == 20:
+        raise ValueError("twenty cannot be read")
+    return _read(fields, params)
+
+
+def test_a_failing_sample_is_named_and_the_next_batches_come(fake: Fake) -> None:
+    device = fake(LAZY_COPIES)
+    stages = (Stage("read", ("n",), PIPELINE.stages[0].writes, cpu=_bad_read), *PIPELINE.stages[1:])
+    pipeline = Pipeline(stages, outputs=PIPELINE.outputs, name="tests")
+    loader = iter(DataLoader(Numbers(), BATCH, num_workers=1, device="cuda", pipeline=pipeline))
+    seen = []
+    for number in range(5):
+        if number == 20 // BATCH:
+            with pytest.raises((ValueError, StageError), match="twenty cannot be read"):
+                next(loader)
+        else:
+            device.read(next(loader)["label"], lambda t: seen.extend(t.tolist()))
+    assert seen == [n for n in range(5 * BATCH) if n // BATCH != 20 // BATCH]
+    del loader
