@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from minato_gpu.failures import RAISE, RETRY, check_on_error
 from minato_gpu.pipeline import Pipeline
 
 _DEFAULT_LATENESS = 8
@@ -22,7 +23,7 @@ class Options:
     """What the arguments mean together.
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
-    ``lanes``: the lanes to open, "cpu" first; ``device``: where batches live.
+    ``lanes``: the lanes to open, "cpu" first; ``device``: where batches live; ``skips``: samples may be left out.
     """
 
     lateness: int
@@ -30,6 +31,7 @@ class Options:
     threads: bool
     lanes: tuple[str, ...]
     device: torch.device
+    skips: bool
 
     @classmethod
     def check(cls, loader: Any) -> Options:
@@ -38,6 +40,7 @@ class Options:
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
             _positive(name, getattr(loader, name))
+        check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
         device = _device(loader.device)
         return cls(
             lateness=_lateness(loader),
@@ -45,6 +48,7 @@ class Options:
             threads=_threads(loader),
             lanes=_lanes(loader, device),
             device=device,
+            skips=loader.on_error not in (RAISE, RETRY),
         )
 
 

@@ -27,6 +27,7 @@ import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
+from minato_gpu.lanes import stacks
 from minato_gpu.lanes.links import Links, close_inherited_ends
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
@@ -66,6 +67,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie) -> None:
     _set_worker_signal_handlers()
     close_inherited_ends()
     tie.hold()
+    stacks.offer(links.stack_writers[number])
     with contextlib.suppress(OSError):
         # a worker that is woken must not push the training process off its core, as it else would at every task
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
