@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
+    from minato_gpu.resume.ranks import merge_state_dicts
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "Field", "Pipeline", "Stage", "shared_empty"]
+__all__ = ["DataLoader", "Field", "Pipeline", "Stage", "merge_state_dicts", "shared_empty"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from minato_gpu.loader import DataLoader
 
         return DataLoader
+    if name == "merge_state_dicts":
+        from minato_gpu.resume.ranks import merge_state_dicts
+
+        return merge_state_dicts
     if name == "shared_empty":
         from minato_gpu.memory.shared import shared_empty
 

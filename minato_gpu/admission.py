@@ -8,8 +8,8 @@ when the epoch really begins, it is used only if they still are.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,70 +17,120 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from minato_gpu.lanes.base import NoSample
+from minato_gpu.lanes.streams import StreamStart
+from minato_gpu.occurrences import Occurrences as Occurrences
+from minato_gpu.resume.delivered import Delivered
+from minato_gpu.resume.orders import REPLAY, Order
+from minato_gpu.resume.streams import Streams
+from minato_gpu.samples import witness_of
 from minato_gpu.scheduling.messages import Span
 
 T = TypeVar("T")
 
 
 class Drawn(NamedTuple):
-    """One batch of the sampler: ``positions`` in the epoch's order, keys and occurrences (None: all 0)."""
+    """One batch of the sampler: ``positions`` in the epoch's order, keys and occurrences (None: all 0).
+
+    ``left``: where an earlier run delivered some of it, the offsets of what it left, as half-open ranges.
+    """
 
     positions: range | list[int]
     keys: list[Any]
     occurrences: list[int] | None
+    left: tuple[Span, ...] | None = None
+
+
+class Mark(NamedTuple):
+    """Where one batch begins in the sampler's order; ``state``: the sampler's own before it was drawn, if any."""
+
+    place: int
+    position: int
+    state: dict[str, Any] | None
+    keys: list[Any]
 
 
 class Source:
-    """The batches of one epoch. ``batched``: the sampler yields lists of keys, else single keys."""
+    """The batches of one epoch. ``batched``: the sampler yields lists of keys, else single keys.
+
+    ``place`` and ``position``: number and first position of the batch to draw next. ``delivered``: what the consumer
+    has; an epoch that goes on where an earlier run left it begins with that run's. ``marks``: for a sampler that
+    cannot be replayed, the batches that may still have to be delivered.
+    """
 
     def __init__(
-        self, number: int, seed: int, order: Iterator[Any], *, batched: bool, occurrences: Occurrences
+        self,
+        number: int,
+        seed: int,
+        order: Iterator[Any],
+        *,
+        batched: bool,
+        occurrences: Occurrences,
+        place: int = 0,
+        position: int = 0,
+        delivered: Delivered | None = None,
     ) -> None:
         self.number = number
         self.seed = seed
-        self._order = order
+        self.order = order if isinstance(order, Order) else Order(order)
+        self.occurrences = occurrences
+        self.place = place
+        self.position = position
+        self.delivered = Delivered() if delivered is None else delivered
+        self.marks: deque[Mark] = deque()
+        self.ended = False  # the sampler has said so
+        self.witness: int | None = None  # of the epoch's first keys
+        self.streams: Streams | None = None  # of an iterable data set: its workers' own, and where each starts
+        self.starts: list[StreamStart] = []
+        self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = batched
-        self._occurrences = occurrences
-        self._position = 0
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
+        state = self.order.mark()
         try:
-            item = next(self._order)
+            item = next(self.order)
         except StopIteration:
+            self.ended = True
             return None
-        keys = (list(item) or [NoSample()]) if self._batched else [item]
-        first, self._position = self._position, self._position + len(keys)
-        return Drawn(range(first, self._position), keys, self._occurrences.count(keys))
+        keys = self.keys_of(item)
+        first, self.position = self.position, self.position + len(keys)
+        if self.place == 0:
+            self.witness = witness_of(keys)
+        if self.order.way != REPLAY:
+            self._remember(Mark(self.place, first, state, keys))
+        self.place += 1
+        left = None
+        if self._before.above and first < self._before.above[-1][1]:
+            left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
+        return Drawn(range(first, self.position), keys, self.occurrences.count(keys), left)
 
+    def keys_of(self, item: Any) -> list[Any]:
+        """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
+        return (list(item) or [NoSample()]) if self._batched else [item]
 
-class Occurrences:
-    """How often each key has come before in the epoch; integers below ``length`` take one byte each."""
+    def skip(self) -> None:
+        """Draw again, and drop, the batches of which nothing is left. Raises ValueError if the order is too short."""
+        while self.position < self.delivered.low:
+            item = next(self.order, self)
+            if item is self:
+                raise ValueError(
+                    f"the state has {self.delivered.low} samples delivered, but the sampler yields {self.position}; it "
+                    "belongs to another data set or sampler"
+                )
+            keys = self.keys_of(item)
+            if self.place == 0:
+                self.witness = witness_of(keys)
+            if self.position + len(keys) > self.delivered.low:
+                self.order.put_back(item)
+                return
+            self.occurrences.count(keys)
+            self.place, self.position = self.place + 1, self.position + len(keys)
 
-    def __init__(self, length: int | None, *, unique: bool) -> None:
-        self._unique = unique
-        self._seen = None if unique or length is None else bytearray(length)
-        self._others: Counter[Any] = Counter()
-
-    def count(self, keys: list[Any]) -> list[int] | None:
-        """The occurrence of each key, in order; None when all are 0."""
-        if self._unique:
-            return None
-        out = [self._one(key) for key in keys]
-        return out if any(out) else None
-
-    def _one(self, key: Any) -> int:
-        seen = self._seen
-        if seen is not None and type(key) is int and 0 <= key < len(seen) and seen[key] < 255:
-            seen[key] += 1
-            return seen[key] - 1
-        try:
-            hash(key)
-        except TypeError:
-            key = repr(key)
-        before = self._others[key]
-        self._others[key] += 1
-        return before + (255 if seen is not None and type(key) is int and 0 <= key < len(seen) else 0)
+    def _remember(self, mark: Mark) -> None:
+        marks = self.marks
+        marks.append(mark)
+        while len(marks) > 1 and marks[1].position <= self.delivered.floor:
+            marks.popleft()
 
 
 def never_repeats(loader: DataLoader[Any]) -> bool:
@@ -114,6 +164,7 @@ class Speculation:
         if draws_seed:
             seed = torch.empty((), dtype=torch.int64)
             self.seed = int(self._apart(lambda: seed.random_(generator=loader.generator)).item())
+        self._begun_from = self._states
         self._order = self._apart(lambda: iter(loader._index_sampler))
 
     def __iter__(self) -> Iterator[Any]:
@@ -134,6 +185,11 @@ class Speculation:
     def _set(self, states: list[torch.Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
+
+    def begun_from(self, generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
+        """The states of these generators just before the order was drawn."""
+        pairs = list(zip(self._generators, self._begun_from, strict=True))
+        return {role: state for role, g in generators.items() for generator, state in pairs if generator is g}
 
     def holds(self) -> bool:
         """Whether the epoch would be drawn just like this if it began now."""

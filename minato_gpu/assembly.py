@@ -7,6 +7,7 @@ simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,21 +22,40 @@ from minato_gpu.scheduling.messages import Compose, Span
 from minato_gpu.stacking import Stacking
 
 
+def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
+    """The parts of a span between single serials that are left out."""
+    for hole in holes:
+        if lo <= hole < hi:
+            if lo < hole:
+                yield lo, hole
+            lo = hole + 1
+    if lo < hi:
+        yield lo, hi
+
+
 class Assembly:
     """Samples that lie in shared memory until their batch is delivered.
 
     ``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
     ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated there.
-    ``loading``: batches go to a device.
+    ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
     """
 
     def __init__(
-        self, links: Links, leases: Leases, *, stacks: bool, joins_whole: bool, loading: Loading | None = None
+        self,
+        links: Links,
+        leases: Leases,
+        *,
+        stacks: bool,
+        joins_whole: bool,
+        loading: Loading | None = None,
+        skips: bool = False,
     ) -> None:
         self.loading = loading
         self._links = links
         self._leases = leases
         self._joins_whole = joins_whole
+        self._skips = skips
         self._window = Window()
         store = Store(-1, links, None, links.board)
         self._stacking = Stacking(links, leases, self._window, store, stacks=stacks, loading=loading)
@@ -166,6 +186,11 @@ class Assembly:
     def compose(self, compose: Compose) -> bool:
         """A batch's composition is settled; returns whether a job must join it (``references``)."""
         batch = self._batches[compose.order] = Batch(compose.spans)
+        if self._skips and compose.failed:
+            compose = self._leave_out(batch, compose)
+            if not batch.size:
+                batch.ready = True
+                return False
         failure = self._failure(compose)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
@@ -185,6 +210,22 @@ class Assembly:
             return False
         batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
         return True
+
+    def _leave_out(self, batch: Batch, compose: Compose) -> Compose:
+        """Take the failed samples out of the batch, unless it is the batch itself that failed."""
+        failed = sorted(compose.failed)
+        items = [self.record(serial).items[serial] for serial in failed]
+        if any(item.collated for item in items):
+            return compose
+        spans = tuple(part for lo, hi in compose.spans for part in _between(lo, hi, failed))
+        batch.bad, batch.spans = items, spans
+        batch.size -= len(failed)
+        self._drop(tuple((serial, serial + 1) for serial in failed))
+        return replace(compose, spans=spans, failed=())
+
+    def spans(self, order: int) -> tuple[Span, ...]:
+        """The samples that a composed batch consists of."""
+        return self._batches[order].spans
 
     def references(self, spans: tuple[Span, ...]) -> list[Any] | None:
         """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""

@@ -52,6 +52,8 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         loader.num_workers,
         base_seed,
         not options.threads,
+        options.skips,
+        loader.on_error == "retry",
     )
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
     lanes: dict[str, Any] = {}
@@ -111,7 +113,8 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
     )
     if not policy.cpu_runs:
         policy = replace(policy, device_s=_ALONE_S)
-    assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=not batched or policy.fixed, loading=loading)
+    joins_whole = not batched or policy.fixed
+    assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
     estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
     pump = Pump(
         lanes,

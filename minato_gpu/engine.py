@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from minato_gpu.admission import Drawn, OrderLog, Source
+from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.pump import Pump
@@ -31,6 +32,10 @@ from minato_gpu.telemetry import Telemetry, size_of
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
+
+
+NOTHING = object()
+"""What ``Engine.next`` returns for a batch of which every sample was left out."""
 
 
 class EndOfEpoch(Exception):
@@ -45,6 +50,7 @@ class Epoch:
     """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
 
     def __init__(self, source: Source, replay: Iterator[Drawn] | None, first_order: int, first_serial: int) -> None:
+        """``first_order`` and ``first_serial``: of its first position, whether this run delivers that or not."""
         self.source = source
         self.number = source.number
         self.first_order = first_order
@@ -98,6 +104,8 @@ class Engine:
             self._poll.register(self.assembly.loading.transfers.fd(), select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
+        self.handed: list[m.Span] | None = None  # the positions (in a stream: the ticket) of that, or of what it raised
+        self.bad: list[Failure] = []  # the samples that were left out of it
         self._forget()
         self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -121,6 +129,7 @@ class Engine:
             else:
                 pump.new_run()
                 self._forget()
+                self._resume(source)
                 self._queue(source)
             self.log = pump.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
@@ -155,11 +164,23 @@ class Engine:
     def _queue(self, source: Source) -> None:
         log = self._order_log
         replay = log.replay(source) if log is not None and log.replays else None
-        epoch = Epoch(source, replay, self._place, self._serial)
+        resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
+        epoch = Epoch(source, replay, 0 if resumed else self._place, 0 if resumed else self._serial)
         self._epochs[source.number] = epoch
         self.pump.add_epoch(source.number, source.seed)
         if not self._streams:
             self._drawing.append(epoch)
+
+    def _resume(self, source: Source) -> None:
+        """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
+        self.pump.streams, self.pump.stream_starts = source.streams, dict(enumerate(source.starts))
+        if source.streams is not None and source.streams.batches:
+            self._order = source.streams.batches
+            turn, ended = source.streams.turn, tuple(source.streams.ended)
+            self._tell(m.Resumed, self._order, turn=turn, ended=ended)
+        elif source.delivered.batches:
+            self._place, self._serial, self._order = source.place, source.position, source.delivered.batches
+            self._tell(m.Resumed, self._order)
 
     def _draw(self) -> None:
         """Draw batches of the sampler until the window is full."""
@@ -172,24 +193,39 @@ class Engine:
                 self._due.append(partial(self._tell, m.Ended, epoch.number))
                 continue
             record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences)
-            self._due.append(partial(self._admit, self._place, record))
             self._serial += record.rows
+            if drawn.left is None:
+                batch = None if self._place >= self._order else 0
+                self._due.append(partial(self._admit, self._place, record, batch))
+            else:
+                self._admit_left(record, drawn.left)
             self._place += 1
 
-    def _admit(self, place: int, record: Record) -> None:
+    def _admit_left(self, record: Record, left: tuple[m.Span, ...]) -> None:
+        """An earlier run delivered the rest of this place: what is left enters in pieces, each a record of its own."""
+        batch = record.rows if self._place >= self._order else 0
+        if not left:
+            self._due.append(partial(self._tell, m.Admitted, self._place, record.epoch, record.first, 0, batch=batch))
+        for lo, hi in left:
+            piece = record.part(lo, hi)
+            self._due.append(partial(self._admit, self._place, piece, batch))
+            batch = 0
+
+    def _admit(self, place: int, record: Record, batch: int | None = None) -> None:
         estimates = self.pump.estimates
         self.assembly.admit(record)
         cpu, device = (None, None) if estimates is None else estimates.of_keys(record.keys)
-        self._tell(m.Admitted, place, record.epoch, record.first, record.rows, cpu, device)
+        self._tell(m.Admitted, place, record.epoch, record.first, record.rows, cpu, device, batch=batch)
 
-    def _tell(self, event: Callable[..., m.Event], *what: Any) -> None:
-        self.pump.handle(event(perf_counter(), *what))
+    def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
+        self.pump.handle(event(perf_counter(), *what, **more))
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
     def next(self, number: int) -> Any:
         """The epoch's next batch. Raises EndOfEpoch at its end, and whatever preparing the batch raised."""
         started = perf_counter()
+        self.handed = None
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
@@ -217,12 +253,16 @@ class Engine:
                 self._pump()
                 self._attention()
         now = perf_counter()
-        value = self.assembly.value(batch) if batch.failure is None else None
+        self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
+        self.bad = batch.bad
+        value = self.assembly.value(batch) if batch.failure is None and batch.size else None
         self._log_delivery(epoch, order, batch, now, now - started, value)
         if trains:
             self._leave_due()
         self._left = perf_counter()
-        return value if batch.failure is None else self.assembly.value(batch)
+        if batch.failure is None:
+            return value if batch.size else NOTHING
+        return self.assembly.value(batch)
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
@@ -244,7 +284,8 @@ class Engine:
         wake = self.pump.scheduler.wake_at()
         end = started + self._timeout if self._timeout > 0 else None
         if end is not None and now >= end:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            stuck = self.pump.lanes[m.CPU].stuck()
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
         until = min(t for t in (wake, end, now + _LONGEST_SLEEP_S) if t is not None)
         ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
         if any(fd in self._exit_fds for fd, _ in ready):
@@ -265,6 +306,9 @@ class Engine:
             failed = max(1, batch.failed)
             self.log.failed += failed
             self.log.skipped += batch.size - failed
+            return
+        self.log.failed += len(batch.bad)
+        if not batch.size:
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]

@@ -8,10 +8,16 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.datapipe import MapDataPipe
 
-from minato_gpu.admission import Occurrences, never_repeats
+from minato_gpu.admission import Drawn, Source
+from minato_gpu.engine import NOTHING
+from minato_gpu.failures import RAISE, RETRY, FailurePolicy
+from minato_gpu.lanes.base import Failure, NoSample, failure
+from minato_gpu.lanes.streams import Stream, StreamStart
+from minato_gpu.resumption import Resumption, begin_source, expected_of
 from minato_gpu.samples import Origin, explain, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
@@ -26,9 +32,9 @@ class _Fetcher:
         self._loader = loader
         self._seed = seed
         self._epoch = epoch
-        self._position = 0
+        self.drawn: Drawn | None = None  # what is fetched next
         self.size = 0  # samples of the last batch
-        self._occurrences = Occurrences(None, unique=never_repeats(loader) or loader.pipeline is None)
+        self.bad: list[Failure] = []  # those that were left out of it
         many = getattr(loader.dataset, "__getitems__", None)
         self._many = many if many and loader._auto_collation and loader.pipeline is None else None
 
@@ -37,54 +43,156 @@ class _Fetcher:
         batched = self._loader._auto_collation
         keys = list(keys) if batched else [keys]
         self.size = len(keys)
-        first, self._position = self._position, self._position + len(keys)
-        occurrences = self._occurrences.count(keys) or [0] * len(keys)
-        if self._many:
-            samples = self._many(keys)
-        else:
-            samples = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
+        assert self.drawn is not None
+        first, occurrences = self.drawn.positions[0], self.drawn.occurrences or [0] * len(keys)
+        samples = self._together(keys)
+        if samples is None:
+            each = (self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys))
+            samples = [sample for sample in each if sample is not NOTHING]
+        self.size = len(samples)
+        if not samples and keys:
+            return NOTHING
         try:
             return self._loader.collate_fn(samples if batched else samples[0])
         except Exception as error:
-            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {self._position - 1}, indices {keys}")
+            last = first + len(keys) - 1
+            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {last}, indices {keys}")
             raise
 
-    def _one(self, position: int, key: Any, occurrence: int) -> Any:
+    def _together(self, keys: list[Any]) -> list[Any] | None:
+        """All samples by one ``__getitems__``; None where they must be fetched one by one."""
+        if not self._many:
+            return None
+        if self._loader.on_error == RAISE:
+            return list(self._many(keys))
         try:
-            value = self._loader.dataset[key]
-            if self._loader.pipeline is None:
-                return value
-            return self._loader.pipeline.run(value, sample_seed(self._seed, 0, key, occurrence))
-        except Exception as error:
-            cause, origin = explain(error, Origin(self._epoch, position, key, lane="cpu"))
-            cause.add_note(str(origin))
-            raise cause from None
+            return list(self._many(keys))
+        except Exception:
+            return None  # one by one, to find the sample that it raises for
+
+    def _one(self, position: int, key: Any, occurrence: int) -> Any:
+        tries = 2 if self._loader.on_error == RETRY else 1
+        while True:
+            tries -= 1
+            try:
+                return self._sample(key, occurrence)
+            except Exception as error:
+                if tries:
+                    continue
+                cause, origin = explain(error, Origin(self._epoch, position, key, lane="cpu"))
+                if self._loader._options.skips:
+                    self.bad.append(failure(cause, f"in the main process ({origin})", origin=origin))
+                    return NOTHING
+                cause.add_note(str(origin))
+                raise cause from None
+
+    def _sample(self, key: Any, occurrence: int) -> Any:
+        value = self._loader.dataset[key] if not self._many else self._many([key])[0]
+        if self._loader.pipeline is None:
+            return value
+        return self._loader.pipeline.run(value, sample_seed(self._seed, 0, key, occurrence))
 
 
 class InlineIterator(_SingleProcessDataLoaderIter):
     """One epoch in the main process."""
 
-    def __init__(self, loader: Any, expected: int | None, epoch: int) -> None:
+    def __init__(self, loader: Any, epoch: int, resumption: Resumption | None = None) -> None:
+        begun = resumption is not None and resumption.begun
+        generator = torch.default_generator if loader.generator is None else loader.generator
+        before = generator.get_state() if begun else None
         super().__init__(loader)
-        self.log = Telemetry(expected, perf_counter())
+        if before is not None:
+            generator.set_state(before)
+            self._base_seed = loader._base_seed
+        self.log = Telemetry(None, perf_counter())
         self.log.lanes["cpu"].slots = 1
         self._to_device = loader._to_device
         self._epoch = epoch
-        if self._dataset_kind == _DatasetKind.Map and not isinstance(self._dataset, MapDataPipe):
-            self._dataset_fetcher: Any = _Fetcher(loader, int(self._base_seed), epoch)
+        self._failed: list[tuple[int, int]] | None = None
+        self._source: Source | None = None
+        self._drawn: Drawn | None = None
+        self._stream: Stream | None = None
+        source, standing = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
+        if source.streams is not None:
+            self._dataset_fetcher: Any = self._begin_stream(loader, source.starts)
+            if source.streams.ended:
+                self._dataset_fetcher.ended = True
+        else:
+            self._source = source
+            if not isinstance(self._dataset, MapDataPipe):
+                self._dataset_fetcher = _Fetcher(loader, source.seed, epoch)
+        self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
+        self.log.expected = expected_of(loader, source, resumption)
+        self.failures = FailurePolicy(loader.on_error, loader.max_failures, self.log.expected)
+        loader._standing = self._standing = standing
+
+    def _begin_stream(self, loader: Any, starts: list[StreamStart]) -> Any:
+        """The fetcher of an iterable data set, which goes on where an earlier run left it."""
+        samples = loader.batch_size or 1
+        if starts:
+            self._stream = Stream.open(loader, starts[0], samples)
+        else:
+            self._stream = Stream(self._dataset_fetcher, self._dataset, None, samples)
+        return self._stream.fetcher
+
+    def _next_index(self) -> Any:
+        if self._source is None:
+            return super()._next_index()  # type: ignore[no-untyped-call]
+        if self._failed is not None:  # the consumer goes on after an error
+            self._source.delivered.add(self._failed)
+            self._failed = None
+        self._drawn = self._source.draw()
+        if self._drawn is None:
+            raise StopIteration
+        if isinstance(self._dataset_fetcher, _Fetcher):
+            self._dataset_fetcher.drawn = self._drawn
+        keys = [] if isinstance(self._drawn.keys[0], NoSample) else self._drawn.keys
+        return keys if self._auto_collation else keys[0]
 
     def _next_data(self) -> Any:
         begin = perf_counter()
         try:
-            data = super()._next_data()  # type: ignore[no-untyped-call]
+            data = self._next_batch()
         except StopIteration:
             self.log.end = perf_counter()
+            self._standing.over = True
+            raise
+        except BaseException:
+            self._failed = self._positions()
             raise
         now = perf_counter()
         fetcher = self._dataset_fetcher
         size = fetcher.size if isinstance(fetcher, _Fetcher) else size_of(data)
         self.log.inline(self._epoch, begin, now, size)
-        return self._to_device(data)
+        data = self._to_device(data)
+        if self._source is not None:
+            self._source.delivered.add(self._positions())
+        elif self._stream is not None:
+            self._standing.told(self._stream.told())
+        return data
+
+    def _next_batch(self) -> Any:
+        """The next batch of which anything is left."""
+        fetcher = self._dataset_fetcher
+        while True:
+            data = super()._next_data()  # type: ignore[no-untyped-call]
+            if isinstance(fetcher, _Fetcher) and fetcher.bad:
+                bad, fetcher.bad = fetcher.bad, []
+                self.log.failed += len(bad)
+                self.failures.take(bad, fetcher.size)
+                if data is NOTHING and torch.distributed.is_available() and torch.distributed.is_initialized():
+                    bad[0].error.reraise()
+            if data is not NOTHING:
+                return data
+            assert self._source is not None
+            self._source.delivered.add(self._positions())
+
+    def _positions(self) -> list[tuple[int, int]]:
+        """Of the batch that was drawn last; strict order, so they are neighbours."""
+        if self._drawn is None:
+            return []
+        first = self._drawn.positions[0]
+        return [(first, first + len(self._drawn.keys))]
 
     def memory(self) -> dict[str, Any]:
         """There is no memory in flight, and nothing was predicted."""

@@ -11,16 +11,21 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from minato_gpu.admission import Source, Speculation
 from minato_gpu.building import build_engine
-from minato_gpu.engine import EndOfEpoch, Engine, WorkerDied
+from minato_gpu.engine import NOTHING, EndOfEpoch, Engine, WorkerDied
+from minato_gpu.failures import FailurePolicy
 from minato_gpu.memory.loads import mapped
+from minato_gpu.resume.orders import Sampling
+from minato_gpu.resumption import Resumption, begin_source, expected_of
 from minato_gpu.samples import sample_seed
+from minato_gpu.standing import Standing, generators_of
 
 
 class View:
     """What stays of an epoch run for ``stats()`` when its iterator has gone: the log, and its engine's figures."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, failures: FailurePolicy) -> None:
         self.log = engine.log
+        self.failures = failures
         self._assembly = engine.assembly
         self._pump = engine.pump
         self._estimates = engine.pump.estimates
@@ -49,14 +54,15 @@ class EngineIterator(_BaseDataLoaderIter):
 
     _base_seed: int
 
-    def __init__(self, loader: Any, number: int, keeps: bool) -> None:
+    def __init__(self, loader: Any, number: int, keeps: bool, resumption: Resumption | None = None) -> None:
         engine = loader._engine if keeps else None
         generator = torch.default_generator if loader.generator is None else loader.generator
         goes_on = engine is not None and not engine.closed
         ahead = loader._ahead if goes_on else None
         holds = ahead is not None and ahead[0].number == number and engine is not None and engine.delivered_all
         holds = holds and ahead is not None and ahead[1].holds()
-        before = generator.get_state() if goes_on and loader.persistent_workers else None
+        knows_seed = resumption.knows_seed if resumption is not None else goes_on and loader.persistent_workers
+        before = generator.get_state() if knows_seed else None
         super().__init__(loader)
         if before is not None:  # PyTorch draws a seed when persistent workers start, not for every epoch
             generator.set_state(before)
@@ -65,35 +71,68 @@ class EngineIterator(_BaseDataLoaderIter):
         self.ended = False
         self._number = number
         self._loader = loader
+        self._keeps = keeps
+        self._failed: list[tuple[int, int]] | None = None  # what raised: dealt with once the consumer asks for more
+        source = self._source(ahead if holds else None, resumption)
         if engine is None or engine.closed:
             engine = build_engine(loader, self._base_seed)
             if keeps:
-                loader._engine, loader._base_seed, loader._first = engine, self._base_seed, number
+                loader._engine, loader._base_seed = engine, self._base_seed
+                loader._first = loader._first if knows_seed else number
                 weakref.finalize(loader, engine.close)
             else:
                 weakref.finalize(self, engine.close)
+        elif resumption is not None and not knows_seed:  # workers that stay, told to begin anew
+            loader._base_seed, loader._first = self._base_seed, number
         if keeps:
             loader._user = weakref.ref(self)
-        self._keeps = keeps
         self._engine = engine
-        self._begin(ahead if holds else None, discard=ahead is not None and not holds)
-        self.view = View(engine)
+        expected = expected_of(loader, source, resumption)
+        self._begin(source, ahead if holds else None, expected, discard=ahead is not None and not holds)
+        self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
+        self._failures = FailurePolicy(loader.on_error, loader.max_failures, expected)
+        self.view = View(engine, self._failures)
 
-    def _begin(self, ahead: tuple[Source, Speculation] | None, *, discard: bool) -> None:
-        loader, engine = self._loader, self._engine
+    def _source(self, ahead: tuple[Source, Speculation] | None, resumption: Resumption | None) -> Source:
+        """The epoch's batches, and where it stands for ``state_dict``."""
+        loader, number = self._loader, self._number
+        workers = (loader._base_seed, loader._first) if self._follows(resumption) else None
+        if ahead is not None:
+            source, speculation = ahead
+            states = speculation.begun_from(generators_of(loader, Sampling(loader)))
+            self._standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), states)
+            self._standing.source = source
+            return source
+        seed = self._base_seed
+        if workers is not None and loader._first != number:
+            seed = sample_seed(seed, number - loader._first, "epoch")
+        source, self._standing = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
+        return source
+
+    def _follows(self, resumption: Resumption | None) -> bool:
+        """Whether the seeds of workers that persist go on from that of an epoch before."""
+        if not (self._keeps and self._loader.persistent_workers):
+            return False
+        engine = self._loader._engine
+        return resumption.knows_seed if resumption is not None else engine is not None and not engine.closed
+
+    def leave(self, engine: Engine) -> None:
+        """The loader goes on with other workers: this iterator's go with it."""
+        self._keeps = False
+        weakref.finalize(self, engine.close)
+
+    def _begin(
+        self, source: Source, ahead: tuple[Source, Speculation] | None, expected: int | None, *, discard: bool
+    ) -> None:
+        loader = self._loader
         loader._ahead = None
         if discard:
             loader._discarded += 1
             loader._speculates = False  # the generators move between epochs: the next guess would be wrong too
         if ahead is not None:
             ahead[1].adopt()
-            engine.begin(ahead[0], loader._expected(), prefetched=True)
-            return
-        seed = self._base_seed
-        if self._keeps and loader.persistent_workers and self._number != loader._first:
-            seed = sample_seed(seed, self._number - loader._first, "epoch")
-        source = loader._source(self._number, seed, self._sampler_iter)
-        engine.begin(source, loader._expected(), prefetched=False)
+        self._engine.begin(source, expected, prefetched=ahead is not None)
+        loader._standing = self._standing
 
     def __next__(self) -> Any:
         if torch._C._autograd._profiler_enabled() or self._IterableDataset_len_called is not None:
@@ -106,8 +145,9 @@ class EngineIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self.ended:
             raise StopIteration
+        self._settle_failed()
         try:
-            data = self._engine.next(self._number)
+            data = self._next_batch()
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
@@ -115,13 +155,39 @@ class EngineIterator(_BaseDataLoaderIter):
             self.ended = True
             self._engine.close()
             raise
+        except BaseException:
+            self._failed = self._engine.handed
+            raise
         if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
             self._prepare_next()
-        if self._engine.assembly.loading is not None:
-            return data  # it is on the device
-        if self._pin_memory:
-            data = pin(data, self._pin_memory_device)
-        return self._loader._to_device(data)
+        if self._engine.assembly.loading is None:  # else it is on the device
+            if self._pin_memory:
+                data = pin(data, self._pin_memory_device)
+            data = self._loader._to_device(data)
+        assert self._engine.handed is not None
+        self._standing.delivered(self._engine.handed)
+        return data
+
+    def _next_batch(self) -> Any:
+        """The engine's next batch of which anything is left."""
+        engine = self._engine
+        while True:
+            data = engine.next(self._number)
+            if engine.bad:
+                samples = sum(hi - lo for lo, hi in engine.handed or ())
+                self._failures.take(engine.bad, samples - len(engine.bad))
+                if data is NOTHING and torch.distributed.is_available() and torch.distributed.is_initialized():
+                    engine.bad[0].error.reraise()
+            if data is not NOTHING:
+                return data
+            assert engine.handed is not None
+            self._standing.delivered(engine.handed)
+
+    def _settle_failed(self) -> None:
+        """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
+        if self._failed is not None:
+            self._standing.delivered(self._failed)
+            self._failed = None
 
     def _prepare_next(self) -> None:
         """The sampler has ended and the window has room: go on with the next epoch, if there will be one."""
@@ -138,7 +204,7 @@ class EngineIterator(_BaseDataLoaderIter):
         self._engine.prefetch(source)
 
     def _end(self) -> None:
-        self.ended = True
+        self.ended = self._standing.over = True
         last = self._loader.epochs is not None and self._number + 1 >= self._loader.epochs
         if not self._keeps or (last and not self._loader.persistent_workers):
             self._engine.close()

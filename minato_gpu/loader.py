@@ -16,10 +16,13 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from minato_gpu.admission import Occurrences, OrderLog, Source, Speculation, never_repeats
 from minato_gpu.engine import Engine
+from minato_gpu.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator, to_device
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.resumption import Resumption
+from minato_gpu.standing import Standing, before_epoch
 
 T = TypeVar("T", covariant=True)
 
@@ -42,6 +45,12 @@ class DataLoader(TorchDataLoader[T]):
     order_log: path; an out-of-order run records the order of delivery there, and if the file exists already, that
         order is replayed exactly.
     epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last.
+    on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
+        after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
+        ``failures.BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
+        is left out, or in a distributed job, where ranks must have as many batches each, raises.
+    max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
+        One more raises ``failures.TooManyFailures``.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -75,6 +84,8 @@ class DataLoader(TorchDataLoader[T]):
         worker_kind: str = "auto",
         order_log: str | os.PathLike[str] | None = None,
         epochs: int | None = None,
+        on_error: OnError = RAISE,
+        max_failures: float | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -104,6 +115,8 @@ class DataLoader(TorchDataLoader[T]):
         self.worker_kind = worker_kind
         self.order_log = order_log
         self.epochs = epochs
+        self.on_error = on_error
+        self.max_failures = max_failures
         self._options = Options.check(self)
         self._order = OrderLog(Path(order_log)) if order_log is not None and not in_order else None
         self._events: Path | None = None
@@ -114,23 +127,90 @@ class DataLoader(TorchDataLoader[T]):
         self._begun = 0
         self._base_seed = self._first = 0  # of the engine that is kept: its seed, and its first epoch
         self._ahead: tuple[Source, Speculation] | None = None
+        self._standing: Standing | None = None  # where the last epoch stands
+        self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
         self._prepared = self._discarded = 0
 
     # --- iterating -----------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        number, self._begun = self._begun, self._begun + 1
+        resumption = self._take_pending()
+        number = self._begun if resumption is None else resumption.number
         if self.num_workers == 0:
-            inline = InlineIterator(self, self._expected(), number)
-            self._shown = inline
-            return inline
-        self.check_worker_number_rationality()
-        user = self._user() if self._user is not None else None
-        keeps = self.persistent_workers or self.epochs is not None
-        iterator = EngineIterator(self, number, keeps and (user is None or user.ended))
-        self._shown = iterator.view
+            iterator: Any = InlineIterator(self, number, resumption)
+            self._shown = iterator
+        else:
+            self.check_worker_number_rationality()
+            user = self._user() if self._user is not None else None
+            if resumption is not None and user is not None and not user.ended and self._engine is not None:
+                user.leave(self._engine)
+                self._engine = user = None
+            keeps = self.persistent_workers or self.epochs is not None
+            iterator = EngineIterator(self, number, keeps and (user is None or user.ended), resumption)
+            self._shown = iterator.view
+        self._begun, self._pending = number + 1, None
         return iterator
+
+    def _take_pending(self) -> Resumption | None:
+        """What the epoch that begins is to go on from, with the loader prepared for it."""
+        resumption = self._pending
+        if resumption is None:
+            return None
+        if resumption.moved_on:
+            resumption.warn_moved_on()
+            self._begun = resumption.number + 1
+            return None
+        if self._ahead is not None:
+            self._ahead, self._discarded = None, self._discarded + 1
+        if resumption.knows_seed:
+            _, self._base_seed, self._first = resumption.seeds
+        if not resumption.begun:
+            resumption.set_generators(self)
+            resumption.load_sampler()
+        return resumption
+
+    # --- saving and resuming -------------------------------------------------------------------------------
+
+    def state_dict(self, ahead: int = 0) -> dict[str, Any]:
+        """Where the epoch stands, to go on from there in another process: plain data, safe to load from any file.
+
+        Delivered is what ``next`` has returned; with ``ahead=n`` the last n batches (at most 256) count as not
+        delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time; after the end
+        of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go on from it.
+
+        A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state. Otherwise
+        torch's samplers and sequences are drawn again from the epoch's beginning; of any other sampler the remaining
+        order is stored. Raises ValueError where that is endless or holds keys that are not plain, or for an ``ahead``
+        that goes too far back, and RuntimeError where a recorded order is replayed.
+        """
+        if type(ahead) is not int or ahead < 0:
+            raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")
+        if self._pending is not None and ahead == 0:
+            return self._pending.given
+        if self._order is not None and self._order.replays:
+            raise RuntimeError("state_dict(): an order that is replayed from its order_log starts at its beginning")
+        if self._standing is None or (self._standing.over and ahead == 0):
+            return before_epoch(self, self._begun)
+        return self._standing.state(ahead)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next ``iter()`` go on from where ``state_dict`` was called; an empty dict changes nothing.
+
+        Every sample that had not been delivered is, exactly once and with the same content; in strict order batch by
+        batch as if nothing had happened. Data set, sampler and batch size must be the same; workers, lanes and memory
+        may differ, and ranks do with ``merge_state_dicts``. An iterable data set needs the same number of workers;
+        without a state of its own its streams are read again and what was delivered is dropped.
+
+        Raises ValueError or TypeError, and changes nothing, where the state is damaged or belongs to another loader.
+        """
+        if state_dict == {}:
+            return
+        if self._order is not None and self._order.replays:
+            raise ValueError(
+                "order_log names a recorded order, which is replayed whole; give the resumed run a new one"
+            )
+        self._pending = Resumption(self, state_dict)
 
     def _get_iterator(self) -> Any:
         return self.__iter__()
@@ -154,12 +234,14 @@ class DataLoader(TorchDataLoader[T]):
         return batch if self._options.device.type == "cpu" else to_device(batch, self._options.device)
 
     def _source(self, number: int, seed: int, order: Any) -> Source:
+        return Source(number, seed, order, batched=self._auto_collation, occurrences=self._occurrences())
+
+    def _occurrences(self) -> Occurrences:
         try:
             length: int | None = len(self.dataset)  # type: ignore[arg-type]
         except TypeError:
             length = None
-        occurrences = Occurrences(length, unique=never_repeats(self))
-        return Source(number, seed, order, batched=self._auto_collation, occurrences=occurrences)
+        return Occurrences(length, unique=never_repeats(self))
 
     # --- looking -------------------------------------------------------------------------------------------
 
@@ -172,6 +254,7 @@ class DataLoader(TorchDataLoader[T]):
             raise RuntimeError("stats() has nothing to tell before the first iter() of this loader")
         stats: dict[str, Any] = self._shown.log.stats(perf_counter())
         stats.update(self._shown.memory())
+        stats["failures"] = list(self._shown.failures.recent)
         stats["speculation"] = {"epochs_prepared": self._prepared, "epochs_discarded": self._discarded}
         return stats
 
@@ -210,5 +293,5 @@ class DataLoader(TorchDataLoader[T]):
     def __getstate__(self) -> dict[str, Any]:
         # a pickled loader starts afresh: it takes its arguments along, not its workers
         state = dict(self.__dict__)
-        state.update(_engine=None, _user=None, _shown=None, _ahead=None)
+        state.update(_engine=None, _user=None, _shown=None, _ahead=None, _standing=None, _pending=None)
         return state

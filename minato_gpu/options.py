@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from minato_gpu.failures import RAISE, RETRY, check_on_error
 from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
 from minato_gpu.pipeline import Pipeline
@@ -24,7 +25,7 @@ class Options:
     """What the arguments mean together.
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
-    ``lanes``: the lanes to open, "cpu" first; ``device``: where batches live.
+    ``lanes``: the lanes to open, "cpu" first; ``device``: where batches live; ``skips``: samples may be left out.
     """
 
     lateness: int
@@ -32,6 +33,7 @@ class Options:
     threads: bool
     lanes: tuple[str, ...]
     device: torch.device
+    skips: bool
 
     @classmethod
     def check(cls, loader: Any) -> Options:
@@ -40,6 +42,7 @@ class Options:
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
             _positive(name, getattr(loader, name))
+        check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
         device = _device(loader.device)
         return cls(
             lateness=_lateness(loader),
@@ -47,6 +50,7 @@ class Options:
             threads=_threads(loader),
             lanes=_lanes(loader, device),
             device=device,
+            skips=loader.on_error not in (RAISE, RETRY),
         )
 
 

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 from minato_gpu.assembly import Assembly
 from minato_gpu.event_log import EventLog
 from minato_gpu.lanes.base import Features, Report, Task, Unshippable
+from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.records import Record
+from minato_gpu.resume.streams import Streams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.dispatch import cut
 from minato_gpu.telemetry import Telemetry
@@ -103,6 +105,8 @@ class Pump:
         self.logs: dict[int, Telemetry] = {}  # by epoch; a prefetched one has its own already
         self.seeds: dict[int, int] = {}
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
+        self.streams: Streams | None = None  # where workers' own streams stand, in the epoch that runs
+        self.stream_starts: dict[int, StreamStart] = {}  # by worker: where its stream is to begin
         self._closed: list[Any] = []
         self._open: set[str] = set()  # lanes that the scheduler counts on; one may retire
         self._make_scheduler = make_scheduler
@@ -216,8 +220,12 @@ class Pump:
             self._inspected(report, spans)
         elif report.status == "exhausted":
             self.assembly.forget(chunk.spans)
+            if self.streams is not None:
+                self.streams.exhausted(chunk.number, report.worker)
             self.handle(m.Exhausted(perf_counter(), report.chunk))
         else:
+            if report.told is not None and self.streams is not None:
+                self.streams.told[chunk.number] = report.told
             nbytes, failed = self.assembly.arrived(spans, report.items, report.nbytes)
             self.assembly.used(spans)
             offsets = tuple(report.first + at for at in failed)
@@ -268,7 +276,7 @@ class Pump:
                 self._dispatch(instruction.chunk)
             elif isinstance(instruction, m.Compose):
                 if self.assembly.compose(instruction):
-                    self._jobs[instruction.order] = instruction.spans
+                    self._jobs[instruction.order] = self.assembly.spans(instruction.order)
                     self.handle(m.CollateNeeded(perf_counter(), instruction.order))
             else:
                 kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
@@ -312,11 +320,14 @@ class Pump:
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
         epoch, seed = next(iter(self.seeds.items()))
-        ticket = chunk.spans[0][0]
+        ticket, worker = chunk.spans[0][0], int(chunk.lane.partition(":")[2])
+        if self.streams is not None:
+            self.streams.turns[ticket] = worker
         self.assembly.admit(Record(epoch, ticket, range(ticket, ticket + 1), [None], None))
         self._sent[chunk.number] = Sent(chunk, epoch, now)
-        task = Task(self._run, chunk.number, "next", epoch, seed, items=self._stream_batch)
-        self.lanes[m.CPU].send(task, int(chunk.lane.partition(":")[2]))
+        start = self.stream_starts.pop(worker, None)
+        task = Task(self._run, chunk.number, "next", epoch, seed, items=self._stream_batch, start=start)
+        self.lanes[m.CPU].send(task, worker)
 
 
 def _lane_kind(chunk: m.Chunk) -> str:

@@ -29,6 +29,11 @@ class Record:
         self.items: dict[int, Any] = {}  # serial -> reference, for all that is not a plain row
         self.sources: dict[int, Any] = {}  # serial -> what the host read left
 
+    def part(self, lo: int, hi: int) -> Record:
+        """A record for the tickets number ``lo`` to ``hi`` of this one, which has no slab yet."""
+        occurrences = None if self.occurrences is None else self.occurrences[lo:hi]
+        return Record(self.epoch, self.first + lo, self.positions[lo:hi], self.keys[lo:hi], occurrences)
+
 
 class Window:
     """The places in the window, by the serials that they hold."""
@@ -69,10 +74,25 @@ class Window:
 class Batch:
     """A composed batch: what it is made of until it is ready, then the way to its value."""
 
-    __slots__ = ("failed", "failure", "item", "load", "nbytes", "objects", "owner", "ready", "size", "spans")
+    __slots__ = (
+        "bad",
+        "dealt",
+        "failed",
+        "failure",
+        "item",
+        "load",
+        "nbytes",
+        "objects",
+        "owner",
+        "ready",
+        "size",
+        "spans",
+    )
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
+        self.dealt = spans  # with those that were left out
         self.spans = spans
+        self.bad: list[Failure] = []  # samples that were left out
         self.size = sum(hi - lo for lo, hi in spans)
         self.nbytes = 0
         self.failed = 0

@@ -65,6 +65,15 @@ def sample_seed(base_seed: int, epoch: int, key: Hashable, occurrence: int = 0) 
     return _mix(state ^ (occurrence & _MASK))
 
 
+def witness_of(keys: list[Any]) -> int:
+    """A number that tells one epoch's first keys from another's: for a check, so 0 where a key has no digest."""
+    try:
+        digests = [key_digest(key).to_bytes(8, "little") for key in keys[:16]]
+    except Exception:
+        return 0
+    return int.from_bytes(blake2b(b"".join(digests), digest_size=6).digest(), "little")
+
+
 def _mix(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

@@ -13,6 +13,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+MOST_PIXELS = 1 << 28
+"""A picture that claims more is refused before a decoder reserves memory for it: 268 million, 16 thousand squared."""
+
 _PNG = b"\x89PNG\r\n\x1a\n"
 _ORIENTATION = 0x0112
 
@@ -29,7 +32,10 @@ class Header:
 
 
 def read_header(data: bytes) -> Header:
-    """The header of the encoded picture ``data``. Raises ValueError for anything but a whole JPEG or a PNG."""
+    """The header of the encoded picture ``data``.
+
+    Raises ValueError for anything but a whole JPEG or a PNG, and for more than ``MOST_PIXELS``.
+    """
     if not data:
         raise ValueError("the file is empty")
     if data[:2] == b"\xff\xd8":
@@ -40,6 +46,8 @@ def read_header(data: bytes) -> Header:
         raise ValueError(f"neither a JPEG nor a PNG file; it begins with {data[:8]!r}")
     if found.height < 1 or found.width < 1:
         raise ValueError(f"the header gives a picture of {found.width} x {found.height} pixels")
+    if found.height * found.width > MOST_PIXELS:
+        raise ValueError(f"the header claims {found.width} x {found.height} pixels; {MOST_PIXELS} are the most")
     return found
 
 

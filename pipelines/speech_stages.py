@@ -23,6 +23,8 @@ from minato_gpu.stages import Fields, Params
 WINDOW_S = 0.025
 STEP_S = 0.01
 PREEMPHASIS = 0.97
+# A file that claims more is refused before memory is reserved for it: four hours at 16 kHz.
+MOST_SAMPLES = 1 << 28
 # What rounding to 16 bits leaves in the upper bands. Without a floor, digital silence would make up all of a band's
 # deviation, and what single precision leaves beside a loud tone would count.
 FLOOR = 1e-9
@@ -35,7 +37,10 @@ def read(fields: Fields, params: Params) -> Fields:
     if not Path(fields["path"]).stat().st_size:
         raise ValueError("the file is empty")
     try:
-        audio, rate = soundfile.read(fields["path"], dtype="float32")
+        with soundfile.SoundFile(fields["path"]) as file:
+            if file.frames * file.channels > MOST_SAMPLES:
+                raise ValueError(f"the header claims {file.frames} samples a channel; {MOST_SAMPLES} are the most")
+            audio, rate = file.read(dtype="float32"), file.samplerate
     except soundfile.LibsndfileError as error:  # of which a worker could not send the text
         raise ValueError(f"libsndfile cannot read the file: {error.error_string}") from error
     if audio.ndim != 1:

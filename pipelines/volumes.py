@@ -13,10 +13,14 @@ unpacked whole for every sample.
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+MOST_VOXELS = 1 << 30
+"""A NIfTI file that claims more is refused before memory is reserved for it: a thousand million."""
 
 _LAYOUTS = (
     ("*/imaging.nii.gz", "imaging.nii.gz", "segmentation.nii.gz"),
@@ -74,5 +78,7 @@ def _nifti(path: str) -> Any:
     except ImportError:
         raise ImportError("NIfTI files need the package nibabel: pip install 'minato-gpu[pipelines]'") from None
     proxy = nibabel.load(path).dataobj
+    if math.prod(proxy.shape) > MOST_VOXELS:
+        raise ValueError(f"the header claims a volume of the shape {proxy.shape}; {MOST_VOXELS} voxels are the most")
     # without a scale the stored numbers are the values, and an uncompressed file can stay mapped
     return proxy.get_unscaled() if (proxy.slope, proxy.inter) == (1.0, 0.0) else np.asarray(proxy)

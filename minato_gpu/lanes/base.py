@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch._utils import ExceptionWrapper
 
+from minato_gpu.samples import Origin
+
 
 class NoSample:
     """The key of the only ticket of a batch for which the sampler yielded no keys at all."""
@@ -47,7 +49,7 @@ class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
-    next (the next ``items`` samples of the worker's own stream).
+    next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
     """
 
     run: int
@@ -58,6 +60,7 @@ class Task(NamedTuple):
     pieces: tuple[Piece, ...] = ()
     layout: bytes | None = None
     items: Any = None
+    start: Any = None
 
 
 class Report(NamedTuple):
@@ -67,7 +70,7 @@ class Report(NamedTuple):
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker
     prepared without one. ``status``: "", or "exhausted" at the end of a stream. ``repeated``: how many of the
-    samples were prepared a second time.
+    samples were prepared a second time. ``told``: where the worker's own stream stands.
     """
 
     run: int
@@ -85,6 +88,7 @@ class Report(NamedTuple):
     layout: bytes | None = None
     status: str = ""
     repeated: int = 0
+    told: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +179,10 @@ class Failure:
     error: ExceptionWrapper
     collated: bool = False
     nbytes: int = 0
+    origin: Origin | None = None
 
 
-def failure(error: BaseException, where: str, *, collated: bool = False) -> Failure:
+def failure(error: BaseException, where: str, *, collated: bool = False, origin: Origin | None = None) -> Failure:
     """An error of a sample or a batch, made ready to be raised again in the training process.
 
     An exception of a class that cannot be pickled (one defined in a function, say) becomes a RuntimeError there.
@@ -188,7 +193,7 @@ def failure(error: BaseException, where: str, *, collated: bool = False) -> Fail
     except Exception:
         wrapper.exc_msg = f"{type(error).__qualname__}, whose class cannot be pickled. {wrapper.exc_msg}"
         wrapper.exc_type = RuntimeError
-    return Failure(wrapper, collated)
+    return Failure(wrapper, collated, origin=origin)
 
 
 class Lane(Protocol):

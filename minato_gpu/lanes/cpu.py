@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch.multiprocessing
 
+from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, Workers
@@ -24,7 +25,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import BUFFER, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import blobs
-from minato_gpu.memory.board import LIMIT, SINCE_NS
+from minato_gpu.memory.board import CHUNK, LIMIT, SINCE_NS
 
 
 class _CpuLane:
@@ -48,6 +49,12 @@ class _CpuLane:
         os.eventfd_write(self.links.pokes[worker], 1)
         row, words = self.links.board.row(worker), self.links.board.words
         return perf_counter() - words[row + SINCE_NS] / 1e9
+
+    def _suspects(self) -> list[int]:
+        """The workers that are at a chunk; all of them where none is (they may never have come to take one)."""
+        words, row = self.links.board.words, self.links.board.row
+        busy = [number for number in range(self.links.workers) if words[row(number) + CHUNK] >= 0]
+        return busy or list(range(self.links.workers))
 
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if too late."""
@@ -143,6 +150,11 @@ class ProcessLane(_CpuLane):
                 self._flush(number)
         return reports
 
+    def stuck(self) -> str:
+        """What the workers that are busy are at, in words: for the message of an error."""
+        pids, readers = self.pids, self.links.stack_readers
+        return stacks.told({number: stacks.of_process(pids[number], readers[number]) for number in self._suspects()})
+
     def exits(self) -> list[Exit]:
         """Workers that ended since the last call."""
         return [] if self._pool is None else self._pool.exits()
@@ -210,6 +222,10 @@ class ThreadLane(_CpuLane):
             while channel.reports:
                 reports.append(channel.reports.popleft())
         return reports
+
+    def stuck(self) -> str:
+        """What the workers that are busy are at, in words: for the message of an error."""
+        return stacks.told({number: stacks.of_thread(self._threads[number]) for number in self._suspects()})
 
     def exits(self) -> list[Exit]:
         """Threads do not end by themselves."""

@@ -236,7 +236,7 @@ class DeviceLane:
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
         cause, origin = explain(error, place)
-        return failure(cause, f"in DataLoader device lane ({origin})")
+        return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)
 
 
 def _refused(task: Task) -> Report:

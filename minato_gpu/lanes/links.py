@@ -45,7 +45,11 @@ class Links:
             sender.setblocking(False)
         self.wake = os.eventfd(0, os.EFD_CLOEXEC)
         self.pokes = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(workers)]
-        self.parent_ends: list[Any] = [*self.task_senders, self.report_receiver]  # what must close when the parent dies
+        stacks = [socket.socketpair() for _ in range(workers if arenas else 0)]  # process workers write theirs there
+        self.stack_readers = [pair[0] for pair in stacks]
+        self.stack_writers = [pair[1] for pair in stacks]
+        # what must close when the parent dies
+        self.parent_ends: list[Any] = [*self.task_senders, self.report_receiver, *self.stack_readers]
         _open_links.add(self)
 
     def buffer(self, owner: int) -> Any:
@@ -68,7 +72,7 @@ class Links:
     def close(self) -> None:
         """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
-        for end in (*self.parent_ends, *self.task_receivers, self.report_sender):
+        for end in (*self.parent_ends, *self.task_receivers, self.report_sender, *self.stack_writers):
             end.close()
         if self.wake >= 0:
             for fd in (self.wake, *self.pokes):
@@ -90,6 +94,7 @@ class Links:
             "pokes": [reduction.DupFd(fd) for fd in self.pokes],
             "receivers": [reduction.DupFd(end.fileno()) for end in self.task_receivers],
             "reports": reduction.DupFd(self.report_sender.fileno()),
+            "stacks": [reduction.DupFd(end.fileno()) for end in self.stack_writers],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -102,6 +107,8 @@ class Links:
         self.task_senders = []
         self.task_receivers = [socket.socket(fileno=dup.detach()) for dup in state["receivers"]]
         self.report_sender = socket.socket(fileno=state["reports"].detach())
+        self.stack_readers = []
+        self.stack_writers = [socket.socket(fileno=dup.detach()) for dup in state["stacks"]]
         self.report_receiver = socket.socket()
         self.parent_ends = []
 

@@ -27,6 +27,7 @@ import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
+from minato_gpu.lanes import stacks
 from minato_gpu.lanes.links import Links, close_inherited_ends
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
@@ -67,6 +68,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie) -> None:
     _set_worker_signal_handlers()
     close_inherited_ends()
     tie.hold()
+    stacks.offer(links.stack_writers[number])
     give_way()
     torch.set_num_threads(1)
     keep_freed_memory()

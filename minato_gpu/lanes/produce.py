@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch._utils import ExceptionWrapper
@@ -30,6 +31,8 @@ class Job:
     num_workers: int
     base_seed: int
     seeds_samples: bool  # process workers seed the global generators per sample; threads share them
+    skips: bool = False  # a batch is delivered without the samples that failed
+    retries: bool = False  # a sample that raised is tried once more, with the same draws
 
 
 class KnownFailure(Exception):
@@ -75,6 +78,10 @@ class Producer:
 
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         """The way to prepare the samples of this piece."""
+        produce = self._once(task, piece, unseeded)
+        return _twice(produce) if self._job.retries and self._init_error is None else produce
+
+    def _once(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         if self._init_error is not None:
             return lambda at: self.check_started()
         if self._getitems is not None:
@@ -89,6 +96,10 @@ class Producer:
 
     def inspect(self, task: Task, piece: Piece, at: int) -> Features:
         """The host read of a pipeline, and the cost features that it reveals."""
+        read = partial(self._inspect, task, piece)
+        return (_twice(read) if self._job.retries else read)(at)
+
+    def _inspect(self, task: Task, piece: Piece, at: int) -> Features:
         pipeline = self._job.pipeline
         fields = pipeline.run(self._seeded(task, piece, at), self._seed_of(task, piece, at), stop=pipeline.host_prefix)
         wanted = pipeline.live(pipeline.host_prefix) | {"path"}
@@ -100,7 +111,7 @@ class Producer:
         if isinstance(error, KnownFailure):
             return error.failure
         cause, origin = explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="cpu"))
-        return failure(cause, f"{self.who} ({origin})")
+        return failure(cause, f"{self.who} ({origin})", origin=origin)
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
@@ -149,3 +160,17 @@ class Producer:
         if len(batch) != 1:
             raise ValueError(f"__getitems__ was given 1 index and returned {len(batch)} samples")
         return batch[0]
+
+
+def _twice(produce: Callable[[int], Any]) -> Callable[[int], Any]:
+    """The same, but what raised is tried once more; a host read that failed for good is not."""
+
+    def attempt(at: int) -> Any:
+        try:
+            return produce(at)
+        except KnownFailure:
+            raise
+        except Exception:
+            return produce(at)
+
+    return attempt

@@ -31,6 +31,7 @@ class Progress:
         self.items: list[Any] = []
         self.times: list[float] = []  # an item counts once its time is there
         self.layout: bytes | None = None
+        self.told: Any = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
         self.report_at = self.begin + REPORT_S
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
@@ -89,4 +90,5 @@ class Progress:
             times if telling else None,
             layout,
             status,
+            told=self.told,
         )

@@ -14,14 +14,13 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher
-
 from minato_gpu.lanes.base import NoSample, Piece, Task
 from minato_gpu.lanes.delay import RunQueueDelay
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.streams import Stream
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
 
@@ -41,7 +40,7 @@ class Worker:
         self._row = board.row(number)
         self._producer = Producer(number, job, store)
         self._placement = Placement(job, store, self._producer.who)
-        self._stream: Any = None
+        self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None
         self._poke = poke  # an event descriptor
         self._lock = threading.Lock()  # over the progress below, which the watcher reports from
@@ -135,12 +134,13 @@ class Worker:
         try:
             self._producer.check_started()
             if self._stream_of != (task.run, task.epoch):
-                job = self._job
                 self._stream_of = (task.run, task.epoch)
-                self._stream = _IterableDatasetFetcher(job.dataset, job.auto_collation, job.collate_fn, job.drop_last)
+                self._stream = None
+                self._stream = Stream.open(self._job, task.start, task.items)
             if self._stream is None:
                 raise StopIteration
-            item = self._store.put(self._stream.fetch([None] * task.items), collated=True)
+            item = self._store.put(self._stream.fetch(task.items), collated=True)
+            progress.told = self._stream.told()
         except StopIteration:
             status, self._stream = "exhausted", None
         except Exception as error:

@@ -30,9 +30,14 @@ class FixedComposition:
         self._complete: list[tuple[int, Place]] = []
         self._next = 0
 
-    def admit(self, place: Place) -> None:
-        """A place was admitted; they come in the sampler's order."""
-        self._epochs.append(place.epoch)
+    def resume(self, order: int) -> None:
+        """The batches before ``order`` were delivered by an earlier run."""
+        self._next = order
+
+    def admit(self, place: Place, batch: int) -> None:
+        """A place was admitted; they come in the sampler's order. ``batch``: samples of the batch of its number."""
+        if batch:
+            self._epochs.append(place.epoch)
 
     def finished(self, span: Span, failed: tuple[int, ...], complete: list[Place]) -> None:
         """``span`` is ready, and with it the places ``complete``."""
@@ -73,18 +78,23 @@ class FreeComposition:
     def __init__(self, places: Places, lateness: int) -> None:
         self._places = places
         self._lateness = lateness
-        self._due: deque[Place] = deque()  # the places that give the next batches' sizes and epochs
+        self._due: deque[tuple[int, int]] = deque()  # epoch and size of the next batches
         self._starts: list[tuple[int, int]] = []  # (first serial, epoch) of each epoch with samples to deliver
         self._ready: list[Span] = []  # ready and in no batch, sorted, never touching
         self._counts: dict[int, int] = {}  # epoch -> samples ready and in no batch
         self._failed: set[int] = set()
         self._next = 0
 
-    def admit(self, place: Place) -> None:
-        """A place was admitted; they come in the sampler's order."""
-        self._due.append(place)
+    def resume(self, order: int) -> None:
+        """The batches before ``order`` were delivered by an earlier run."""
+        self._next = order
+
+    def admit(self, place: Place, batch: int) -> None:
+        """A place was admitted; they come in the sampler's order. ``batch``: samples of the batch of its number."""
+        if batch:
+            self._due.append((place.epoch, batch))
         if not self._starts or self._starts[-1][1] != place.epoch:
-            while self._starts and self._starts[0][1] != self._due[0].epoch:
+            while self._starts and self._due and self._starts[0][1] != self._due[0][0]:
                 del self._counts[self._starts.pop(0)[1]]  # all of that epoch is in batches
             self._starts.append((place.first, place.epoch))
             self._counts[place.epoch] = 0
@@ -103,15 +113,14 @@ class FreeComposition:
 
     def compose(self, eager: bool) -> Compose | None:
         """The next batch, or None."""
-        place = self._due[0] if self._due else None
-        if place is None or self._counts[place.epoch] < place.end - place.first:
+        if not self._due or self._counts[self._due[0][0]] < self._due[0][1]:
             return None
         oldest = self._places.oldest
-        size = place.end - place.first
+        epoch, size = self._due[0]
         overtakes = oldest is not None and oldest.first < self._ready[0][0] + size
         if overtakes and (not eager or self.held_back):
             return None
-        return self._take(place, size)
+        return self._take(epoch, size)
 
     @property
     def held_back(self) -> bool:
@@ -129,8 +138,8 @@ class FreeComposition:
             if hi <= lo:
                 break
 
-    def _take(self, place: Place, need: int) -> Compose:
-        self._counts[place.epoch] -= need
+    def _take(self, epoch: int, need: int) -> Compose:
+        self._counts[epoch] -= need
         spans = []
         while need:
             lo, hi = self._ready[0]

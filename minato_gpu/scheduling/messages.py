@@ -58,7 +58,8 @@ class Admitted:
     """The sampler's next batch: serials ``first`` to ``first + size``.
 
     ``cpu`` and ``device`` are predicted seconds for each sample on one slot of that lane; None where nothing
-    is known. ``last`` marks the epoch's last batch.
+    is known. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where that is not
+    the place's own, because an earlier run delivered part of the place (0: that batch too, or another event tells).
     """
 
     time: float
@@ -69,6 +70,20 @@ class Admitted:
     cpu: Sequence[float] | None = None
     device: Sequence[float] | None = None
     last: bool = False
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """An earlier run delivered the batches before ``order``. Comes before the first ``Admitted`` or ``LaneOpened``.
+
+    Of workers' own streams, those of workers ``ended`` have nothing left, and it is the turn of worker ``turn``.
+    """
+
+    time: float
+    order: int
+    turn: int = 0
+    ended: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +185,7 @@ class Tick:
 Event = (
     LaneOpened
     | Admitted
+    | Resumed
     | Ended
     | Inspected
     | Finished

@@ -38,6 +38,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots),
             m.Admitted: self._admitted,
+            m.Resumed: self._resumed,
             m.Ended: self._ended,
             m.Inspected: self._inspected,
             m.Finished: self._finished,
@@ -100,10 +101,16 @@ class Scheduler:
 
     # --- events -----------------------------------------------------------------------------------------
 
+    def _resumed(self, event: m.Resumed) -> None:
+        self._next_order = event.order
+        self._composition.resume(event.order)
+
     def _admitted(self, event: m.Admitted) -> None:
         place = Place(event.place, event.epoch, event.first, event.size)
+        self._composition.admit(place, event.size if event.batch is None else event.batch)
+        if event.size == 0:
+            return
         self._places.admit(place)
-        self._composition.admit(place)
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._intake.cold = True
         self._undelivered += event.size

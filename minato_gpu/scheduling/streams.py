@@ -52,6 +52,8 @@ class StreamScheduler:
         out: list[m.Instruction] = []
         if isinstance(event, m.LaneOpened):
             self._started = True
+        elif isinstance(event, m.Resumed):
+            self._resume(event)
         elif isinstance(event, m.Finished):
             self._finish(event)
         elif isinstance(event, m.Exhausted):
@@ -74,6 +76,11 @@ class StreamScheduler:
         if any(worker.open for worker in self._workers):
             return None
         return self._order + len(self._finished) + len(self._owners)
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """The workers whose streams are known to have ended."""
+        return tuple(number for number, worker in enumerate(self._workers) if not worker.open)
 
     @property
     def pending(self) -> bool:
@@ -104,6 +111,12 @@ class StreamScheduler:
         return "preparation"
 
     # --- events -----------------------------------------------------------------------------------------------
+
+    def _resume(self, event: m.Resumed) -> None:
+        self._order = self._delivered = self._next_ticket = event.order
+        self._turn = event.turn
+        for worker in event.ended:
+            self._workers[worker].open = False
 
     def _finish(self, event: m.Finished) -> None:
         worker = self._owners.pop(event.chunk, None)

@@ -36,6 +36,16 @@ def test_png() -> None:
     assert read_header(PNG) == Header(40, 30)
 
 
+def test_a_decompression_bomb_is_an_error() -> None:
+    """Sixty kilobytes that claim four thousand million pixels."""
+    huge = (65_535).to_bytes(4, "big")
+    with pytest.raises(ValueError, match=r"the header claims 65535 x 65535 pixels; 268435456 are the most"):
+        read_header(PNG[:16] + huge + huge + PNG[24:])
+    frame = JPEG.index(b"\xff\xc0")
+    with pytest.raises(ValueError, match="are the most"):
+        read_header(JPEG[: frame + 5] + b"\xff\xff\xff\xff" + JPEG[frame + 9 :])
+
+
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda tail: JPEG[:2] + tail)))
 def test_any_bytes_give_a_header_or_a_value_error(data: bytes) -> None:
     _header_or_value_error(data)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from minato_gpu import DataLoader
 from minato_gpu.cli import main
 from minato_gpu.samples import StageError, stream
-from pipelines import segmentation_3d, volume_stages
+from pipelines import segmentation_3d, volume_stages, volumes
 from pipelines.example_volumes import write
 from pipelines.volumes import CaseFolder, open_volume
 
@@ -133,6 +133,14 @@ def test_both_lanes_give_the_same(tmp_path: Path, dtype: str) -> None:
 def test_the_implementations_are_compared_by_the_command() -> None:
     result = CliRunner().invoke(main, ["check", "pipelines.segmentation_3d", "--json", "-"])
     assert result.exit_code == 0, result.output
+
+
+def test_a_volume_that_claims_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    nibabel.save(nibabel.Nifti1Image(np.zeros((4, 5, 6), np.int16), np.eye(4)), tmp_path / "a.nii.gz")
+    monkeypatch.setattr(volumes, "MOST_VOXELS", 119)
+    with pytest.raises(ValueError, match=r"claims a volume of the shape \(4, 5, 6\); 119 voxels are the most"):
+        open_volume(str(tmp_path / "a.nii.gz"))
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])

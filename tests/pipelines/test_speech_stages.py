@@ -61,6 +61,13 @@ class TestReading:
             speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
 
 
+    def test_a_file_that_claims_too_much(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        soundfile.write(tmp_path / "a.flac", tone(440, 0.5, RATE), RATE)
+        monkeypatch.setattr(speech_stages, "MOST_SAMPLES", 7_999)
+        with pytest.raises(ValueError, match="the header claims 8000 samples a channel; 7999 are the most"):
+            speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
+
+
 class TestResampling:
     def test_every_speed_is_drawn_alike_and_joined_with_the_files_rate(self) -> None:
         speeds = (0.9, 1.0, 1.1)

@@ -1,0 +1,121 @@
+"""What happens to a sample that cannot be prepared: raise, try again, leave out, or ask the user's function.
+
+A batch of which samples are left out is delivered with the others. The decision is taken when the batch is about to be
+delivered, on the consumer's thread: a sample that nobody asked for raises nothing. A failure is counted once, and
+``max_failures`` bounds how many an epoch may have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+
+from minato_gpu.lanes.base import Failure
+from minato_gpu.samples import Origin
+
+RAISE, SKIP, RETRY = "raise", "skip", "retry"
+_KEPT = 100  # failures that stats() tells of, the latest
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """One sample that failed: where, and why. ``index`` is the key that the sampler yielded; ``error`` names the type
+    of the exception; ``traceback`` is the original one, as text. What is not known is None."""
+
+    epoch: int | None
+    position: int | None
+    index: Any
+    stage: str | None
+    lane: str | None
+    path: str | None
+    error: str
+    traceback: str
+
+    @classmethod
+    def of(cls, failure: Failure) -> BadSample:
+        """What a failure says."""
+        origin = failure.origin or Origin()
+        kind = failure.error.exc_type
+        return cls(
+            origin.epoch,
+            origin.position,
+            origin.index,
+            origin.stage,
+            origin.lane,
+            origin.path,
+            kind.__name__,
+            str(failure.error.exc_msg),
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """The same as plain data, without the traceback."""
+        known = ("epoch", "position", "stage", "lane", "path", "error")
+        return {"index": repr(self.index), **{name: getattr(self, name) for name in known}}
+
+
+class TooManyFailures(RuntimeError):
+    """More samples failed in one epoch than ``max_failures`` allows."""
+
+
+OnError = str | Callable[[BadSample], str]
+
+
+class FailurePolicy:
+    """``on_error`` and ``max_failures`` (a count, or a share of the epoch's samples; None: no limit) of one epoch."""
+
+    def __init__(self, on_error: OnError, max_failures: float | None, expected: int | None) -> None:
+        self._on_error = on_error
+        self._limit = max_failures
+        self._expected = expected
+        self.count = 0
+        self._seen = 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+
+    def take(self, failures: Sequence[Failure], delivered: int) -> None:
+        """These samples of the batch are left out, ``delivered`` others are not; or what one of them raised is raised.
+
+        Raises TooManyFailures beyond the budget, and ValueError for an answer of ``on_error`` that means nothing.
+        """
+        self._seen += delivered + len(failures)
+        for failure in failures:
+            bad = BadSample.of(failure)
+            answer = self._on_error(bad) if callable(self._on_error) else self._on_error
+            if answer not in (RAISE, SKIP):
+                raise ValueError(f"on_error returned {answer!r} for a bad sample; it must return 'skip' or 'raise'")
+            if answer == RAISE:
+                failure.error.reraise()
+            self.count += 1
+            self.recent.append(bad.plain())
+            self._check_budget(failure.error)
+
+    def _check_budget(self, last: ExceptionWrapper) -> None:
+        limit = self._limit
+        if limit is None:
+            return
+        if isinstance(limit, float):
+            limit = limit * (self._expected if self._expected is not None else self._seen)
+        if self.count > limit:
+            text = f"{self.count} samples failed in this epoch, max_failures={self._limit!r} allows {int(limit)}"
+            raise TooManyFailures(f"{text}. The last of them: {last.exc_msg}")
+
+
+def check_on_error(on_error: Any, max_failures: Any, *, iterable: bool) -> None:
+    """Raises TypeError or ValueError where the two arguments mean nothing, or not together."""
+    if not callable(on_error) and on_error not in (RAISE, SKIP, RETRY):
+        raise ValueError(f"on_error must be 'raise', 'skip', 'retry' or a function, got {on_error!r}")
+    if iterable and on_error != RAISE:
+        raise ValueError(
+            "on_error needs a map-style data set: an iterator that raised has ended. Handle errors inside __iter__"
+        )
+    if max_failures is None:
+        return
+    if isinstance(max_failures, bool) or not isinstance(max_failures, (int, float)):
+        raise TypeError(f"max_failures must be a count, a share or None, got {max_failures!r}")
+    if max_failures < 0 or (isinstance(max_failures, float) and not max_failures <= 1):
+        raise ValueError(f"max_failures must be a count (an int) or a share from 0.0 to 1.0, got {max_failures!r}")
+    if on_error in (RAISE, RETRY):
+        raise ValueError(f"max_failures bounds what is left out; on_error={on_error!r} leaves nothing out")

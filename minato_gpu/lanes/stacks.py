@@ -1,0 +1,60 @@
+"""What a worker is at, as a Python stack: asked for when the loader has waited for longer than it should.
+
+A worker process answers a signal: ``faulthandler`` writes the stacks of its threads to a socket, from within the
+signal's handler, so that even a worker stuck in compiled code answers. Of thread workers the interpreter knows the
+stacks. Nothing is asked while all goes well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual data set uses
+_FIRST_S = 0.5  # for the first line of a dump; a worker that the kernel holds never answers
+_NEXT_S = 0.05  # a dump that pauses for so long is over: there is no end mark
+_MOST = 1 << 16
+
+
+def offer(end: socket.socket) -> None:
+    """In a worker process: from now on the signal makes it write its stacks to ``end``."""
+    end.setblocking(False)  # a dump that nobody reads must not hold the worker
+    faulthandler.register(SIGNAL, file=end.fileno(), all_threads=True, chain=False)
+
+
+def of_process(pid: int, end: socket.socket) -> str:
+    """The stacks of a worker process, read from the other end; empty where it does not answer."""
+    end.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while end.recv(_MOST):  # what an earlier dump left
+            pass
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, SIGNAL)
+    poll, out, wait = select.poll(), b"", _FIRST_S
+    poll.register(end, select.POLLIN)
+    while len(out) < _MOST and poll.poll(1e3 * wait):
+        data = end.recv(_MOST)
+        if not data:
+            break
+        out, wait = out + data, _NEXT_S
+    return out.decode("utf-8", "replace").rstrip()
+
+
+def of_thread(thread: threading.Thread) -> str:
+    """The stack of a worker thread; empty where it has ended."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+
+def told(stacks: dict[int, str]) -> str:
+    """Stacks by worker, as the rest of an error's message."""
+    return "".join(
+        f"\nWorker {number} is at:\n{stack or '  (it does not answer)'}" for number, stack in sorted(stacks.items())
+    )

@@ -1,0 +1,76 @@
+"""A worker's own stream of an iterable data set, from its beginning or from where an earlier run left it.
+
+A data set, or its iterator, with ``state_dict`` and ``load_state_dict`` goes on from its own state. Any other stream is
+read again from its beginning, and as many batches as were delivered are dropped.
+"""
+
+from __future__ import annotations
+
+import pickle
+from itertools import islice
+from typing import Any, NamedTuple
+
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+
+
+def is_stateful(thing: Any) -> bool:
+    """Whether it can save and load its state."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+class StreamStart(NamedTuple):
+    """Where one worker's stream begins: ``batches`` of it were delivered; ``state``: its own, pickled by the parent."""
+
+    batches: int
+    state: bytes | None
+
+
+class Told(NamedTuple):
+    """What a worker says of its stream after a batch: ``state`` pickled (None: it cannot tell), ``ended``: no more."""
+
+    state: bytes | None
+    ended: bool
+
+
+class Stream:
+    """A worker's side: the batches of its own stream, from where it is to start."""
+
+    def __init__(self, fetcher: Any, dataset: Any, start: StreamStart | None, samples: int) -> None:
+        self.fetcher = fetcher
+        self._dataset = dataset
+        if start is not None:
+            self._go_on(start, samples)
+
+    @classmethod
+    def open(cls, job: Any, start: StreamStart | None, samples: int) -> Stream:
+        """The stream of a worker's copy of the data set; a batch takes ``samples``."""
+        own = None if start is None or start.state is None else pickle.loads(start.state)
+        if own is not None and own[0] == "dataset":
+            job.dataset.load_state_dict(own[1])
+        batches = getattr(job, "auto_collation", None)  # a Job's name for it; a DataLoader has it as PyTorch does
+        batches = job._auto_collation if batches is None else batches
+        fetcher = _IterableDatasetFetcher(job.dataset, batches, job.collate_fn, job.drop_last)
+        return cls(fetcher, job.dataset, start, samples)
+
+    def _go_on(self, start: StreamStart, samples: int) -> None:
+        iterator = self.fetcher.dataset_iter
+        if start.state is None:
+            dropped = sum(1 for _ in islice(iterator, start.batches * samples))
+            self.fetcher.ended = dropped < start.batches * samples
+            return
+        kind, state = pickle.loads(start.state)
+        if kind == "iterator":
+            iterator.load_state_dict(state)
+
+    def fetch(self, samples: int) -> Any:
+        """The next batch. Raises StopIteration at the end."""
+        return self.fetcher.fetch([None] * samples)
+
+    def told(self) -> Told:
+        """Where the stream stands now."""
+        iterator, ended = self.fetcher.dataset_iter, bool(getattr(self.fetcher, "ended", False))
+        if is_stateful(iterator):
+            return Told(pickle.dumps(("iterator", iterator.state_dict())), ended)
+        if is_stateful(self._dataset):
+            return Told(pickle.dumps(("dataset", self._dataset.state_dict())), ended)
+        return Told(None, ended)

@@ -1,0 +1,94 @@
+"""How often each key has come before in an epoch: part of what a sample's random draws derive from (promise P2)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from minato_gpu.lanes.base import NoSample
+
+
+class Occurrences:
+    """How often each key has come before in the epoch; integers below ``length`` take one byte each."""
+
+    def __init__(self, length: int | None, *, unique: bool) -> None:
+        self._unique = unique
+        self._seen = None if unique or length is None else bytearray(length)
+        self._others: Counter[Any] = Counter()
+
+    def count(self, keys: list[Any]) -> list[int] | None:
+        """The occurrence of each key, in order; None when all are 0."""
+        if self._unique:
+            return None
+        out = [self._one(key) for key in keys]
+        return out if any(out) else None
+
+    def before(self, keys: list[Any]) -> Occurrences:
+        """A copy, as it was before the last of these keys were counted (all of them were)."""
+        copy = Occurrences(None, unique=self._unique)
+        copy._seen = None if self._seen is None else bytearray(self._seen)
+        copy._others = Counter(self._others)
+        if not self._unique:
+            for key in keys:
+                copy._uncount(key)
+            copy._others = +copy._others
+        return copy
+
+    def planes(self) -> tuple[list[bytes], dict[Any, int]]:
+        """How often each key has come: for integers plane j has a bit for each that came more than j times."""
+        others = {key: count for key, count in self._others.items() if not isinstance(key, NoSample)}
+        if self._seen is None:
+            return [], others
+        seen = np.frombuffer(self._seen, dtype=np.uint8)
+        most = int(seen.max(initial=0))
+        return [np.packbits(seen > j).tobytes() for j in range(most)], others
+
+    def restore(self, planes: list[bytes], others: dict[Any, int]) -> None:
+        """Count on from what ``planes`` said. Raises ValueError where it was said of another data set."""
+        if planes and self._seen is None:
+            raise ValueError("the state counts indices of a data set with a length, and this one has none")
+        for plane in planes:
+            bits = np.unpackbits(np.frombuffer(plane, dtype=np.uint8))
+            assert self._seen is not None
+            if len(plane) != (len(self._seen) + 7) // 8:
+                raise ValueError(f"the state counts indices of a data set of another length than {len(self._seen)}")
+            seen = np.frombuffer(self._seen, dtype=np.uint8)
+            seen += bits[: len(self._seen)]
+        for key, count in others.items():
+            if self._is_small(key):
+                assert self._seen is not None
+                fits = min(count, 255 - self._seen[key])
+                self._seen[key] += fits
+                count -= fits
+            if count:
+                self._others[key] = count
+
+    def _uncount(self, key: Any) -> None:
+        seen, small = self._seen, self._is_small(key)
+        try:
+            hash(key)
+        except TypeError:
+            key = repr(key)
+        if self._others[key]:
+            self._others[key] -= 1
+        elif small:
+            assert seen is not None
+            seen[key] -= 1
+
+    def _is_small(self, key: Any) -> bool:
+        return self._seen is not None and type(key) is int and 0 <= key < len(self._seen)
+
+    def _one(self, key: Any) -> int:
+        seen = self._seen
+        if seen is not None and type(key) is int and 0 <= key < len(seen) and seen[key] < 255:
+            seen[key] += 1
+            return seen[key] - 1
+        try:
+            hash(key)
+        except TypeError:
+            key = repr(key)
+        before = self._others[key]
+        self._others[key] += 1
+        return before + (255 if seen is not None and type(key) is int and 0 <= key < len(seen) else 0)

@@ -1,0 +1,119 @@
+"""Which positions of an epoch have been delivered: all below a line, and some above it, as many as a window holds.
+
+Delivered means returned by ``__next__``. The last batches are remembered one by one, for consumers that read ahead of
+what they use: ``rewound(n)`` is the record as it was n batches ago.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+Span = tuple[int, int]
+
+HISTORY = 256  # batches that can be taken back
+
+
+class Delivered:
+    """Positions delivered in one epoch, in ``batches`` batches: all below ``low``, and the spans ``above`` it."""
+
+    def __init__(self, batches: int = 0, low: int = 0, above: Iterable[Span] = ()) -> None:
+        self.batches = batches
+        self.low = low
+        self.above: list[Span] = sorted(above)  # disjoint, not touching, all above ``low``
+        self._recent: deque[tuple[int, Sequence[Span]]] = deque(maxlen=HISTORY)  # low before, and the batch
+
+    @property
+    def floor(self) -> int:
+        """No record that ``rewound`` can return has a lower ``low``."""
+        return self._recent[0][0] if self._recent else self.low
+
+    @property
+    def samples(self) -> int:
+        """How many positions have been delivered."""
+        return self.low + sum(hi - lo for lo, hi in self.above)
+
+    def add(self, batch: Sequence[Span]) -> None:
+        """A batch of these positions was delivered."""
+        self._recent.append((self.low, batch))
+        self.batches += 1
+        for span in batch:
+            insort(self.above, span)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Join neighbours, and lift the line over what begins at it."""
+        joined: list[Span] = []
+        for lo, hi in self.above:
+            if lo <= self.low:
+                self.low = max(self.low, hi)
+            elif joined and lo <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
+            else:
+                joined.append((lo, hi))
+        self.above = joined
+
+    def rewound(self, batches: int) -> Delivered:
+        """The record as it was so many batches ago. Raises ValueError where that is further back than is remembered."""
+        if batches == 0:
+            return self
+        if batches > len(self._recent):
+            limit = min(self.batches, len(self._recent))
+            raise ValueError(
+                f"ahead={batches}: this iterator has delivered {self.batches} batches, and the last {limit} can be "
+                "taken back"
+            )
+        taken = list(islice(self._recent, len(self._recent) - batches, None))
+        back = sorted(span for _, spans in taken for span in spans)
+        low = taken[0][0]
+        spans = [(low, self.low), *self.above] if self.low > low else self.above
+        return Delivered(self.batches - batches, low, _without(spans, back))
+
+    def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
+        """What is still to be delivered of the positions ``lo`` to ``hi``."""
+        gone = [(0, self.low), *self.above] if self.low else self.above
+        return tuple(_without([(lo, hi)], [(max(a, lo), min(b, hi)) for a, b in gone if a < hi and b > lo]))
+
+    # --- as plain data --------------------------------------------------------------------------------------
+
+    def bits(self) -> bytes:
+        """The positions above the line, one bit each: bit i of byte j stands for ``low + 8 * j + i``."""
+        if not self.above:
+            return b""
+        mask = 0
+        for lo, hi in self.above:
+            mask |= ((1 << (hi - lo)) - 1) << (lo - self.low)
+        return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+    @classmethod
+    def of_bits(cls, batches: int, low: int, bits: bytes) -> Delivered:
+        """The record that ``bits`` and the two numbers describe."""
+        spans: list[Span] = []
+        start = -1
+        for at in range(8 * len(bits) + 1):
+            one = at < 8 * len(bits) and bits[at >> 3] >> (at & 7) & 1
+            if one and start < 0:
+                start = at
+            elif not one and start >= 0:
+                spans.append((low + start, low + at))
+                start = -1
+        delivered = cls(batches, low, spans)
+        delivered._settle()
+        return delivered
+
+
+def _without(spans: Iterable[Span], holes: Sequence[Span]) -> list[Span]:
+    """The spans less the holes; both sorted and disjoint, and every hole lies within one of the spans."""
+    out: list[Span] = []
+    waiting = deque(holes)
+    for lo, hi in spans:
+        while waiting and waiting[0][0] < hi:
+            a, b = waiting.popleft()
+            if lo < a:
+                out.append((lo, a))
+            lo = b
+        if lo < hi:
+            out.append((lo, hi))
+    return out

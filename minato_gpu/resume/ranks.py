@@ -1,0 +1,169 @@
+"""States of all ranks of a distributed job as one, and one state for any number of ranks.
+
+``DistributedSampler`` deals one order out to R ranks: position p of rank r is entry p * R + r of the whole. A merged
+state says how far each rank had come; for another number of ranks, what is left of the whole is dealt out anew, and so
+on for every further change (each is a *world*). Entries that only filled up the last round are not kept: they are
+repetitions, and the next world fills up its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch.utils.data import DistributedSampler
+
+from minato_gpu.resume import state as s
+from minato_gpu.resume.delivered import Delivered
+from minato_gpu.resume.orders import REPLAY, Sampling
+
+_MOST_RANKS = 1 << 20
+
+
+def rank_of(sampler: Any) -> dict[str, Any] | None:
+    """Which share of the order a sampler has; None where it is not torch's DistributedSampler."""
+    if type(sampler) is not DistributedSampler:
+        return None
+    return {
+        "replicas": sampler.num_replicas,
+        "rank": sampler.rank,
+        "shuffle": sampler.shuffle,
+        "seed": sampler.seed,
+        "drop_last": sampler.drop_last,
+    }
+
+
+def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
+
+    Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
+    delivered counts for all ranks together; samples keep their content where the ranks had the same base seed.
+
+    Raises ValueError for states that do not belong together, and where a rank is missing.
+    """
+    all_ = [s.check(state) for state in states]
+    if not all_:
+        raise ValueError("merge_state_dicts() needs the states of all ranks, got none")
+    first = all_[0]
+    for other in all_[1:]:
+        for name in ("begun", "epoch", "kind"):
+            if other[name] != first[name]:
+                raise ValueError(
+                    f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
+                    "ranks must be saved at the same step"
+                )
+    if len(all_) == 1 or not first["begun"]:
+        return first
+    shares = [_share(state) for state in all_]
+    replicas = shares[0]["replicas"]
+    if sorted(share["rank"] for share in shares) != list(range(replicas)):
+        ranks = sorted(share["rank"] for share in shares)
+        raise ValueError(f"merge_state_dicts() needs one state of each of the {replicas} ranks, got ranks {ranks}")
+    source = {name: value for name, value in first["source"].items() if name not in ("rank", "witness")}
+    for state, share in zip(all_, shares, strict=True):
+        same = {name: state["source"].get(name) for name in source} == source
+        if not same or {**share, "rank": 0} != {**shares[0], "rank": 0}:
+            raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
+    by_rank = sorted(zip(shares, all_, strict=True), key=lambda pair: int(pair[0]["rank"]))
+    parts = [{**state["progress"], "witness": state["source"].get("witness")} for _, state in by_rank]
+    world = {"replicas": replicas, "parts": parts}
+    worlds = [*(source.get("worlds") or []), world]
+    merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "worlds": worlds, "share": shares[0]}}
+    del merged["progress"]
+    return merged
+
+
+def _share(state: s.State) -> Mapping[str, Any]:
+    source = state["source"]
+    if state["kind"] != "map" or source.get("way") != REPLAY or source.get("rank") is None:
+        raise ValueError(
+            "merge_state_dicts() can share out again only what torch's DistributedSampler dealt out, on a map-style "
+            "data set; with any other sampler, every rank resumes from its own state"
+        )
+    share = s.mapping(source, "rank")
+    s.number(share, "replicas", 1, _MOST_RANKS)
+    s.number(share, "rank", 0, share["replicas"] - 1)
+    return share
+
+
+def for_rank(state: s.State, sampling: Sampling) -> s.State:
+    """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
+    mine = rank_of(sampling.inner)
+    if not state["begun"]:
+        return state
+    if state["kind"] != "merged":
+        saved = state["source"].get("rank") if state["kind"] == "map" else None
+        if saved is not None and mine is not None and saved != mine:
+            raise ValueError(
+                f"the state is one of rank {_said(saved)}, and this loader's sampler is rank {_said(mine)}; merge the "
+                "states of all ranks with merge_state_dicts() to resume with other ranks"
+            )
+        return state
+    if mine is None:
+        raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
+    source = dict(s.mapping(state, "source"))
+    share = s.mapping(source, "share")
+    for name in ("shuffle", "seed"):
+        if share.get(name) != mine[name]:
+            was = f"{name}={share.get(name)!r:.60}"
+            raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
+    worlds = checked_worlds(source)
+    if not worlds:
+        raise ValueError("state: 'worlds' of a merged state must not be empty")
+    progress: Mapping[str, Any] = {"batches": 0, "below": 0, "above": "", "witness": None}
+    if worlds[-1]["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
+        progress = worlds.pop()["parts"][mine["rank"]]
+    source.update(worlds=worlds, witness=progress.get("witness"), rank=mine)
+    return {**state, "kind": "map", "source": source, "progress": progress}
+
+
+def checked_worlds(source: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How an epoch was shared out before, oldest first. Raises ValueError where that is damaged."""
+    return [_world(world) for world in s.sequence(source, "worlds")]
+
+
+def _world(world: Any) -> dict[str, Any]:
+    if not isinstance(world, Mapping):
+        raise ValueError(f"state: 'worlds' must hold dicts, got {world!r:.60}")
+    replicas, parts = s.number(world, "replicas", 1, _MOST_RANKS), s.sequence(world, "parts")
+    if len(parts) != replicas:
+        raise ValueError(f"state: {len(parts)} parts for {replicas} ranks")
+    for part in parts:
+        if not isinstance(part, Mapping):
+            raise ValueError(f"state: 'parts' must hold dicts, got {part!r:.60}")
+        s.check_progress(part)
+    return {"replicas": replicas, "parts": parts}
+
+
+def _said(share: Any) -> str:
+    return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{share!r:.60}"
+
+
+def dealt(sampler: DistributedSampler[Any], worlds: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """This rank's share of what all the worlds before have left, in the sampler's order."""
+    whole: DistributedSampler[Any] = DistributedSampler(
+        sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
+    )
+    whole.set_epoch(sampler.epoch)
+    left = list(whole)
+    for world in worlds:
+        left = _left(left, world)
+    replicas, rank = sampler.num_replicas, sampler.rank
+    if sampler.drop_last:
+        return left[: len(left) // replicas * replicas][rank::replicas]
+    rounds = math.ceil(len(left) / replicas)
+    while left and len(left) < rounds * replicas:
+        left = left + left[: rounds * replicas - len(left)]
+    return left[rank::replicas]
+
+
+def _left(order: list[Any], world: Mapping[str, Any]) -> list[Any]:
+    replicas = world["replicas"]
+    gone = bytearray(len(order))
+    for rank, part in enumerate(world["parts"]):
+        delivered = Delivered.of_bits(part["batches"], part["below"], s.unpacked(part, "above"))
+        for lo, hi in [(0, delivered.low), *delivered.above]:
+            for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):
+                gone[entry] = 1
+    return [key for key, done in zip(order, gone, strict=True) if not done]

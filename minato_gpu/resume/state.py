@@ -1,0 +1,171 @@
+"""The form of a saved state: plain data (dicts, lists, strings, whole numbers, booleans, None), and its checks.
+
+A state may come from an untrusted file, so it holds no pickle, and nothing in it is used before it has been checked.
+What a user's own sampler or data set put into its state is handed to that alone, unchecked.
+
+Decision: bytes are base64 strings, so that a state can be written as JSON, or by ``torch.save`` and read with
+``weights_only=True``; a third more than the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from minato_gpu.lanes.base import NoSample
+
+FORMAT, VERSION = "minato_gpu.DataLoader", 1
+_LARGEST = (1 << 63) - 1
+_MOST_BITS = 1 << 24  # bytes above the line: more than any window holds
+_DEPTH = 8
+
+State = dict[str, Any]
+
+
+def check(state: Any) -> State:
+    """The state, if it is one of this version. Raises TypeError or ValueError that says what is wrong with it."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"load_state_dict() takes what state_dict() returned, a dict, not {type(state).__name__}")
+    if state.get("format") != FORMAT:
+        raise ValueError(f"not a state of minato_gpu.DataLoader: 'format' is {state.get('format')!r:.60}")
+    version = state.get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise ValueError(f"a state of version {version!r:.60}; this minato_gpu reads version {VERSION}")
+    out = dict(state)
+    choice(out, "kind", ("map", "iterable", "merged"))
+    choice(out, "begun", (True, False))
+    number(out, "epoch")
+    for name in ("seed", "workers_seed"):
+        number(out, name, largest=(1 << 64) - 1)
+    number(out, "workers_epoch", least=-_LARGEST)
+    _check_generators(mapping(out, "generators"))
+    mapping(out, "source")
+    if out["kind"] == "map":
+        check_progress(mapping(out, "progress"))
+    return out
+
+
+def check_progress(progress: Mapping[str, Any]) -> None:
+    """How far an epoch has come. Raises ValueError."""
+    for name in ("batches", "below"):
+        number(progress, name)
+    if len(unpacked(progress, "above")) > _MOST_BITS:
+        raise ValueError("state: 'above' is longer than any window")
+
+
+def _check_generators(states: Mapping[str, Any]) -> None:
+    for name, text in states.items():
+        if name not in ("loader", "sampler", "default"):
+            raise ValueError(f"state: 'generators' names {name!r:.60}; it may name 'loader', 'sampler' and 'default'")
+        if text is not None:
+            generator_state(states, name)
+
+
+def generator_state(states: Mapping[str, Any], name: str) -> torch.Tensor:
+    """The state of a torch generator, tried on one. Raises ValueError where it is none."""
+    data = torch.frombuffer(bytearray(unpacked(states, name) or b"\0"), dtype=torch.uint8)
+    try:
+        torch.Generator().set_state(data)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"state: {name!r} holds no state of a torch.Generator") from error
+    return data
+
+
+# --- fields -------------------------------------------------------------------------------------------------
+
+
+def number(data: Mapping[str, Any], name: str, least: int = 0, largest: int = _LARGEST) -> int:
+    """A whole number within bounds. Raises ValueError."""
+    value = data.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
+        raise ValueError(f"state: {name!r} must be a whole number from {least} to {largest}, got {value!r:.60}")
+    return value
+
+
+def choice(data: Mapping[str, Any], name: str, choices: Iterable[Any]) -> Any:
+    """One of the values, of its very type. Raises ValueError."""
+    value, choices = data.get(name), list(choices)
+    if not any(type(value) is type(each) and value == each for each in choices):
+        raise ValueError(f"state: {name!r} must be one of {choices}, got {value!r:.60}")
+    return value
+
+
+def mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A dict. Raises ValueError."""
+    value = data.get(name)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"state: {name!r} must be a dict, got {value!r:.60}")
+    return value
+
+
+def sequence(data: Mapping[str, Any], name: str) -> list[Any]:
+    """A list. Raises ValueError."""
+    value = data.get(name)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"state: {name!r} must be a list, got {value!r:.60}")
+    return list(value)
+
+
+def packed(data: bytes) -> str:
+    """Bytes as a string."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def unpacked(data: Mapping[str, Any], name: str) -> bytes:
+    """The bytes of a string. Raises ValueError."""
+    return _bytes_of(data.get(name), name)
+
+
+def _bytes_of(value: Any, name: str) -> bytes:
+    try:
+        if isinstance(value, str):
+            return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise ValueError(f"state: {name!r} must be a base64 string, got {value!r:.60}")
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+
+def plain_key(key: Any) -> Any:
+    """A data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
+
+    Raises ValueError for a key that cannot be stored.
+    """
+    if key is None or isinstance(key, (bool, int, float, str)):
+        return key
+    if isinstance(key, np.generic):
+        return key.item()
+    if isinstance(key, NoSample):
+        return ["none"]
+    if isinstance(key, bytes):
+        return ["bytes", packed(key)]
+    if type(key) in (tuple, list):
+        return [type(key).__name__, *(plain_key(part) for part in key)]
+    raise ValueError(
+        f"the sampler's order cannot be stored: key {key!r:.60} is a {type(key).__name__}, and only numbers, strings, "
+        "bytes, tuples and lists can be. Give the sampler state_dict() and load_state_dict(); the loader uses them"
+    )
+
+
+def key_of(plain: Any, depth: int = 0) -> Any:
+    """The key that ``plain_key`` made plain. Raises ValueError for anything else."""
+    if plain is None or isinstance(plain, (bool, int, float, str)):
+        return plain
+    if isinstance(plain, (list, tuple)) and plain and depth < _DEPTH:
+        word, *parts = plain
+        if word == "none" and not parts:
+            return NoSample()
+        if word == "bytes" and len(parts) == 1:
+            return _bytes_of(parts[0], "key")
+        if word == "tuple":
+            return tuple(key_of(part, depth + 1) for part in parts)
+        if word == "list":
+            return [key_of(part, depth + 1) for part in parts]
+    raise ValueError(f"state: not a key of a data set: {plain!r:.60}")

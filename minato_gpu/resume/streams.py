@@ -1,0 +1,113 @@
+"""Where the streams of an iterable data set stand: one for each worker, which owns it.
+
+A worker says after every batch where its stream stands, if the data set or its iterator can tell (lanes/streams.py).
+What counts is what it said with the last *delivered* batch.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from minato_gpu.lanes.streams import StreamStart, Told
+from minato_gpu.resume import state as s
+from minato_gpu.resume.delivered import HISTORY
+
+_NOTHING = Told(None, False)
+
+
+class _Worker:
+    def __init__(self, batches: int = 0, told: Told = _NOTHING) -> None:
+        self.batches = batches
+        self.told = told
+
+
+class Streams:
+    """The parent's side: how far each worker's stream has been delivered.
+
+    ``turns``: the worker of each ticket that is not delivered, filled by the pump; ``told``: what came with its batch.
+    """
+
+    def __init__(self, workers: int, batches: int = 0, turn: int = 0) -> None:
+        self.batches = batches
+        self.turns: dict[int, int] = {}
+        self.told: dict[int, Told] = {}
+        self.ended: set[int] = set()  # the workers whose streams are known to be at their end
+        self.turn = turn  # whose turn it is once nothing is under way
+        self._workers = [_Worker() for _ in range(workers)]
+        self._recent: deque[tuple[int, int, Told]] = deque(maxlen=HISTORY)  # worker, and what it was before
+
+    def delivered(self, ticket: int) -> None:
+        """The consumer has the batch of this ticket."""
+        number = self.turns.pop(ticket)
+        worker = self._workers[number]
+        self._recent.append((number, worker.batches, worker.told))
+        self.batches += 1
+        worker.batches += 1
+        worker.told = self.told.pop(ticket, _NOTHING)
+        self.turn = (number + 1) % len(self._workers)
+
+    def exhausted(self, ticket: int, worker: int) -> None:
+        """The ticket found its worker's stream at its end."""
+        self.turns.pop(ticket, None)
+        self.ended.add(worker)
+
+    def state(self, ahead: int) -> s.State:
+        """Plain data but for the data set's own states. Raises ValueError for an ``ahead`` that goes too far back."""
+        if ahead > len(self._recent):
+            raise ValueError(
+                f"ahead={ahead}: this iterator has delivered {self.batches} batches, and the last {len(self._recent)} "
+                "can be taken back"
+            )
+        workers = {number: (worker.batches, worker.told) for number, worker in enumerate(self._workers)}
+        turns = dict(self.turns)
+        turn = turns[min(turns)] if turns else self.turn
+        waiting = set(turns.values())
+        for number, batches, told in list(self._recent)[::-1][:ahead]:
+            workers[number] = (batches, told)
+            turn = number
+            waiting.add(number)
+        ended = {number for number, (_, told) in workers.items() if told.ended} | (self.ended - waiting)
+        streams = []
+        for number, (batches, told) in workers.items():
+            own = None if told.state is None else pickle.loads(told.state)
+            state = None if own is None else {"of": own[0], "state": own[1]}
+            streams.append({"batches": batches, "ended": number in ended, "state": state})
+        return {"batches": self.batches - ahead, "turn": turn, "streams": streams}
+
+    @classmethod
+    def resumed(cls, saved: Mapping[str, Any], workers: int) -> tuple[Streams, list[StreamStart]]:
+        """The streams that a checked state tells of, and where each is to start."""
+        streams = cls(workers, saved["batches"], saved["turn"])
+        starts = []
+        for number, own in enumerate(saved["streams"]):
+            given = own.get("state")
+            state = None if given is None else pickle.dumps((given["of"], given.get("state")))
+            starts.append(StreamStart(own["batches"], state))
+            streams._workers[number] = _Worker(own["batches"], Told(state, own["ended"]))
+            if own["ended"]:
+                streams.ended.add(number)
+        return streams, starts
+
+
+def check_streams(saved: Mapping[str, Any], workers: int) -> None:
+    """Raises ValueError where a state's streams are damaged, or those of another number of workers."""
+    streams = s.sequence(saved, "streams")
+    if len(streams) != max(1, workers):
+        raise ValueError(
+            f"the state has the streams of {len(streams)} workers, this loader has {max(1, workers)}: an iterable data "
+            "set is shared out among its workers, so their number must stay the same"
+        )
+    total = 0
+    for own in streams:
+        if not isinstance(own, Mapping):
+            raise ValueError(f"state: 'streams' must hold dicts, got {own!r:.60}")
+        total += s.number(own, "batches")
+        s.choice(own, "ended", (True, False))
+        if own.get("state") is not None:
+            s.choice(s.mapping(own, "state"), "of", ("iterator", "dataset"))
+    if s.number(saved, "batches") != total:
+        raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
+    s.number(saved, "turn", 0, len(streams) - 1)

@@ -1,0 +1,262 @@
+"""From a state to an epoch that goes on where another left off."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from minato_gpu.admission import Source
+from minato_gpu.resume import orders, ranks
+from minato_gpu.resume import state as s
+from minato_gpu.resume.delivered import Delivered
+from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order, Sampling
+from minato_gpu.resume.streams import Streams, check_streams
+from minato_gpu.standing import Standing, generators_of, is_iterable, sampler_epoch
+
+_CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
+_AGREE = {"sampler": "sampler", "length": "length of the sampler", **_CUTTING}
+
+
+def begin_source(
+    loader: Any,
+    number: int,
+    seed: int,
+    batches: Any,
+    resumption: Resumption | None,
+    workers: tuple[int, int] | None = None,
+) -> tuple[Source, Standing]:
+    """An epoch's batches, from its beginning or from where a state says. ``seed``: its base seed where it begins;
+    ``batches``: the loader's batch sampler's iterator; ``workers``: seed and first epoch of workers that persist."""
+    sampling = Sampling(loader)
+    if resumption is not None and resumption.begun:
+        resumption.set_generators(loader)
+        source = resumption.source(loader._occurrences(), loader._auto_collation)
+        states, worlds = resumption.order_states(), resumption.worlds
+    else:
+        states = {role: generator.get_state() for role, generator in generators_of(loader, sampling).items()}
+        iterable = is_iterable(loader)
+        order = Order(batches) if iterable else orders.fresh_order(sampling, batches)
+        source, worlds = loader._source(number, seed, order), []
+        source.streams = Streams(max(1, loader.num_workers)) if iterable else None
+    standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), states, worlds)
+    standing.source = source
+    return source, standing
+
+
+def expected_of(loader: Any, source: Source, resumption: Resumption | None) -> int | None:
+    """Samples of the epoch, or of what an earlier run has left of it, where the sampler tells."""
+    expected: int | None = loader._expected()
+    if resumption is None or not resumption.begun or expected is None:
+        return expected
+    return None if resumption.worlds else max(0, expected - source.delivered.samples)
+
+
+class Resumption:
+    """A checked state, on its way to the next iterator."""
+
+    def __init__(self, loader: Any, state: Any) -> None:
+        self._sampling = Sampling(loader)
+        self._persistent = loader.persistent_workers and loader.num_workers > 0
+        self.given = dict(state) if isinstance(state, Mapping) else {}
+        self.state = ranks.for_rank(s.check(state), self._sampling)
+        self.number: int = self.state["epoch"]
+        self.begun: bool = self.state["begun"]
+        self._stored: list[list[Any]] = []
+        self._counted: tuple[list[bytes], dict[Any, int]] = ([], {})
+        self.worlds: list[Any] = []  # how the epoch was shared out among ranks before, if it was merged
+        self._epoch_of_sampler = self._check(loader) if self.begun else None
+        if self._epoch_of_sampler is not None:
+            self._sampling.inner.set_epoch(self._epoch_of_sampler)
+
+    def _check(self, loader: Any) -> int | None:
+        """Whether the state fits this loader; returns the epoch that its sampler had been told of, if it has one."""
+        _match_kind(loader, self.state)
+        if self.state["kind"] == "iterable":
+            self._agree(_CUTTING)
+            check_streams(self.state["source"], loader.num_workers)
+            return None
+        self._agree(_AGREE)
+        return self._check_source(loader)
+
+    def _agree(self, names: Mapping[str, str]) -> None:
+        source, mine = self.state["source"], {**self._sampling.describe(), **self._sampling.cutting}
+        for name, meaning in names.items():
+            if source.get(name) != mine[name]:
+                raise ValueError(
+                    f"the state was saved with {meaning} {source.get(name)!r:.60}, this loader has {mine[name]!r:.60}"
+                )
+
+    def _check_source(self, loader: Any) -> int | None:
+        source = self.state["source"]
+        s.choice(source, "way", (STATE, REPLAY, KEYS))
+        if source["way"] == REPLAY and not self._sampling.replays:
+            raise ValueError("the state says that the order can be drawn again, but this sampler gives no such promise")
+        progress = self.state["progress"]
+        self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
+        _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
+        if source["way"] == REPLAY:
+            self.worlds = ranks.checked_worlds(source)
+        else:
+            s.number(source, "place")
+            s.number(source, "position", largest=self.delivered.low)
+        if source["way"] == KEYS:
+            self._stored = _stored_batches(source)
+            self._counted = ([], _stored_counts(source, self._stored))
+        elif source["way"] == STATE:
+            s.mapping(source, "state")
+            s.choice(source, "ended", (True, False))
+            self._counted = _counts(source)
+        told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
+        return s.number(source, "set_epoch") if told else None
+
+    @property
+    def moved_on(self) -> bool:
+        """Whether ``set_epoch`` has told the sampler of another epoch since: then that one begins, at its start."""
+        return self._epoch_of_sampler is not None and sampler_epoch(self._sampling) != self._epoch_of_sampler
+
+    def warn_moved_on(self) -> None:
+        """Say that what the state had left is given up."""
+        warnings.warn(
+            f"load_state_dict() was given a state in the middle of the sampler's epoch {self._epoch_of_sampler}, and "
+            f"set_epoch({sampler_epoch(self._sampling)}) has been called since: that epoch begins at its start, and "
+            "what was left of the other is not delivered.",
+            stacklevel=4,
+        )
+
+    @property
+    def knows_seed(self) -> bool:
+        """Whether the base seed of the epoch, or of the workers that go on, need not be drawn."""
+        return self.begun or (self._persistent and self.number != self.state["workers_epoch"])
+
+    @property
+    def seeds(self) -> tuple[int, int, int]:
+        """The epoch's base seed, the workers' and the epoch in which those started."""
+        return self.state["seed"], self.state["workers_seed"], self.state["workers_epoch"]
+
+    def order_states(self) -> dict[str, torch.Tensor]:
+        """The generators' states just before the epoch's order was drawn, by role."""
+        generators = self.state["generators"]
+        return {role: s.generator_state(generators, role) for role in generators}
+
+    def set_generators(self, loader: Any) -> None:
+        """Put the generators that belong to loader and sampler to where they were; the global one is the user's."""
+        states = self.order_states()
+        for role, generator in generators_of(loader, self._sampling).items():
+            if role != "default" and role in states:
+                generator.set_state(states[role])
+
+    def load_sampler(self) -> None:
+        """Give a stateful sampler the state that it had between two epochs."""
+        own = s.mapping(self.state["source"], "state")
+        orders.load_sampler_state(self._sampling, {"sampler": own.get("sampler")})
+
+    def source(self, occurrences: Any, batched: bool) -> Source:
+        """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
+        saved = self.state["source"]
+        if self.state["kind"] == "iterable":
+            source = Source(self.number, self.state["seed"], iter(()), batched=batched, occurrences=occurrences)
+            source.streams, source.starts = Streams.resumed(saved, len(saved["streams"]))
+            return source
+        make = {REPLAY: self._replayed, STATE: self._from_state, KEYS: self._from_keys}[saved["way"]]
+        order = make(saved, occurrences, batched)
+        replays = saved["way"] == REPLAY
+        source = Source(
+            self.number,
+            self.state["seed"],
+            order,
+            batched=batched,
+            occurrences=occurrences,
+            place=0 if replays else saved["place"],
+            position=0 if replays else saved["position"],
+            delivered=self.delivered,
+        )
+        source.skip()
+        if source.witness is not None and saved.get("witness") is not None and source.witness != saved["witness"]:
+            raise ValueError(
+                "the sampler yields another order than when the state was saved; data set, sampler and its seed must "
+                "be the same"
+            )
+        return source
+
+    def _replayed(self, saved: Mapping[str, Any], occurrences: Any, batched: bool) -> Order:
+        if self.worlds:
+            keys = ranks.dealt(self._sampling.inner, self.worlds)
+            return Order(self._sampling.cut(keys))
+        draws = self._sampling.uses_default_generator
+        return orders.replayed_order(self._sampling, self.order_states().get("default") if draws else None)
+
+    def _from_state(self, saved: Mapping[str, Any], occurrences: Any, batched: bool) -> Order:
+        planes, others = self._counted
+        occurrences.restore(planes, others)
+        own = saved["state"]
+        if saved["ended"]:
+            orders.load_sampler_state(self._sampling, {"sampler": own.get("sampler")})
+            return Order(iter(()))
+        return orders.order_from_state(self._sampling, {name: own.get(name) for name in ("sampler", "iterator")})
+
+    def _from_keys(self, saved: Mapping[str, Any], occurrences: Any, batched: bool) -> Order:
+        occurrences.restore([], self._counted[1])
+        return Order(iter(self._stored if batched else [key for keys in self._stored for key in keys]), KEYS)
+
+
+def _counts(saved: Mapping[str, Any]) -> tuple[list[bytes], dict[Any, int]]:
+    """How often each key had come before, from a state with the sampler's own."""
+    others: dict[Any, int] = {}
+    for pair in s.sequence(saved, "others"):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise ValueError(f"state: 'others' must hold pairs of a key and a count, got {pair!r:.60}")
+        others[_name_of(s.key_of(pair[0]))] = s.number({"count": pair[1]}, "count")
+    return [s.unpacked({"plane": plane}, "plane") for plane in s.sequence(saved, "planes")], others
+
+
+def _stored_counts(saved: Mapping[str, Any], stored: list[list[Any]]) -> dict[Any, int]:
+    """The same from a state with the remaining keys: the first of each that remains says how many came before."""
+    keys, counts = [key for batch in stored for key in batch], s.sequence(saved, "occurrences")
+    if counts and len(counts) != len(keys):
+        raise ValueError(f"state: {len(counts)} occurrences for {len(keys)} keys")
+    before: dict[Any, int] = {}
+    for key, count in zip(keys, counts, strict=False):
+        before.setdefault(_name_of(key), s.number({"occurrences": count}, "occurrences"))
+    return {key: count for key, count in before.items() if count}
+
+
+def _stored_batches(saved: Mapping[str, Any]) -> list[list[Any]]:
+    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, "batches")]
+    if not all(batches):
+        raise ValueError("state: a batch of no keys")
+    return [[s.key_of(key) for key in keys] for keys in batches]
+
+
+def _name_of(key: Any) -> Any:
+    """What counts as the same key: keys that cannot be hashed go by what they look like."""
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key
+
+
+def _match_kind(loader: Any, state: s.State) -> None:
+    if (state["kind"] == "iterable") != is_iterable(loader):
+        raise ValueError(f"the state is one of a data set of kind {state['kind']!r}, and this loader has another")
+
+
+def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, *, shared_out: bool) -> None:
+    """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
+    if delivered.above and loader._options.lateness == 0:
+        raise ValueError(
+            "the state was saved with batches delivered out of order, which a loader in strict order cannot go on "
+            "with; pass in_order=False"
+        )
+    if delivered.above and loader.num_workers == 0:
+        raise ValueError("the state was saved with batches delivered out of order; pass num_workers=1 or more")
+    if sampling.size is None:
+        return
+    samples, batches, size = delivered.samples, delivered.batches, sampling.size
+    length = None if shared_out else sampling.describe()["length"]
+    short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
+    if samples != batches * size and not short:
+        raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")

@@ -1,0 +1,152 @@
+"""Where a loader stands: from a running epoch to a state.
+
+A ``Standing`` is made with every epoch's iterator, and asked by ``DataLoader.state_dict``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from minato_gpu.admission import Source
+from minato_gpu.lanes.streams import Told, is_stateful
+from minato_gpu.resume import ranks
+from minato_gpu.resume import state as s
+from minato_gpu.resume.delivered import Delivered
+from minato_gpu.resume.orders import REPLAY, STATE, Sampling
+
+
+def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]:
+    """The generators that a loader's epochs are drawn from, by their role."""
+    found: dict[str, torch.Generator] = {}
+    if loader.generator is not None:
+        found["loader"] = loader.generator
+    sampler = getattr(sampling.inner, "generator", None)
+    if isinstance(sampler, torch.Generator) and sampler is not loader.generator:
+        found["sampler"] = sampler
+    if sampling.replays and sampling.uses_default_generator:
+        found["default"] = torch.default_generator
+    return found
+
+
+class Standing:
+    """One epoch of a loader, since it began. ``seeds``: its own base seed, and that of the workers with the epoch in
+    which they started. ``order_states``: the generators' states just before the sampler was begun, by role."""
+
+    def __init__(
+        self,
+        loader: Any,
+        number: int,
+        seeds: tuple[int, int, int],
+        order_states: dict[str, torch.Tensor],
+        worlds: list[Any] | None = None,
+    ) -> None:
+        self.number = number
+        self.source: Source | None = None
+        self.over = False  # the iterator has said so
+        self._seeds = seeds
+        self._generators = {role: s.packed(state.numpy().tobytes()) for role, state in order_states.items()}
+        self._sampling = Sampling(loader)
+        self._worlds = worlds or []
+        self._epoch_of_sampler = sampler_epoch(self._sampling)
+
+    def delivered(self, batch: list[tuple[int, int]]) -> None:
+        """The consumer has this batch: its positions, or the ticket of a stream."""
+        assert self.source is not None
+        if self.source.streams is not None:
+            self.source.streams.delivered(batch[0][0])
+        else:
+            self.source.delivered.add(batch)
+
+    def told(self, told: Told) -> None:
+        """The consumer has the next batch of the only stream, which now stands where it says."""
+        assert self.source is not None and self.source.streams is not None
+        streams = self.source.streams
+        ticket = streams.batches
+        streams.turns[ticket], streams.told[ticket] = 0, told
+        streams.delivered(ticket)
+
+    def state(self, ahead: int) -> s.State:
+        """The state of the epoch, as it was ``ahead`` batches ago. Raises ValueError where that cannot be told."""
+        assert self.source is not None
+        streams = self.source.streams
+        seed, workers_seed, workers_epoch = self._seeds
+        out: s.State = {
+            "format": s.FORMAT,
+            "version": s.VERSION,
+            "kind": "map" if streams is None else "iterable",
+            "epoch": self.number,
+            "begun": True,
+            "seed": seed,
+            "workers_seed": workers_seed,
+            "workers_epoch": workers_epoch,
+            "generators": self._generators,
+        }
+        if streams is not None:
+            return {**out, "source": {**self._sampling.cutting, **streams.state(ahead)}}
+        delivered = self.source.delivered.rewound(ahead)
+        progress = {"batches": delivered.batches, "below": delivered.low, "above": s.packed(delivered.bits())}
+        return {**out, "progress": progress, "source": self._source_state(self.source, delivered)}
+
+    def _source_state(self, source: Source, delivered: Delivered) -> s.State:
+        out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._epoch_of_sampler}
+        if source.order.way == REPLAY:
+            own = ranks.rank_of(self._sampling.inner)
+            return {**out, "witness": source.witness, "worlds": self._worlds, "rank": own}
+        marks = [mark for mark in source.marks if mark.position + len(mark.keys) > delivered.low]
+        place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
+        counts = source.occurrences.before([key for mark in marks for key in mark.keys])
+        if source.order.way == STATE:
+            own = marks[0].state if marks else source.order.mark()
+            planes, others = counts.planes()
+            return {
+                **out,
+                "place": place,
+                "position": position,
+                "state": own,
+                "ended": source.ended and not marks,  # the sampler's state is then that of its next epoch
+                "planes": [s.packed(plane) for plane in planes],
+                "others": [[s.plain_key(key), count] for key, count in others.items()],
+            }
+        batches = [mark.keys for mark in marks] + [source.keys_of(item) for item in source.order.rest()]
+        counted = counts.count([key for keys in batches for key in keys]) or []
+        return {
+            **out,
+            "place": place,
+            "position": position,
+            "batches": [[s.plain_key(key) for key in keys] for keys in batches],
+            "occurrences": counted,
+        }
+
+
+def before_epoch(loader: Any, number: int) -> s.State:
+    """The state of a loader whose epoch ``number`` has not begun."""
+    sampling = Sampling(loader)
+    generators = {role: g for role, g in generators_of(loader, sampling).items() if role != "default"}
+    stateful = is_stateful(sampling.inner)
+    return {
+        "format": s.FORMAT,
+        "version": s.VERSION,
+        "kind": "map",
+        "epoch": number,
+        "begun": False,
+        "seed": 0,
+        "workers_seed": loader._base_seed % (1 << 64),
+        "workers_epoch": loader._first if loader.persistent_workers and number else number,
+        "generators": {role: s.packed(g.get_state().numpy().tobytes()) for role, g in generators.items()},
+        "progress": {"batches": 0, "below": 0, "above": ""},
+        "source": {"state": {"sampler": sampling.inner.state_dict() if stateful else None, "iterator": None}},
+    }
+
+
+def sampler_epoch(sampling: Sampling) -> int | None:
+    """What ``set_epoch`` was last told, where the sampler has it."""
+    epoch = getattr(sampling.inner, "epoch", None)
+    return epoch if callable(getattr(sampling.inner, "set_epoch", None)) and isinstance(epoch, int) else None
+
+
+def is_iterable(loader: Any) -> bool:
+    """Whether its workers iterate the data set for themselves."""
+    return isinstance(loader.dataset, IterableDataset)

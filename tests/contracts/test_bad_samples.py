@@ -1,0 +1,198 @@
+"""P6 with on_error: a bad sample is raised, tried again or left out, always counted, and takes nothing else with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from minato_gpu.failures import BadSample, TooManyFailures
+from pipelines import example_photographs, image_classification
+from tests.contracts.datasets import Made
+from tests.contracts.modes import BOUNDED_8, MINATO, Mode
+
+_FORK = multiprocessing.get_context("fork")
+_BAD = (5, 6, 17, 30)
+_GOOD = [index for index in range(40) if index not in _BAD]
+
+
+def _broken(index: int) -> Any:
+    if index in _BAD:
+        raise ValueError(f"sample {index} is broken")
+    return torch.tensor(index)
+
+
+_COLLATE: dict[str, Callable[[Any], Any] | None] = {"stacked": None, "joined": list}
+
+
+def _numbers(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch]
+
+
+@pytest.mark.parametrize("collate", _COLLATE)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
+def test_skip(mode: Mode, workers: int, collate: str) -> None:
+    loader = mode.loader(
+        Made(40, _broken), 4, num_workers=workers, on_error="skip", collate_fn=_COLLATE[collate], shuffle=False
+    )
+    for _ in range(2):
+        batches = list(loader)
+        assert sorted(_numbers(batches)) == _GOOD
+        assert len(batches) == 10
+        if workers == 0 or not mode.lateness:
+            assert _numbers(batches) == _GOOD
+        stats = loader.stats()
+        assert (stats["samples_delivered"], stats["samples_failed"], stats["samples_skipped"]) == (36, 4, 0)
+        assert stats["samples_delivered"] + stats["samples_failed"] == stats["samples_expected"]
+        told = [(bad["position"], bad["index"], bad["lane"], bad["error"]) for bad in stats["failures"]]
+        assert sorted(told) == [(index, str(index), "cpu", "ValueError") for index in _BAD]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
+def test_batches_that_lose_everything(mode: Mode, workers: int) -> None:
+    """They are left out: there is nothing to deliver, and no other rank that counts on them."""
+    loader = mode.loader(Made(40, _broken), None, num_workers=workers, on_error="skip")
+    assert sorted(int(number) for number in loader) == _GOOD
+    assert loader.stats()["samples_failed"] == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_sets_that_fetch_many(workers: int) -> None:
+    class Many(Made):
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            return [self.make(key) for key in keys]
+
+    assert _numbers(DataLoader(Many(40, _broken), 4, num_workers=workers, on_error="skip")) == _GOOD
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_decides(workers: int) -> None:
+    seen: list[BadSample] = []
+
+    def decide(bad: BadSample) -> str:
+        seen.append(bad)
+        return "raise" if bad.index == 17 else "skip"
+
+    received: list[int] = []
+    loader = DataLoader(Made(40, _broken), 4, num_workers=workers, on_error=decide)
+    with pytest.raises(ValueError, match="sample 17 is broken"):
+        received.extend(int(number) for batch in loader for number in batch)
+    assert received == [index for index in range(16) if index not in _BAD]
+    assert [(bad.epoch, bad.position, bad.index, bad.error) for bad in seen] == [
+        (0, 5, 5, "ValueError"),
+        (0, 6, 6, "ValueError"),
+        (0, 17, 17, "ValueError"),
+    ]
+    assert "raise ValueError" in seen[0].traceback and "_broken" in seen[0].traceback
+
+
+def test_an_answer_that_means_nothing() -> None:
+    with pytest.raises(ValueError, match="on_error returned None"):
+        list(DataLoader(Made(40, _broken), 4, num_workers=1, on_error=lambda bad: None))  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("limit", "fits"), [(4, True), (3, False), (0.1, True), (0.05, False), (0, False)])
+def test_the_budget(limit: float, fits: bool, workers: int) -> None:
+    loader = DataLoader(Made(40, _broken), 4, num_workers=workers, on_error="skip", max_failures=limit)
+    if fits:
+        assert _numbers(loader) == _GOOD
+    else:
+        with pytest.raises(TooManyFailures, match="samples failed in this epoch, max_failures="):
+            list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_retry(workers: int) -> None:
+    """What fails once is tried again, unseen; what fails twice is raised."""
+    tries = _FORK.Array("i", 40)
+
+    def flaky(index: int) -> Any:
+        tries[index] += 1
+        if index in _BAD and tries[index] < 2:
+            raise OSError("try again")
+        return torch.tensor(index)
+
+    loader = DataLoader(Made(40, flaky), 4, num_workers=workers, on_error="retry")
+    assert _numbers(loader) == list(range(40))
+    assert [tries[index] for index in _BAD] == [2, 2, 2, 2]
+    with pytest.raises(ValueError, match="sample 5 is broken"):
+        list(DataLoader(Made(40, _broken), 4, num_workers=workers, on_error="retry"))
+
+
+def test_what_was_left_out_is_not_asked_for_again() -> None:
+    def make() -> Any:
+        return BOUNDED_8.loader(Made(40, _broken), 4, num_workers=2, on_error="skip")
+
+    for step in (2, 3, 6):
+        loader = make()
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(step)]
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        assert sorted(_numbers([*first, *resumed])) == _GOOD
+        failed = loader.stats()["samples_failed"] + resumed.stats()["samples_failed"]
+        assert failed == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise', 'skip', 'retry' or a function"),
+        ({"max_failures": 3}, ValueError, "leaves nothing out"),
+        ({"on_error": "skip", "max_failures": -1}, ValueError, "a count"),
+        ({"on_error": "skip", "max_failures": 1.5}, ValueError, "a share"),
+        ({"on_error": "skip", "max_failures": "3"}, TypeError, "max_failures must be"),
+    ],
+)
+def test_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DataLoader(Made(4, _broken), **arguments)
+
+
+@pytest.mark.parametrize("lanes", [("cpu",), ("cpu", "device"), ("device",)], ids=str)
+def test_broken_photographs(tmp_path: Path, lanes: tuple[str, ...]) -> None:
+    """Through a pipeline, on either lane: stage and path are told, the rest of the micro-batch is unharmed."""
+    (tmp_path / "cats").mkdir()
+    good = example_photographs.jpeg(example_photographs.photograph("chelsea.png"))
+    for number in range(12):
+        cut_off = good[: len(good) // 2] + b"\0" * 9 + b"\xff\xd9"
+        data = b"no picture" if number == 4 else cut_off if number == 9 else good
+        (tmp_path / "cats" / f"{number:02}.jpg").write_bytes(data)
+
+    photographs: Any = image_classification.ImageFolder(tmp_path)
+
+    def make(**more: Any) -> Any:
+        return DataLoader(
+            photographs,
+            3,
+            num_workers=2,
+            pipeline=image_classification.build(size=32),
+            lanes=lanes,
+            on_error="skip",
+            generator=torch.Generator().manual_seed(3),
+            **more,
+        )
+
+    loader = make()
+    iterator = iter(loader)
+    first = next(iterator)
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    rest, again = list(iterator), list(resumed)
+    stats = loader.stats()
+    failures = {Path(bad["path"]).name: bad for bad in stats["failures"]}
+    assert "04.jpg" in failures and failures["04.jpg"]["stage"] is not None
+    assert failures["04.jpg"]["position"] == 4 and failures["04.jpg"]["epoch"] == 0
+    assert len(first["label"]) + sum(len(batch["label"]) for batch in rest) == 12 - len(failures)
+    assert stats["samples_failed"] == len(failures) == resumed.stats()["samples_failed"]
+    for one, other in zip(rest, again, strict=True):
+        assert torch.equal(one["label"], other["label"])
+        assert torch.allclose(one["image"], other["image"], atol=0.1)

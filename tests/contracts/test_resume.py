@@ -1,0 +1,541 @@
+"""P1 and P2 across save and resume: every step of an epoch, every mode, every lane, every kind of sampler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from minato_gpu import DataLoader
+from minato_gpu.scheduling import replay
+from tests.contracts.checks import lateness
+from tests.contracts.datasets import Costly, Made, draw, rows
+from tests.contracts.modes import BOUNDED_8, BY_PROCESSES, IN_ORDER, MINATO, Mode
+
+_ROOT = Path(__file__).resolve().parents[2]
+_BATCH = 4
+_SAMPLES = 64
+
+
+def generator(seed: int = 17) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def through_json(state: Any) -> Any:
+    """The state as another process would read it from a file."""
+    return json.loads(json.dumps(state))
+
+
+def interrupted(make: Callable[[], Any], batches: int) -> tuple[list[Any], Any, Any]:
+    """The first batches of a loader's epoch, its state then, and another loader that took the state."""
+    loader = make()
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(batches)]
+    state = through_json(loader.state_dict())
+    resumed = make()
+    resumed.load_state_dict(state)
+    return first, state, resumed
+
+
+# --- every step of an epoch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
+def test_every_step(mode: Mode, persistent: bool) -> None:
+    """Two epochs, saved after any number of batches of the first: nothing twice, nothing lost, the same content."""
+
+    def make() -> Any:
+        arguments: dict[str, Any] = {"persistent_workers": persistent, "shuffle": True, "generator": generator()}
+        return mode.loader(Made(_SAMPLES, draw), _BATCH, num_workers=2, **arguments)
+
+    def content(batch: Any) -> list[Any]:
+        return rows([batch]) if mode.processes else batch[0].tolist()
+
+    whole = make()
+    reference = [[content(batch) for batch in whole] for _ in range(2)]
+    for step in range(_SAMPLES // _BATCH + 1):
+        first, _, resumed = interrupted(make, step)
+        epoch = [content(batch) for batch in (*first, *resumed)]
+        following = [content(batch) for batch in resumed]
+        if mode.lateness:
+            assert _flat(epoch) == _flat(reference[0])
+            assert _flat(following) == _flat(reference[1])
+            assert [len(batch) for batch in epoch] == [_BATCH] * (_SAMPLES // _BATCH)
+        else:
+            assert [epoch, following] == reference
+
+
+@pytest.mark.parametrize("arguments", [{"persistent_workers": True}, {"epochs": 4}], ids=str)
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
+def test_later_epochs_that_overlap(mode: Mode, arguments: dict[str, Any]) -> None:
+    """Saved in the second of four epochs, whose first samples were prepared during the first."""
+
+    def make() -> Any:
+        return mode.loader(Made(24, draw), 4, num_workers=2, shuffle=True, generator=generator(), **arguments)
+
+    def content(batches: Any) -> Any:
+        samples = [rows([batch]) for batch in batches]
+        return _flat(samples) if mode.lateness else samples
+
+    whole = make()
+    reference = [content(whole) for _ in range(4)]
+    for step in range(7):
+        loader = make()
+        list(loader)
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(step)]
+        state = through_json(loader.state_dict())
+        assert state["epoch"] == 1
+        resumed = make()
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+        assert content([*first, *rest]) == reference[1]
+        stats = resumed.stats()
+        assert stats["samples_expected"] == stats["samples_delivered"] == 24 - 4 * step
+        assert [content(resumed) for _ in range(2)] == reference[2:]
+
+
+def _flat(batches: Any) -> list[Any]:
+    return sorted(sample for batch in batches for sample in batch)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MINATO if mode.lateness], ids=lambda mode: mode.name)
+def test_lateness_counts_across_a_resume(mode: Mode) -> None:
+    """P3 holds for the whole epoch, also where it was saved with samples overtaken: slow ones come first here."""
+    order = sorted(range(60), key=lambda index: index % 7 != 3)
+
+    def make() -> Any:
+        return mode.loader(Costly(60), _BATCH, sampler=order, num_workers=2)
+
+    for step in range(0, 16, 3):
+        first, state, resumed = interrupted(make, step)
+        batches = [batch.tolist() for batch in (*first, *resumed)]
+        assert sorted(_flat(batches)) == list(range(60))
+        assert max(lateness(order, batches, _BATCH)) <= mode.lateness
+        assert resumed.stats()["lateness"]["max"] <= mode.lateness
+        assert len(state["progress"]["above"]) * 6 <= 8 * 60 + 24  # a bit for a sample, in base64
+
+
+@pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
+def test_resumed_again_and_again(mode: Mode) -> None:
+    """A new loader for every batch."""
+
+    def make() -> Any:
+        return mode.loader(Costly(30), _BATCH, num_workers=2, shuffle=True, generator=generator())
+
+    state: Any = {}
+    received: list[int] = []
+    for _ in range(8):
+        loader = make()
+        loader.load_state_dict(state)
+        received += next(iter(loader)).tolist()
+        state = through_json(loader.state_dict())
+    assert sorted(received) == list(range(30))
+    if not mode.lateness:
+        assert received == [int(index) for batch in make() for index in batch]
+
+
+# --- samplers ----------------------------------------------------------------------------------------------------
+
+
+class Unknown:
+    """A sampler of the user's own, without a state; every epoch has another order. Repeats one index."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epochs += 1
+        order = [*torch.randperm(20, generator=generator(self.epochs)).tolist(), 3, 7, 3]
+        return iter(order)
+
+    def __len__(self) -> int:
+        return 23
+
+
+class Counting:
+    """A sampler with a state: how much it has yielded of the epoch."""
+
+    def __init__(self) -> None:
+        self.yielded = 0
+        self.loaded: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        order = [*torch.randperm(20, generator=generator(5)).tolist(), 3, 7, 3]
+        while self.yielded < len(order):
+            self.yielded += 1
+            yield order[self.yielded - 1]
+        self.yielded = 0
+
+    def __len__(self) -> int:
+        return 23
+
+    def state_dict(self) -> dict[str, int]:
+        return {"yielded": self.yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.yielded = state["yielded"]
+        self.loaded.append(self.yielded)
+
+
+class CountingIterator:
+    """A sampler whose iterator has the state, as torchdata's do."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __iter__(self) -> Any:
+        return _Iterator()
+
+
+class _Iterator:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == 23:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1 if self.at <= 20 else (3, 7, 3)[self.at - 21]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+_LISTED = [[1, 2, 3], [4], [], [5, 6, 6, 6], [6, 7], [8, 9, 10, 11, 6]]
+
+
+class Batches(BatchSampler):
+    """A batch sampler of the user's own: unequal batches, repeated keys, an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__(range(12), 3, False)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(_LISTED)
+
+    def __len__(self) -> int:
+        return len(_LISTED)
+
+
+_SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "sequential": lambda: {"batch_size": 4},
+    "shuffled": lambda: {"batch_size": 4, "shuffle": True},
+    "shuffled, drop_last": lambda: {"batch_size": 3, "shuffle": True, "drop_last": True},
+    "with replacement": lambda: {
+        "batch_size": 5,
+        "sampler": RandomSampler(range(9), replacement=True, num_samples=43, generator=generator(2)),
+    },
+    "global generator": lambda: {"batch_size": 4, "sampler": RandomSampler(range(20), True, 41)},
+    "subset": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler([*range(3, 17), 3, 3], generator(3))},
+    "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler([1.0, 2.0, 5.0] * 6, 33)},
+    "list with repeats": lambda: {"batch_size": 4, "sampler": [5, 5, 1, 2, 5, 3, 1, 1, 9, 8, 5, 5, 7]},
+    "strings": lambda: {"batch_size": 3, "sampler": [str(n % 5) for n in range(17)]},
+    "unknown": lambda: {"batch_size": 4, "sampler": Unknown()},
+    "state": lambda: {"batch_size": 4, "sampler": Counting()},
+    "state of the iterator": lambda: {"batch_size": 4, "sampler": CountingIterator()},
+    "list of batches": lambda: {"batch_sampler": [list(batch) for batch in _LISTED if batch]},
+    "batch sampler": lambda: {"batch_sampler": Batches(), "collate_fn": list},
+    "torch's batch sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(14)), 4, False)},
+    "no batches": lambda: {"batch_size": None},
+    "no batches, unknown": lambda: {"batch_size": None, "sampler": Unknown()},
+}
+_SINGLE = ("no batches", "no batches, unknown")
+
+
+def _rows(batches: Any, name: str) -> list[Any]:
+    """The batches as comparable lists of samples."""
+    if name in _SINGLE:
+        return [[str(value) for value in sample] for sample in batches]
+    if name == "batch sampler":
+        return [[tuple(map(str, sample)) for sample in batch] for batch in batches]
+    return [[tuple(map(str, sample)) for sample in rows([batch])] for batch in batches]
+
+
+@pytest.mark.parametrize("name", _SAMPLERS)
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_every_sampler(mode: Mode, name: str) -> None:
+    """Also where an index repeats: its later occurrences have content of their own, before and after a resume."""
+
+    def make() -> Any:
+        torch.manual_seed(99)
+        return mode.loader(Made(20, draw), num_workers=2, generator=generator(), **_SAMPLERS[name]())
+
+    reference = _rows(make(), name)
+    for step in range(0, len(reference) + 1, 1 if len(reference) < 8 else 3):
+        loader = make()
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(step)]
+        state = through_json(loader.state_dict())
+        again = through_json(loader.state_dict())
+        assert state == again
+        rest = list(iterator)
+        resumed = make()
+        resumed.load_state_dict(state)
+        torch.manual_seed(123)  # the epoch's order is settled, whatever the global generator does
+        epoch = _rows([*first, *resumed], name)
+        if mode.lateness:
+            assert sorted(map(repr, _flat(epoch))) == sorted(map(repr, _flat(reference)))
+        else:
+            assert epoch == reference
+        assert len(_rows([*first, *rest], name)) == len(reference), "saving changed the run that goes on"
+
+
+def test_a_stateful_sampler_is_given_its_state() -> None:
+    """What it had yielded of the delivered batches, not what the loader had drawn ahead."""
+    sampler = Counting()
+    _, state, _ = interrupted(lambda: DataLoader(Costly(20), 4, sampler=Counting(), num_workers=2), 2)
+    assert state["source"]["state"]["sampler"] == {"yielded": 8}
+    loader = DataLoader(Costly(20), 4, sampler=sampler, num_workers=2)
+    loader.load_state_dict(state)
+    assert sum(len(batch) for batch in loader) == 15
+    assert sampler.loaded == [8]
+
+
+def test_a_sampler_that_cannot_be_stored() -> None:
+    class Objects(Unknown):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([object() for _ in range(8)])
+
+    loader = DataLoader(Made(8, lambda key: 1), 2, sampler=Objects(), num_workers=1)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="is a object, and only numbers, strings, bytes, tuples and lists can be"):
+        loader.state_dict()
+
+
+# --- what may differ ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_workers": 1}, {"num_workers": 3}, {"in_order": False}, {"prefetch_factor": 5}]
+)
+def test_other_workers_after_the_resume(change: dict[str, Any]) -> None:
+    def make(**more: Any) -> Any:
+        arguments = {"num_workers": 2, "shuffle": True, "generator": generator(), **more}
+        return DataLoader(Made(40, draw), 4, **arguments)
+
+    reference = [rows([batch]) for batch in make()]
+    loader = make()
+    iterator = iter(loader)
+    first = [rows([next(iterator)]) for _ in range(3)]
+    resumed = make(**change)
+    resumed.load_state_dict(loader.state_dict())
+    rest = [rows([batch]) for batch in resumed]
+    assert _flat(first + rest) == _flat(reference)
+    if resumed.in_order:
+        assert first + rest == reference
+
+
+def test_from_workers_to_none_and_back() -> None:
+    def make(workers: int) -> Any:
+        return DataLoader(Costly(40), 4, num_workers=workers, shuffle=True, generator=generator())
+
+    order = [batch.tolist() for batch in make(2)]
+    state: Any = {}
+    received = []
+    for turn in range(5):
+        loader = make(2 if turn % 2 else 0)
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        received += [next(iterator).tolist() for _ in range(2)]
+        state = through_json(loader.state_dict())
+    assert received == order
+
+
+def test_loading_into_a_loader_that_runs() -> None:
+    """The same object, its iterator alive, workers kept: it goes back to where the state says."""
+    loader = DataLoader(Made(40, draw), 4, num_workers=2, shuffle=True, generator=generator(), persistent_workers=True)
+    iterator = iter(loader)
+    first = [rows([next(iterator)]) for _ in range(3)]
+    state = loader.state_dict()
+    rest = [rows([next(iterator)]) for _ in range(5)]
+    loader.load_state_dict(state)
+    again = [rows([batch]) for batch in loader]
+    assert again[:5] == rest and len(first) + len(again) == 10
+    following = [rows([batch]) for batch in loader]
+    whole = DataLoader(Made(40, draw), 4, num_workers=2, shuffle=True, generator=generator(), persistent_workers=True)
+    assert [first + again, following] == [[rows([batch]) for batch in whole] for _ in range(2)]
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
+def test_recorded_events_of_a_resumed_run_replay(mode: Mode, tmp_path: Path) -> None:
+    for step in (1, 6):
+        _, _, resumed = interrupted(lambda: mode.loader(Costly(60), 4, num_workers=2), step)
+        resumed.record_events(tmp_path / f"{step}.jsonl")
+        assert sum(len(batch) for batch in resumed) == 60 - 4 * step
+        assert replay.verify((tmp_path / f"{step}.jsonl").read_text().splitlines()) > 0
+
+
+# --- when it is saved --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_before_between_and_at_the_end_of_epochs(workers: int, persistent: bool) -> None:
+    persistent = persistent and workers > 0
+
+    def make() -> Any:
+        return DataLoader(
+            Made(12, draw if workers else torch.tensor),
+            4,
+            num_workers=workers,
+            shuffle=True,
+            generator=generator(),
+            persistent_workers=persistent,
+        )
+
+    def content(batch: Any) -> Any:
+        return rows([batch]) if workers else batch.tolist()
+
+    whole = make()
+    reference = [[content(batch) for batch in whole] for _ in range(3)]
+    for epochs in range(3):
+        loader = make()
+        for _ in range(epochs):
+            list(loader)
+        state = through_json(loader.state_dict())
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert [[content(batch) for batch in resumed] for _ in range(3 - epochs)] == reference[epochs:]
+    last, _, resumed = interrupted(make, 3)
+    assert [content(batch) for batch in last] == reference[0]
+    assert list(resumed) == [], "all batches of the epoch were delivered: what is left of it is its end"
+    assert [content(batch) for batch in resumed] == reference[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
+def test_a_consumer_that_reads_ahead(mode: Mode, workers: int) -> None:
+    def make() -> Any:
+        return mode.loader(Costly(40), 4, num_workers=workers, shuffle=True, generator=generator())
+
+    loader = make()
+    iterator = iter(loader)
+    received = [next(iterator).tolist() for _ in range(7)]
+    for ahead in range(8):
+        resumed = make()
+        state = through_json(loader.state_dict(ahead=ahead))
+        if workers == 0 and state["progress"]["above"]:
+            continue
+        resumed.load_state_dict(state)
+        rest = [batch.tolist() for batch in resumed]
+        assert sorted(_flat([*received[: 7 - ahead], *rest])) == list(range(40))
+    with pytest.raises(ValueError, match="ahead=8"):
+        loader.state_dict(ahead=8)
+    rest = [batch.tolist() for batch in iterator]
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict(ahead=2))
+    assert [batch.tolist() for batch in resumed] == rest[-2:] or mode.lateness
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_raised_is_tried_again_unless_the_consumer_went_on(workers: int) -> None:
+    def make(bad: int | None) -> Any:
+        def sample(index: int) -> Any:
+            if index == bad:
+                raise ValueError("broken")
+            return torch.tensor(index)
+
+        return DataLoader(Made(16, sample), 4, num_workers=workers)
+
+    loader = make(5)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="broken"):
+        next(iterator)
+    repaired = make(None)
+    repaired.load_state_dict(loader.state_dict())
+    assert next(batch.tolist() for batch in repaired) == [4, 5, 6, 7]
+    assert next(iterator).tolist() == [8, 9, 10, 11]
+    repaired.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in repaired] == [[12, 13, 14, 15]]
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    """A script restores it from its own checkpoint; taking up an epoch must not move it."""
+    torch.manual_seed(3)
+    loader = DataLoader(Costly(20), 4, shuffle=True, num_workers=2)
+    iterator = iter(loader)
+    first = [next(iterator).tolist() for _ in range(2)]
+    state, outside = loader.state_dict(), torch.get_rng_state()
+    rest = [batch.tolist() for batch in iterator]
+    resumed = DataLoader(Costly(20), 4, shuffle=True, num_workers=2)
+    torch.manual_seed(77)
+    resumed.load_state_dict(state)
+    torch.set_rng_state(outside)
+    iterator = iter(resumed)
+    assert torch.equal(torch.get_rng_state(), outside)
+    assert [batch.tolist() for batch in iterator] == rest
+    assert sorted(_flat(first + rest)) == list(range(20))
+
+
+# --- fresh processes ---------------------------------------------------------------------------------------------
+
+_SCRIPT = """
+import json, sys, torch
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Made, draw, rows
+more = json.loads(sys.argv[1])
+steps, state = json.loads(sys.stdin.read())
+loader = DataLoader(Made(64, draw), 4, shuffle=True, generator=torch.Generator().manual_seed(17), **more)
+loader.load_state_dict(state)
+iterator = iter(loader)
+got = [rows([next(iterator)]) for _ in range(steps)] if steps is not None else [rows([batch]) for batch in iterator]
+sys.stdout.write(json.dumps([got, loader.state_dict()]))
+"""
+
+
+def _in_a_process(steps: int | None, state: Any, **more: Any) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _SCRIPT, json.dumps(more)],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps([steps, state]))
+    process.stdin.close()
+    return process
+
+
+def _answer(process: subprocess.Popen[str]) -> Any:
+    with process:
+        assert process.stdout is not None
+        answer = process.stdout.read()
+    assert process.returncode == 0
+    return json.loads(answer)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("more", [{"num_workers": 2}, {"num_workers": 2, "in_order": False}], ids=str)
+def test_in_fresh_processes(more: dict[str, Any]) -> None:
+    """Ten points of the epoch each, saved in one process and taken up in another."""
+    loader = DataLoader(Made(64, draw), 4, shuffle=True, generator=generator(), **more)
+    reference = [[list(row) for row in rows([batch])] for batch in loader]
+    saved = [_answer(_in_a_process(step, {}, **more)) for step in (0, 1, 2, 5, 7, 8, 11, 13, 15, 16)]
+    for first, state in saved:
+        rest, _ = _answer(_in_a_process(None, state, **more))
+        if more.get("in_order", True):
+            assert first + rest == reference
+        else:
+            assert _flat(first + rest) == _flat(reference)

@@ -1,0 +1,128 @@
+"""States of all ranks merged into one, for as many ranks as before or another number."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+
+from minato_gpu import DataLoader, merge_state_dicts
+from tests.contracts.datasets import Made, draw, rows
+
+_SAMPLES = 61
+
+
+def _loaders(ranks: int, *, in_order: bool = True, **sampler: Any) -> list[Any]:
+    data = Made(_SAMPLES, draw)
+    return [
+        DataLoader(
+            data,
+            4,
+            sampler=DistributedSampler(data, ranks, rank, seed=3, **sampler),
+            num_workers=2,
+            in_order=in_order,
+            generator=torch.Generator().manual_seed(5),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _rest(loaders: list[Any], state: Any) -> list[Any]:
+    """What all ranks deliver from the state on."""
+    out: list[Any] = []
+    for loader in loaders:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        out += [rows([batch]) for batch in loader]
+    return out
+
+
+def _some(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[Any], Any]:
+    """So many batches of each rank, and the merged state after them."""
+    got, states = [], []
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        got += [rows([next(iterator)]) for _ in range(batches)]
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    return got, merge_state_dicts(states[::-1])
+
+
+def _check(batches: list[Any], ranks: int) -> None:
+    """Every index once, with the content of an uninterrupted run; some twice only where ranks had to be evened out."""
+    samples = [tuple(map(str, sample)) for batch in batches for sample in batch]
+    counts = Counter(sample[0] for sample in samples)
+    assert set(counts) == {str(index) for index in range(_SAMPLES)}
+    assert sum(counts.values()) - _SAMPLES < ranks
+    (alone,) = _loaders(1)
+    assert set(samples) == {tuple(map(str, sample)) for sample in rows(alone)}
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_another_number_of_ranks(ranks: int, shuffle: bool, in_order: bool) -> None:
+    for batches in (0, 2, 5):
+        first, state = _some(_loaders(3, shuffle=shuffle, in_order=in_order), batches)
+        _check(first + _rest(_loaders(ranks, shuffle=shuffle, in_order=in_order), state), max(3, ranks))
+
+
+def test_the_same_ranks_go_on_as_they_were() -> None:
+    reference = [[rows([batch]) for batch in loader] for loader in _loaders(2)]
+    first, state = _some(_loaders(2), 3)
+    rest = _rest(_loaders(2), state)
+    assert first[:3] + rest[:5] == reference[0]
+    assert first[3:] + rest[5:] == reference[1]
+
+
+def test_changed_twice() -> None:
+    first, state = _some(_loaders(4), 1)
+    second, state = _some(_loaders(3), 2, state)
+    _check(first + second + _rest(_loaders(2), state), 4)
+
+
+def test_set_epoch_is_respected() -> None:
+    (loader,) = _loaders(1)
+    loader.sampler.set_epoch(4)
+    iterator = iter(loader)
+    first = [rows([next(iterator)]) for _ in range(3)]
+    state = loader.state_dict()
+    (resumed,) = _loaders(1)
+    resumed.load_state_dict(state)
+    assert resumed.sampler.epoch == 4
+    resumed.sampler.set_epoch(4)
+    assert [rows([batch]) for batch in resumed] == [rows([batch]) for batch in iterator] and first
+    resumed.load_state_dict(state)
+    resumed.sampler.set_epoch(5)
+    with pytest.warns(UserWarning, match=r"epoch 4, and set_epoch\(5\) has been called since"):
+        iterator = iter(resumed)
+    fresh = [key for batch in iterator for key in batch[0].tolist()]
+    resumed.sampler.set_epoch(5)
+    assert fresh == list(resumed.sampler)
+
+
+def test_what_cannot_be_merged() -> None:
+    loaders = _loaders(2)
+    iterators = [iter(loader) for loader in loaders]
+    for iterator in iterators:
+        next(iterator)
+    states = [loader.state_dict() for loader in loaders]
+    with pytest.raises(ValueError, match=r"one state of each of the 2 ranks, got ranks \[0, 0\]"):
+        merge_state_dicts([states[0], states[0]])
+    with pytest.raises(ValueError, match="got none"):
+        merge_state_dicts([])
+    with pytest.raises(ValueError, match="differ in 'begun'"):
+        merge_state_dicts([states[0], _loaders(2)[1].state_dict()])
+    with pytest.raises(ValueError, match="rank 1 of 2, and this loader's sampler is rank 0 of 2"):
+        loaders[0].load_state_dict(states[1])
+    with pytest.raises(ValueError, match="needs torch's DistributedSampler"):
+        DataLoader(Made(_SAMPLES, draw), 4, num_workers=1).load_state_dict(merge_state_dicts(states))
+    plain = [DataLoader(Made(_SAMPLES, draw), 4, num_workers=1) for _ in range(2)]
+    for loader in plain:
+        next(iter(loader))
+    with pytest.raises(ValueError, match="every rank resumes from its own state"):
+        merge_state_dicts([loader.state_dict() for loader in plain])

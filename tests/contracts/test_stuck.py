@@ -1,0 +1,62 @@
+"""A worker that takes too long is reported with what it is at."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Made
+from tests.raising import error_of
+
+_FORK = multiprocessing.get_context("fork")
+
+
+def _loader(gate: Any, kind: str, **more: Any) -> Any:
+    def stuck_in_here(index: int) -> Any:
+        if index == 2:
+            gate.wait()
+        return torch.tensor(index)
+
+    return DataLoader(Made(8, stuck_in_here), 2, num_workers=2, worker_kind=kind, timeout=1.5, **more)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_the_stack_of_the_stuck_sample(kind: str) -> None:
+    gate = _FORK.Event()
+    iterator = iter(_loader(gate, kind))
+    assert next(iterator).tolist() == [0, 1]
+    text = str(error_of(RuntimeError, lambda: list(iterator)))
+    gate.set()
+    assert text.startswith("DataLoader timed out after 1.5 seconds\nWorker ")
+    assert "stuck_in_here" in text and "test_stuck.py" in text
+
+
+def test_a_worker_that_does_not_come_to_take_work() -> None:
+    gate = _FORK.Event()
+
+    def never_starts(worker: int) -> None:
+        gate.wait()
+
+    iterator = iter(_loader(gate, "process", worker_init_fn=never_starts))
+    text = str(error_of(RuntimeError, next, iterator))
+    gate.set()
+    assert "Worker 0 is at:" in text and "Worker 1 is at:" in text and "never_starts" in text
+
+
+def test_a_worker_that_cannot_answer() -> None:
+    """It is stopped: the report says that, and does not wait for it."""
+    pid = _FORK.Value("i", 0)
+
+    def stops(index: int) -> Any:
+        pid.value = os.getpid()
+        os.kill(pid.value, signal.SIGSTOP)
+        return torch.tensor(index)
+
+    text = str(error_of(RuntimeError, next, iter(DataLoader(Made(2, stops), num_workers=1, timeout=1.5))))
+    assert text.endswith("Worker 0 is at:\n  (it does not answer)")

@@ -1,0 +1,224 @@
+"""The form of a state: size, cost, plain data, and that nothing in a damaged or hostile file gets through."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import traceback
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from minato_gpu import DataLoader, merge_state_dicts
+from minato_gpu.resume import state as s
+from tests.contracts.test_resume import Counting, Unknown
+
+_DATA: Any = list(range(24))
+
+
+def _loader(kind: str) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    ways: dict[str, dict[str, Any]] = {
+        "replay": {"sampler": RandomSampler(_DATA, generator=generator)},
+        "global": {"shuffle": True},
+        "state": {"sampler": Counting()},
+        "keys": {"sampler": Unknown()},
+        "ranks": {"sampler": DistributedSampler(_DATA, 2, 1)},
+    }
+    return DataLoader(_DATA, 4, **ways[kind])
+
+
+def _state(kind: str) -> Any:
+    loader = _loader(kind)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+_KINDS = ("replay", "global", "state", "keys", "ranks")
+_STATES = {kind: _state(kind) for kind in _KINDS}
+_MERGED = merge_state_dicts(
+    [
+        _STATES["ranks"],
+        {
+            **_STATES["ranks"],
+            "source": {**_STATES["ranks"]["source"], "rank": {**_STATES["ranks"]["source"]["rank"], "rank": 0}},
+        },
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_it_goes_through_torch_save_without_pickles(kind: str) -> None:
+    file = io.BytesIO()
+    torch.save(_STATES[kind], file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == _STATES[kind]
+
+
+def test_its_size() -> None:
+    """Under 1 KB besides what generators need; out of order a bit for each sample of the window, in base64."""
+    samples: Any = list(range(4000))
+    loader: Any = DataLoader(
+        samples, 64, shuffle=True, num_workers=2, prefetch_factor=8, in_order=False, max_lateness=16
+    )
+    iterator = iter(loader)
+    for _ in range(20):
+        next(iterator)
+        state = loader.state_dict()
+        own = {**state, "generators": {}}
+        assert len(json.dumps(own)) < 1024 + 16 * 64 / 8 * 4 / 3 + 4
+
+
+def test_what_a_save_costs() -> None:
+    """Under a millisecond a step (the median of 200); a state in order takes no look at the samples."""
+    samples: Any = list(range(20_000))
+    loader: Any = DataLoader(samples, 64, shuffle=True, num_workers=2)
+    times = []
+    for _, _batch in zip(range(200), loader, strict=False):
+        begin = perf_counter()
+        loader.state_dict()
+        times.append(perf_counter() - begin)
+    assert sorted(times)[100] < 1e-3
+
+
+# --- what is not a state -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "not a state of minato_gpu.DataLoader"),
+        ({"version": 2}, "a state of version 2; this minato_gpu reads version 1"),
+        ({"epoch": -1}, "'epoch' must be a whole number from 0"),
+        ({"epoch": True}, "'epoch' must be a whole number"),
+        ({"begun": 1}, "'begun' must be one of"),
+        ({"generators": {"sampler": "AAAA"}}, "'sampler' holds no state of a torch.Generator"),
+        ({"generators": {"sampler": "not base64!"}}, "must be a base64 string"),
+        ({"generators": {"mine": ""}}, "may name 'loader', 'sampler' and 'default'"),
+        ({"progress": {"batches": 2, "below": 5, "above": ""}}, "2 batches of 4 cannot hold 5 samples"),
+        ({"progress": {"batches": 2, "below": 7, "above": "BA=="}}, "pass in_order=False"),
+        ({"kind": "iterable"}, "of a data set of kind 'iterable'"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    loader = _loader("replay")
+    with pytest.raises(ValueError, match=message):
+        loader.load_state_dict({**_STATES["replay"], **change})
+    assert sum(len(batch) for batch in loader) == 24, "a state that is refused changes nothing"
+
+
+def test_another_loader() -> None:
+    with pytest.raises(ValueError, match="saved with batch_size 4, this loader has 3"):
+        DataLoader(_DATA, 3, shuffle=True).load_state_dict(_STATES["replay"])
+    with pytest.raises(ValueError, match="saved with sampler 'RandomSampler', this loader has 'SequentialSampler'"):
+        DataLoader(_DATA, 4).load_state_dict(_STATES["replay"])
+    with pytest.raises(ValueError, match="saved with length of the sampler 24, this loader has 23"):
+        DataLoader(_DATA[:23], 4, shuffle=True).load_state_dict(_STATES["replay"])
+    with pytest.raises(TypeError, match="takes what state_dict"):
+        DataLoader(_DATA, 4).load_state_dict([])  # type: ignore[arg-type]
+
+
+def test_another_order_of_the_same_length() -> None:
+    loader: Any = DataLoader(_DATA, 4, sampler=[*range(24)])
+    iterator = iter(loader)
+    next(iterator)
+    other: Any = DataLoader(_DATA, 4, sampler=[*range(24)][::-1])
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="yields another order"):
+        iter(other)
+
+
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to every part of a state."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(below for key, part in parts for below in _paths(part, (*path, key)))]
+
+
+def _with(value: Any, path: tuple[Any, ...], junk: Any) -> Any:
+    if not path:
+        return junk
+    out = copy.copy(value)
+    out[path[0]] = _with(value[path[0]], path[1:], junk)
+    return out
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> tuple[str, Any]:
+    kind = draw(st.sampled_from([*_KINDS, "merged"]))
+    state = _MERGED if kind == "merged" else _STATES[kind]
+    for _ in range(draw(st.integers(1, 3))):
+        state = _with(state, draw(st.sampled_from(_paths(state))), draw(_JUNK))
+    return ("ranks" if kind == "merged" else kind), state
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=400)
+@given(_damaged())
+@example(("keys", _with(_STATES["keys"], ("source", "batches"), [[]])))
+def test_damaged_states(case: tuple[str, Any]) -> None:
+    """A damaged state is refused, or yields an epoch that ends: never another exception, never an endless one."""
+    kind, state = case
+    loader, count = _loader(kind), 0
+    with contextlib.suppress(ValueError, _Users):
+        _loaded(loader, state)
+        count = sum(1 for _ in zip(range(1000), _guarded(loader), strict=False))
+    assert count < 1000
+
+
+class _Users(Exception):
+    """Raised by the test's own sampler or data set, for what only they can check; or for a state that is no dict."""
+
+
+def _loaded(loader: Any, state: Any) -> None:
+    try:
+        loader.load_state_dict(state)
+    except TypeError as error:
+        raise (_Users if "takes what state_dict" in str(error) else AssertionError)(str(error)) from error
+
+
+def _guarded(loader: Any) -> Any:
+    """The loader's batches. A stored key or a sampler's own state may be anything that its owner does not take."""
+    try:
+        iterator = iter(loader)
+        yield from iterator
+    except (TypeError, IndexError, KeyError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        raise (AssertionError if "minato_gpu/resume" in last else _Users)(str(error)) from error
+
+
+@given(_JUNK)
+def test_junk(junk: Any) -> None:
+    if junk == {}:
+        return
+    with pytest.raises((ValueError, TypeError), match="state"):
+        _loader("replay").load_state_dict(junk)
+
+
+_SCALARS = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
+_KEYS = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.lists(inner, max_size=3))
+
+
+@given(_KEYS)
+def test_keys_come_back_as_they_were(key: Any) -> None:
+    assert s.key_of(json.loads(json.dumps(s.plain_key(key)))) == key
+
+
+@given(_JUNK)
+def test_junk_for_a_key(junk: Any) -> None:
+    with contextlib.suppress(ValueError):
+        s.key_of(junk)
