@@ -47,7 +47,8 @@ class _Fetcher:
         first, occurrences = self.drawn.positions[0], self.drawn.occurrences or [0] * len(keys)
         samples = self._together(keys)
         if samples is None:
-            each = (self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys))
+            # no generator: a data set's StopIteration would become a RuntimeError in one
+            each = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
             samples = [sample for sample in each if sample is not NOTHING]
         self.size = len(samples)
         if not samples and keys:

@@ -60,7 +60,6 @@ class TestReading:
         with pytest.raises(ValueError, match=message):
             speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
 
-
     def test_a_file_that_claims_too_much(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         soundfile.write(tmp_path / "a.flac", tone(440, 0.5, RATE), RATE)
         monkeypatch.setattr(speech_stages, "MOST_SAMPLES", 7_999)
