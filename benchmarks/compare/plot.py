@@ -71,11 +71,12 @@ def section(document: Mapping[str, Any], picture: str) -> str:
     rows = document["rows"]
     name = rows[0]["workload"]
     settings = document["settings"]
+    warm_ups = settings.get("warm_ups", 1)
     size = f"batches of {rows[0]['batch_size']}, {rows[0]['samples']} samples in {settings['epochs']} timed epoch(s)"
     lines = [
         f"## {name}",
         "",
-        f"{described(document)}; {size} after one that warms up, {settings['repetitions']} repetitions (medians).",
+        f"{described(document)}; {size} after {warm_ups} to warm up, {settings['repetitions']} repetitions (medians).",
         "",
         f"![samples per second by loader]({picture})",
     ]
