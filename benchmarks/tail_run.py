@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.bound import bound_s, first_batch_s
 from benchmarks.cases import Case
 from benchmarks.content import Consumer, Int64
 from benchmarks.datasets import Costly, WorkLog
@@ -83,7 +84,7 @@ class Plan:
             expected=expected,
             epochs=case.quick_epochs if quick else case.epochs,
             cpu_s=cpu_s,
-            first_s=max(float(cheapest.max()), float(cheapest.sum()) / cores),
+            first_s=first_batch_s(cheapest, cores),
             parallel_slowdown=_shared(dataset, cores, passes) / (cpu_s / cores),
             overshoot_s=overshoot_s,
         )
@@ -99,11 +100,9 @@ class Plan:
         return self.cpu_s / self.cores / self.case.load / self.batches
 
     def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0) -> float:
-        """The least time for what was done between the clock's start and its end: the timed epochs, of whose work
-        ``ahead_s`` had been done before, and ``left_s`` of work for later epochs (CPU seconds)."""
-        work_s = max(0.0, self.epochs * self.cpu_s - ahead_s + left_s) / self.cores
-        first_s = max(0.0, self.first_s - ahead_s / self.cores)
-        return first_s + max(self.epochs * self.batches * self.step_s, work_s)
+        """The least time for the timed epochs (see ``benchmarks.bound``)."""
+        work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
+        return bound_s(self.first_s, work_s, steps_s, self.cores, ahead_s, left_s)
 
     def overhead(self, cpu_s: float, ahead_s: float, left_s: float) -> float:
         """CPU seconds of a run over those of its work alone."""

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from pipelines import decoding, image_stages
-from pipelines.photograph_stages import DECODE, GEOMETRIC, MEAN, NVJPEG, READ, STD, normalise
+from pipelines import image_stages
+from pipelines.photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
 from pipelines.shards import TarShards
 
 __all__ = ["MEAN", "STD", "ImageFolder", "TarShards", "build", "dataset", "example_data", "pipeline"]
@@ -92,12 +92,11 @@ def build(
     ``scale``: range of the crop's share of the picture's area; ``ratio``: range of its width / height; ``flip``:
     probability of mirroring left and right. Raises ValueError for values that make no sense.
     """
-    decoding.library()  # before workers are forked
     _check_settings(size, scale, ratio, flip, std)
     square = Field(np.uint8, (size, size, 3), layout="HWC")
     stages = (
         *_host_stages(scale, ratio),
-        DECODE,
+        decode(),
         Stage(
             "resize",
             reads=("image",),

@@ -32,9 +32,9 @@ import torch
 
 from minato_gpu import shared_empty
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from pipelines import decoding, detection_stages, image_stages
+from pipelines import detection_stages, image_stages
 from pipelines.coco import CocoDetection
-from pipelines.photograph_stages import DECODE, GEOMETRIC, MEAN, NVJPEG, READ, STD, normalise
+from pipelines.photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
 
 __all__ = ["CocoDetection", "build", "dataset", "example_data", "pad_batch", "pipeline"]
 
@@ -88,7 +88,6 @@ def build(
     ``masks``: "polygons" for points and rings, or "bitmaps" for masks, uint8 (n, h, w), instead, drawn on the host.
     Raises ValueError for values that make no sense.
     """
-    decoding.library()  # before workers are forked
     _check_settings(shorter, longest, flip, masks, std)
     stages = (
         *_host_stages(shorter, longest, flip, masks),
@@ -135,7 +134,7 @@ def _device_stages(
     resized: Field, mean: tuple[float, float, float], std: tuple[float, float, float]
 ) -> tuple[Stage, ...]:
     return (
-        DECODE,
+        decode(),
         Stage(
             "resize",
             reads=("image", "shape"),

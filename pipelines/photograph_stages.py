@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from minato_gpu.pipeline import DaliFragment, Field, Stage, Tolerance
-from pipelines import image_stages
+from pipelines import decoding, image_stages
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training photographs, channels red, green, blue, range 0 to 1
 STD = (0.229, 0.224, 0.225)
@@ -28,14 +28,18 @@ READ = Stage(
     cpu=image_stages.read,
 )
 
-DECODE = Stage(
-    "decode",
-    reads=("encoded", "box"),
-    writes={"image": Field(np.uint8, (None, None, 3), layout="HWC")},
-    cpu=image_stages.decode,
-    device=DaliFragment(image_stages.decode_dali, host_reads=("encoded", "box")),
-    tolerance={"cpu": Tolerance(1, 0.25), "cuda": NVJPEG},
-)
+
+def decode() -> Stage:
+    """image: uint8 (h, w, 3), the box of the photograph. Loads the decoder, so that forked workers share it."""
+    decoding.library()
+    return Stage(
+        "decode",
+        reads=("encoded", "box"),
+        writes={"image": Field(np.uint8, (None, None, 3), layout="HWC")},
+        cpu=image_stages.decode,
+        device=DaliFragment(image_stages.decode_dali, host_reads=("encoded", "box")),
+        tolerance={"cpu": Tolerance(1, 0.25), "cuda": NVJPEG},
+    )
 
 
 def normalise(size: int | None, mean: tuple[float, float, float], std: tuple[float, float, float]) -> Stage:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from benchmarks.bound import bound_s, first_batch_s
 from benchmarks.compare.content import Reader, leaves
 from benchmarks.compare.workloads import job
 from benchmarks.data.published import Array
@@ -64,8 +65,8 @@ class Case:
             samples=len(alone.costs_s),
             batch_size=asked.batch_size,
             cpu_s=alone.cpu_s,
-            first_s=max(float(first.max()), float(first.sum()) / usable_cores()),
-            any_s=max(float(cheapest.max()), float(cheapest.sum()) / usable_cores()),
+            first_s=first_batch_s(first, usable_cores()),
+            any_s=first_batch_s(cheapest, usable_cores()),
             sample_bytes=alone.sample_bytes,
             overshoot_s=overshoot_s,
             costs_s=alone.costs_s,
@@ -87,12 +88,10 @@ class Case:
         return replace(self, cpu_s=now.cpu_s, first_s=now.first_s, any_s=now.any_s, costs_s=now.costs_s)
 
     def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0, *, in_order: bool) -> float:
-        """The least time for what was done between the clock's start and its end: the timed epochs, of whose work
-        ``ahead_s`` had been done before, and ``left_s`` of work for later epochs (CPU seconds)."""
-        cores = usable_cores()
-        work_s = max(0.0, self.epochs * self.cpu_s - ahead_s + left_s) / cores
+        """The least time for the timed epochs (see ``benchmarks.bound``)."""
         first_s = self.first_s if in_order else self.any_s
-        return max(0.0, first_s - ahead_s / cores) + max(self.epochs * self.batches * self.step_s, work_s)
+        work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
+        return bound_s(first_s, work_s, steps_s, usable_cores(), ahead_s, left_s)
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ class Begun:
     def __init__(self, samples: int) -> None:
         self.counts = np.frombuffer(mmap.mmap(-1, 4 * samples), np.int32)
 
-    def beyond(self, epochs: int) -> int:
-        """Samples begun for later epochs than these."""
-        return int(np.maximum(self.counts - epochs, 0).sum())
+    def beyond(self, epochs: int) -> Array:
+        """How often each sample has been begun for later epochs than these."""
+        return np.maximum(self.counts - epochs, 0).astype(np.float64)
 
     def work_s(self, epochs: int, costs_s: Array) -> float:
         """What those cost, at ``costs_s`` for each sample. (Of those under way, the rest counts too.)"""
-        return float((np.maximum(self.counts - epochs, 0) * costs_s).sum())
+        return float((self.beyond(epochs) * costs_s).sum())
 
 
 class Indexed:

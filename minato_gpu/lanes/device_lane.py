@@ -156,7 +156,7 @@ class DeviceLane:
         if not usual:
             cores.look()
         took = end - begin
-        if self._executor.device == "cpu":
+        if self._executor.device == "cpu":  # what it waited for a core is not the sample's cost
             took = min(max(cores() - used, 1e-6), took)
         return Report(
             run=task.run,

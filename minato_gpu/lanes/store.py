@@ -32,9 +32,8 @@ class Store:
     def __init__(self, worker: int, buffers: Buffers, arena: Arena | None, board: Board) -> None:
         self._worker = worker
         self._buffers = buffers
-        self.handover = (
-            None if arena is None else Handover(worker, arena)
-        )  # None: threads hand objects over as they are
+        # None: threads hand objects over as they are
+        self.handover = None if arena is None else Handover(worker, arena)
         self._board = board
         self._layouts: dict[bytes, Layout] = {}
         self._slab: tuple[Any, ...] = ()

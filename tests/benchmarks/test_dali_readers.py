@@ -198,7 +198,7 @@ def _ahead(directory: Path) -> tuple[int, int]:
     made = _LOADER.make(asked)
     for _ in made:
         pass
-    return begun.beyond(1), asked.batch_size
+    return int(begun.beyond(1).sum()), asked.batch_size
 
 
 @_needs_dali

@@ -26,13 +26,13 @@ def test_readme_shows_the_recorded_results(name: str) -> None:
 def test_a_readme_without_the_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here\n")
     result = CliRunner().invoke(main, [str(RESULTS), "--readme", str(tmp_path / "README.md")])
-    assert result.exit_code == 1 and "has no place marked" in result.output
+    assert result.exit_code == 1 and "has no place marked <!-- compare -->" in result.output
 
 
 def test_the_comparison_page_shows_the_recorded_results() -> None:
     page = (ROOT / "benchmarks" / "COMPARISON.md").read_text(encoding="utf-8")
     files = sorted(RESULTS.glob("compare_*.json"))
-    assert files
+    assert len(files) == 4
     for file in files:
         picture = file.with_suffix(".png")
         assert picture.stat().st_size > 10_000
