@@ -1,9 +1,9 @@
-"""The README's tables, from the recorded results: ``python -m benchmarks.readme FOLDER``.
+"""The tables of README.md and MEASUREMENTS.md, from recorded results: ``python -m benchmarks.readme FOLDER``.
 
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (which fills two tables: the
 scattered cases, and the others), large.json, cost_model.json, simulation.json, ablation.json, and a
 compare_WORKLOAD.json for each workload.
-The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in README.md is replaced.
+The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from benchmarks.compare.summary import FAMILIES, summary
 from minato_gpu.scheduling.simulation import OURS
 
 Row = Mapping[str, Any]
+
+PAGES: Mapping[str, Sequence[str]] = {
+    "README.md": ("compare", "overhead", "tails"),
+    "benchmarks/MEASUREMENTS.md": ("more_tails", "large", "cost_model", "simulation", "ablation"),
+}
+"""Which page shows which tables."""
 
 _TAILS = (
     ("case", "case", "{}"),
@@ -119,7 +125,7 @@ def beside_peers(rows: Sequence[Row]) -> list[Row]:
 
 
 def _shown(name: str, row: Row) -> bool:
-    """The README shows the simulation at prediction error 0.3, at the larger window; everything is in the file."""
+    """The simulation is shown at prediction error 0.3, at the larger window; everything is in the file."""
     if name in ("tails", "more_tails"):
         return str(row["case"]).startswith("scattered") == (name == "tails")
     if name != "simulation":
@@ -137,18 +143,22 @@ def described(document: Row) -> str:
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--readme", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=Path("README.md"))
-def main(folder: Path, readme: Path) -> None:
-    """Put the tables of FOLDER into the README."""
-    text = readme.read_text(encoding="utf-8")
-    for name in COLUMNS:
-        document = recorded(folder, name)
-        block = f"{described(document)}\n\n{markdown(name, document['rows'])}"
-        place = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)
-        if place is None:
-            raise click.ClickException(f"{readme} has no place marked <!-- {name} -->")
-        text = text[: place.start(1)] + block + text[place.end(1) :]
-    readme.write_text(text, encoding="utf-8")
+@click.option("--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path())
+def main(folder: Path, root: Path) -> None:
+    """Put the tables of FOLDER into the pages of the checkout ROOT."""
+    for page, names in PAGES.items():
+        text = (root / page).read_text(encoding="utf-8")
+        for name in names:
+            text = _filled(text, name, recorded(folder, name), page)
+        (root / page).write_text(text, encoding="utf-8")
+
+
+def _filled(text: str, name: str, document: Row, page: str) -> str:
+    block = f"{described(document)}\n\n{markdown(name, document['rows'])}"
+    place = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)
+    if place is None:
+        raise click.ClickException(f"{page} has no place marked <!-- {name} -->")
+    return text[: place.start(1)] + block + text[place.end(1) :]
 
 
 if __name__ == "__main__":

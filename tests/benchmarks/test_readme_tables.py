@@ -1,4 +1,4 @@
-"""The README's tables are what the recorded results say."""
+"""The tables of README.md and of the pages beside it are what the recorded results say."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from click.testing import CliRunner
 
 from benchmarks import accuracy_page
 from benchmarks.compare import plot
-from benchmarks.readme import COLUMNS, described, main, markdown, recorded
+from benchmarks.readme import COLUMNS, PAGES, described, main, markdown, recorded
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores"
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-def test_readme_shows_the_recorded_results(name: str) -> None:
+@pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in PAGES.items() for name in names])
+def test_pages_show_the_recorded_results(page: str, name: str) -> None:
     document = recorded(RESULTS, name)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"<!-- {name} -->\n{described(document)}\n\n{markdown(name, document['rows'])}\n<!-- /{name} -->" in readme
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"<!-- {name} -->\n{described(document)}\n\n{markdown(name, document['rows'])}\n<!-- /{name} -->" in text
 
 
-def test_a_readme_without_the_place_is_an_error(tmp_path: Path) -> None:
+def test_every_table_has_a_page() -> None:
+    assert sorted(name for names in PAGES.values() for name in names) == sorted(COLUMNS)
+
+
+def test_a_page_without_the_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here\n")
-    result = CliRunner().invoke(main, [str(RESULTS), "--readme", str(tmp_path / "README.md")])
-    assert result.exit_code == 1 and "has no place marked <!-- compare -->" in result.output
+    result = CliRunner().invoke(main, [str(RESULTS), "--root", str(tmp_path)])
+    assert result.exit_code == 1 and "README.md has no place marked <!-- compare -->" in result.output
 
 
 def test_the_comparison_page_shows_the_recorded_results() -> None:
