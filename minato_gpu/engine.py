@@ -302,6 +302,8 @@ class Engine:
 
     def _log_delivery(self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any) -> None:
         first, number = epoch.first_serial, order - epoch.first_order
+        if self._order_log is not None and not self._order_log.replays:
+            self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
         if batch.failure is not None:
             failed = max(1, batch.failed)
             self.log.failed += failed
@@ -312,8 +314,6 @@ class Engine:
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
-        if self._order_log is not None and not self._order_log.replays:
-            self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.spans])
         size = size_of(value) if self._streams else batch.size
         self.log.delivered(now, epoch.number, number, size, wait, late)
 
@@ -369,8 +369,9 @@ class Engine:
 
     def close(self, timeout: float = 2.0) -> None:
         """End lanes and thread; batches that the consumer holds live on. Idempotent, callable from anywhere."""
-        if threading.current_thread() is self._thread:  # the garbage collector ran there, perhaps under the lock
-            threading.Thread(target=self.close, name="minato-close").start()
+        if threading.current_thread().name.startswith("minato-"):
+            # the garbage collector ran in a thread that this would wait for, perhaps while it holds a lock
+            threading.Thread(target=self.close, name="closing").start()
             return
         with self._lock:
             if self._closed:

@@ -241,7 +241,8 @@ class DataLoader(TorchDataLoader[T]):
             length: int | None = len(self.dataset)  # type: ignore[arg-type]
         except TypeError:
             length = None
-        return Occurrences(length, unique=never_repeats(self))
+        seeds = self.num_workers > 0 or self.pipeline is not None  # else nothing is drawn from a sample's own stream
+        return Occurrences(length, unique=not seeds or never_repeats(self))
 
     # --- looking -------------------------------------------------------------------------------------------
 

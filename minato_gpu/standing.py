@@ -99,7 +99,9 @@ class Standing:
         place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
         counts = source.occurrences.before([key for mark in marks for key in mark.keys])
         if source.order.way == STATE:
-            own = marks[0].state if marks else source.order.mark()
+            own = (marks[0].state if marks else source.order.mark()) or {}
+            if "error" in own:
+                raise ValueError(f"this epoch cannot be saved: {own['error']}")
             planes, others = counts.planes()
             return {
                 **out,

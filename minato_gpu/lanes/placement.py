@@ -69,14 +69,14 @@ class Placement:
         ``start``: where its references begin among those that are not reported.
         """
         empty = isinstance(piece.keys[0], NoSample)
-        failed = [isinstance(item, Failure) for item in progress.items[start:]]
-        if self._job.skips and any(failed):  # the others are joined later, without those that failed
-            good = iter(samples)
-            for at, bad in enumerate(failed, start=start):
-                if not bad:
-                    progress.items[at] = self._shipped(next(good))
+        if any(isinstance(item, Failure) for item in progress.items[start:]):
+            if self._job.skips:  # the others are joined later, without those that failed
+                good = iter(samples)
+                for at, item in enumerate(progress.items[start:], start=start):
+                    if not isinstance(item, Failure):
+                        progress.items[at] = self._shipped(next(good))
             return
-        if any(isinstance(item, Failure) for item in progress.items[start:]) or not (samples or empty):
+        if not (samples or empty):
             return
         if empty:
             progress.items[start] = self.joined([], progress.task.epoch, piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -132,7 +133,10 @@ class Producer:
             source = piece.sources[at]
             if isinstance(source, Failure):
                 raise KnownFailure(source)
-            return pipeline.run(self._store.get(source), seed, start=pipeline.host_prefix)
+            fields = self._store.get(source)
+            if self._job.retries:  # a stage that works in place must not see what its first try left
+                fields = copy.deepcopy(fields)
+            return pipeline.run(fields, seed, start=pipeline.host_prefix)
         return pipeline.run(self._seeded(task, piece, at), seed)
 
     def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Any] | None:

@@ -81,15 +81,17 @@ class Arena:
             self.allocated -= size
             self._kept += size
             at = self._join(offset, offset + size)
-            if self._begins[at] >= self._held and self._kept + self.allocated > self._peak + _KEEP_FREE:
-                self._map.madvise(mmap.MADV_REMOVE, self._begins[at], self._ends[at] - self._begins[at])
-                self._kept -= self._used[at]
-                self._used[at] = 0
+            begin, end = max(self._begins[at], self._held), self._ends[at]
+            if begin < end and self._kept + self.allocated > self._peak + _KEEP_FREE:
+                self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+                left = min(self._used[at], begin - self._begins[at])
+                self._kept -= self._used[at] - left
+                self._used[at] = left
 
     def keep(self, end: int) -> None:
         """Pages below this offset stay where they are from now on: a device reads them by their physical address."""
         with self._lock:
-            self._held = max(self._held, end)
+            self._held = end
 
     def _join(self, begin: int, end: int) -> int:
         """Put a freed block among the free extents, joined with its neighbours; returns the extent's number."""

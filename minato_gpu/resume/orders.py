@@ -116,11 +116,14 @@ class Order:
         self._next.appendleft(item)
 
     def mark(self) -> dict[str, Any] | None:
-        """The sampler's state now (a copy), if it has one."""
+        """The sampler's state now (a copy), if it has one; or, as "error", why it could not be had."""
         if self.way != STATE:
             return None
         saved = {"sampler": self._sampler, "iterator": self._iterator}
-        return {name: None if part is None else copy.deepcopy(part.state_dict()) for name, part in saved.items()}
+        try:
+            return {name: None if part is None else copy.deepcopy(part.state_dict()) for name, part in saved.items()}
+        except Exception as error:  # it matters to nobody but who saves
+            return {"error": f"the sampler's state_dict(): {type(error).__name__}: {error}"}
 
     def rest(self) -> list[Any]:
         """All that is still to come, drawn now; it will be yielded all the same. Raises ValueError for too many."""

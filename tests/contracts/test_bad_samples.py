@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.failures import BadSample, TooManyFailures
+from minato_gpu.pipeline import Field, TorchFunction
 from pipelines import example_photographs, image_classification
 from tests.contracts.datasets import Made
 from tests.contracts.modes import BOUNDED_8, MINATO, Mode
@@ -125,6 +127,57 @@ def test_retry(workers: int) -> None:
     assert [tries[index] for index in _BAD] == [2, 2, 2, 2]
     with pytest.raises(ValueError, match="sample 5 is broken"):
         list(DataLoader(Made(40, _broken), 4, num_workers=workers, on_error="retry"))
+
+
+def _shift_in_place(fields: Any, params: Any) -> Any:
+    """Works in place, as a CPU stage may, and raises afterwards at its first try of every other sample."""
+    row, tries = fields["row"], fields["tries"]
+    row += 100
+    tries += 1
+    index = int(fields["index"])
+    if index % 2 and not _TRIED[index]:
+        _TRIED[index] = 1
+        raise OSError("try again")
+    return {"row": row}
+
+
+_TRIED = _FORK.Array("i", 40)
+_ROW, _INDEX = Field(np.float32, (4,)), Field(np.int64)
+_IN_PLACE = Pipeline(
+    [
+        Stage(
+            "read",
+            reads=("number",),
+            writes={"row": _ROW, "index": _INDEX, "tries": Field(np.int64, (1,))},
+            cpu=lambda fields, params: {
+                "row": np.full(4, fields["number"], np.float32),
+                "index": fields["number"],
+                "tries": np.zeros(1, np.int64),
+            },
+        ),
+        Stage(
+            "shift",
+            reads=("row", "index", "tries"),
+            writes={"row": _ROW},
+            cpu=_shift_in_place,
+            device=TorchFunction(lambda fields, params: {"row": fields["row"] + 100}),
+        ),
+    ],
+    outputs=("row", "index"),
+)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("lanes", [("cpu",), ("cpu", "device")], ids="+".join)
+def test_a_second_try_sees_what_the_first_one_saw(lanes: tuple[str, ...], kind: str) -> None:
+    for index in range(40):
+        _TRIED[index] = 0
+    data = Made(40, lambda index: {"number": index})
+    loader = DataLoader(
+        data, 4, num_workers=1, pipeline=_IN_PLACE, lanes=lanes, worker_kind=kind, on_error="retry", shuffle=False
+    )
+    found = [row[0] for batch in loader for row in batch["row"].tolist()]
+    assert found == [index + 100.0 for index in range(40)]
 
 
 def test_what_was_left_out_is_not_asked_for_again() -> None:
