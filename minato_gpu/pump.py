@@ -224,9 +224,9 @@ class Pump:
         if report.done > report.first:
             position = self.assembly.position(spans[0][0]) if spans else -1
             prepared = chunk.kind in ("run", "next")
-            handed = sum(isinstance(item, Handed) for item in report.items or ()) if chunk.kind == "run" else 0
+            going_on = sum(isinstance(item, Handed) for item in report.items or ()) if chunk.kind == "run" else 0
             log = self.logs[sent.epoch]
-            log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=handed)
+            log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
         self._measured(lane.name, chunk, spans, report)
         if chunk.kind == "collate":
             assert report.items is not None

@@ -246,7 +246,7 @@ class Dispatcher:
             if size > 1 and not lane.is_device:
                 self.look_again(flight, max(PATIENCE_S, 2 * seconds + lane.backlog_s()))
             elif not lane.is_device and stop == END and self.intake.router.may_rescue(parts[0]):
-                self.look_again(flight, max(PATIENCE_S, LATE * seconds + lane.backlog_s()))
+                self.look_again(flight, max(PATIENCE_S, LATE * seconds))
         self.out.append(m.Dispatch(chunk))
         return flight
 

@@ -115,7 +115,7 @@ class Router:
         if not self.may_rescue(entry):
             return False
         devices = [lane for lane in self._lanes.values() if lane.is_device and lane.slots > 0]
-        queued = self.promised + sum(lane.seconds for lane in devices) + self._waiting.seconds(DEVICE)
+        queued = sum(lane.seconds for lane in devices)  # not what waits: it would be among the oldest
         rest = max(plan.device for plan in entry.between) * factor
         return self.price * (queued / sum(lane.slots for lane in devices) + rest) < since_s
 

@@ -178,32 +178,38 @@ class Scheduler:
         if flight is None or flight.look_at is None:
             return
         chunk, keep = flight.chunk, event.done + 1
-        if chunk.size == 1:
+        if keep >= chunk.size:
             self._rescue(flight, event)
             return
         others = self._work.lanes[chunk.lane].slots > 1 and not self.policy.whole_places
-        if others and keep < chunk.size and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
+        if others and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))
         elif flight.look_at <= event.time:
             self._work.look_again(flight, PATIENCE_S)
 
     def _rescue(self, flight: Flight, event: m.Running) -> None:
-        """Let a device go on with a sample that has run for longer than it should, if that helps."""
+        """Let a device go on with a chunk's last sample that has run for longer than it should, if that helps."""
         chunk = flight.chunk
-        if event.since_s >= max(PATIENCE_S, LATE * chunk.seconds):
-            factor = event.since_s / max(chunk.seconds, PATIENCE_S / LATE)
-            if self._intake.router.rescues(flight.parts[0], factor, event.since_s):
+        predicted = chunk.seconds / chunk.size
+        if chunk.stop < 0 and event.since_s >= max(PATIENCE_S, LATE * predicted):
+            factor = event.since_s / max(predicted, PATIENCE_S / LATE)
+            if self._intake.router.rescues(flight.at(event.done)[0], factor, event.since_s):
                 flight.look_at = None
                 self._work.out.append(m.HandOver(chunk.lane, chunk.number))
                 return
         if flight.look_at is not None and flight.look_at <= event.time:
-            self._work.look_again(flight, max(PATIENCE_S, event.since_s / 2))
+            early = LATE * predicted - event.since_s
+            self._work.look_again(flight, max(PATIENCE_S, early if early > 0 else event.since_s / 2))
 
     def _revoked(self, event: m.Revoked) -> None:
         flight = self._work.flights.get(event.chunk)
-        if flight is not None and event.keep < flight.chunk.size:
+        if flight is None:
+            return
+        if event.keep < flight.chunk.size:
             self._work.shorten(flight, event.keep)
+        if self._intake.router.may_rescue(flight.at(flight.chunk.size - 1)[0]):
+            self._work.look_again(flight, PATIENCE_S)
 
     def _was_asked(self, event: m.Asked) -> None:
         self._asked = self._next_order not in self._sizes

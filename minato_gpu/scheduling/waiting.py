@@ -31,6 +31,8 @@ class Entry:
     the price of device time for it is at most this.
     """
 
+    charge: float | None  # the seconds that it counts with where it waits
+
     __slots__ = (
         "at",
         "base",

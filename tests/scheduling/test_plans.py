@@ -26,9 +26,10 @@ def test_at_every_price_the_steps_lead_to_the_cheapest_plan(
 ) -> None:
     steps = hull(cpu, device, between)
     assert [step.ratio for step in steps] == sorted((step.ratio for step in steps), reverse=True)
-    chosen = Plan(END, cpu, 0.0)
+    chosen = before = Plan(END, cpu, 0.0)
     for step in steps:
-        assert step.cpu == pytest.approx(chosen.cpu - step.plan.cpu) and step.cpu > 0
+        assert step.cpu == pytest.approx(before.cpu - step.plan.cpu) and step.cpu > 0
+        before = step.plan
         if step.ratio >= price:
             chosen = step.plan
     plans = [Plan(END, cpu, 0.0), *between, *([] if device is None else [Plan(WHOLE, 0.0, device)])]
