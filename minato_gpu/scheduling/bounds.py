@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull
+from minato_gpu.scheduling.plans import END, WHOLE, Plan, Step, hull
 from minato_gpu.scheduling.work import Array, Integers, Work
 
 
@@ -73,7 +73,7 @@ def _steps(work: Work) -> tuple[Array, Array]:
     assert work.device is not None
     if not work.cuts:
         return work.cpu, work.device
-    steps = []
+    steps: list[Step] = []
     for serial, (cpu, device) in enumerate(zip(work.cpu.tolist(), work.device.tolist(), strict=True)):
         plans = [Plan(cut.split, float(cut.cpu[serial]), float(cut.device[serial])) for cut in work.cuts]
         steps += hull(cpu, device, plans)
