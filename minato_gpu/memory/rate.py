@@ -9,7 +9,7 @@ import torch
 from minato_gpu.memory.accelerator import Accelerator
 
 _BYTES = 1 << 22
-_REPEATS = 3
+_REPEATS = 8  # the thread may have to wait for a core
 
 
 def measured_rate(accelerator: Accelerator | None) -> float:
