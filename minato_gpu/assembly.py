@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Resident, Unshippable
+from minato_gpu.lanes.base import Blob, Extra, Failure, Handed, Local, NoSample, Piece, Resident, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.loading import Loading
@@ -31,6 +31,11 @@ def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
             lo = hole + 1
     if lo < hi:
         yield lo, hi
+
+
+def _lying(item: Any) -> Any:
+    """The reference to what lies somewhere for a sample."""
+    return item.fields if isinstance(item, Handed) else item
 
 
 class Assembly:
@@ -137,7 +142,10 @@ class Assembly:
     # --- samples -------------------------------------------------------------------------------------------
 
     def arrived(self, spans: Iterable[Span], items: list[Any] | None, nbytes: int) -> tuple[int, tuple[int, ...]]:
-        """Samples are ready, in this order; returns their bytes and the offsets of those that failed."""
+        """Samples are ready, in this order; returns their bytes and the offsets of those that failed.
+
+        Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
+        """
         count = sum(hi - lo for lo, hi in spans)
         failed: list[int] = []
         rows = count
@@ -146,7 +154,10 @@ class Assembly:
             for lo, hi in spans:
                 for serial in range(lo, hi):
                     item = items[offset]
-                    if item is not None:
+                    if isinstance(item, Handed):
+                        rows -= 1
+                        nbytes -= item.nbytes
+                    elif item is not None:
                         rows -= not isinstance(item, Extra)
                         self.record(serial).items[serial] = item
                         if isinstance(item, Failure):
@@ -156,6 +167,21 @@ class Assembly:
         nbytes += rows * self._stacking.row_bytes
         self._count(nbytes)
         return nbytes, tuple(failed)
+
+    def handed(self, spans: Iterable[Span], items: list[Any] | None) -> tuple[tuple[int, int], ...]:
+        """What was read for these tickets has been used; returns offset and stage of those that another lane goes on
+        with, from what an earlier one has left."""
+        if items is None or not any(isinstance(item, Handed) for item in items):
+            self.used(spans)
+            return ()
+        found: list[tuple[int, int]] = []
+        serials = (serial for lo, hi in spans for serial in range(lo, hi))
+        for offset, (serial, item) in enumerate(zip(serials, items, strict=True)):
+            self.used(((serial, serial + 1),))
+            if isinstance(item, Handed):
+                found.append((offset, item.stage))
+                self.record(serial).sources[serial] = item
+        return tuple(found)
 
     def inspected(self, serial: int, item: Any) -> None:
         """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
@@ -178,6 +204,7 @@ class Assembly:
 
     def release(self, item: Any) -> None:
         """Give the memory of a reference back to the worker that owns it."""
+        item = _lying(item)
         if isinstance(item, Blob):
             self._leases.give_back(item.places)
 
@@ -297,7 +324,7 @@ class Assembly:
         """Forget every ticket and batch; returns the blocks (owner, offset) that they held, for ``free``."""
         blocks: list[tuple[int, int]] = []
         for record in self._window.clear():
-            items = (*record.items.values(), *record.sources.values())
+            items = (*record.items.values(), *map(_lying, record.sources.values()))
             blocks += [place for item in items if isinstance(item, Blob) for place in item.places]
             if record.slab >= 0:
                 blocks.append((-1, record.slab))

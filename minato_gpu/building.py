@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _get_distributed_settings, _sharding_wor
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from minato_gpu.assembly import Assembly
+from minato_gpu.cut_estimates import CutEstimator, part_names
 from minato_gpu.engine import Engine
 from minato_gpu.estimates import Estimator
 from minato_gpu.event_log import EventLog
@@ -54,6 +55,7 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         not options.threads,
         options.skips,
         loader.on_error == "retry",
+        _cuts(loader),
     )
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
     lanes: dict[str, Any] = {}
@@ -115,7 +117,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         policy = replace(policy, device_s=_ALONE_S)
     joins_whole = not batched or policy.fixed
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
-    estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
+    estimator = None if iterable else _estimator(loader, lanes)
     pump = Pump(
         lanes,
         assembly,
@@ -123,6 +125,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         estimates=estimator,
         recorder=None if loader._events is None else EventLog(loader._next_log(), policy),
         stream_batch=place,
+        cuts=bool(_cuts(loader)),
     )
     return Engine(
         links,
@@ -135,10 +138,23 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
     )
 
 
-def _costs(loader: Any, lanes: dict[str, Any]) -> CostModel:
+def _cuts(loader: Any) -> tuple[int, ...]:
+    """The stages before which a sample may go on from the CPU lane to the device lane."""
+    return loader.pipeline.cuts if len(loader._options.lanes) > 1 else ()
+
+
+def _estimator(loader: Any, lanes: dict[str, Any]) -> Estimator:
+    cuts = _cuts(loader)
+    if not cuts:
+        return Estimator(_costs(loader, tuple(lanes)), tuple(lanes))
+    model = _costs(loader, part_names(loader.pipeline))
+    return CutEstimator(model, tuple(lanes), loader.pipeline, lanes["device"])
+
+
+def _costs(loader: Any, lanes: tuple[str, ...]) -> CostModel:
     features = 0 if loader.pipeline is None else len(loader.pipeline.feature_names)
     try:
         length: int | None = len(loader.dataset)
     except TypeError:
         length = None
-    return CostModel(tuple(lanes), features, length)
+    return CostModel(lanes, features, length)

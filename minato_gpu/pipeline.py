@@ -79,6 +79,18 @@ class Pipeline:
         return tuple(range(last_host + 1, len(self.stages) + 1))
 
     @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The split points with something to do on either side, after the host read; none where that is no split."""
+        inner = tuple(split for split in self.splits if self.host_prefix < split < len(self.stages))
+        return inner if self.host_prefix in self.splits else ()
+
+    def bytes_at(self, split: int) -> int | None:
+        """The most bytes of what the stages from ``split`` on need, but for objects; None where that is not known."""
+        fields, wanted = self.fields_at(split), self.live(split)
+        sizes = [one.max_bytes for name, one in fields.items() if name in wanted and one.dtype != object]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the cost features, as "stage.feature"."""
         return tuple(f"{stage.name}.{name}" for stage in self.stages for name in stage.feature_names)

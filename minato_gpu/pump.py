@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from minato_gpu.assembly import Assembly
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Features, Report, Task, Unshippable
+from minato_gpu.lanes.base import Features, Handed, Part, Report, Task, Unshippable
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.dispatch import cut
+from minato_gpu.scheduling.flights import cut
 from minato_gpu.telemetry import Telemetry
 
 
@@ -47,14 +47,26 @@ class Estimates(Protocol):
 
     def of_features(
         self, serials: list[int], keys: list[Any], features: list[tuple[float, ...] | None]
-    ) -> tuple[Any, Any]:
-        """The same from cost features."""
+    ) -> tuple[Any, Any, Any]:
+        """The same from cost features, and the plans between for samples that can be cut."""
 
     def took(self, samples: int, seconds: float) -> None:
         """So many samples took so long together."""
 
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
         """What each sample cost, where that is known one by one, and the seconds that all took together."""
+
+    def parts_measured(
+        self,
+        lane: str,
+        keys: list[Any],
+        serials: list[int],
+        seconds: list[float],
+        took: float,
+        parts: list[Part | None],
+        handed: list[int],
+    ) -> None:
+        """The same for samples that can be cut; ``handed``: bytes of those that go on elsewhere, -1 for the others."""
 
     def not_measured(self, spans: tuple[m.Span, ...]) -> None:
         """These tickets are prepared, and nobody knows what each cost."""
@@ -85,7 +97,7 @@ class Pump:
     """One scheduler at a time, the lanes by name ("cpu" first), and the assembly.
 
     ``seeds`` and ``logs``: the base seed and the log of each epoch that has tickets here. ``stream_batch``: samples of
-    a batch where workers iterate the data set for themselves.
+    a batch where workers iterate the data set for themselves. ``cuts``: samples may go on from one lane to another.
     """
 
     def __init__(
@@ -97,6 +109,7 @@ class Pump:
         estimates: Estimates | None = None,
         recorder: EventLog | None = None,
         stream_batch: int = 1,
+        cuts: bool = False,
     ) -> None:
         self.lanes = lanes
         self.assembly = assembly
@@ -111,6 +124,7 @@ class Pump:
         self._open: set[str] = set()  # lanes that the scheduler counts on; one may retire
         self._make_scheduler = make_scheduler
         self._stream_batch = stream_batch
+        self._cuts = cuts
         self._run = 0
         self._stale: list[tuple[set[tuple[int, int]], list[tuple[int, int]]]] = []
         self._sent: dict[int, Sent] = {}
@@ -187,7 +201,7 @@ class Pump:
     def _drop(self, report: Report) -> None:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
         for item in report.items or ():
-            self.assembly.release(item.fields if isinstance(item, Features) else item)
+            self.assembly.release(item.fields if isinstance(item, (Features, Handed)) else item)
         for chunks, _ in self._stale:
             if report.final:
                 chunks.discard((report.run, report.chunk))
@@ -210,7 +224,9 @@ class Pump:
         if report.done > report.first:
             position = self.assembly.position(spans[0][0]) if spans else -1
             prepared = chunk.kind in ("run", "next")
-            self.logs[sent.epoch].worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared)
+            going_on = sum(isinstance(item, Handed) for item in report.items or ()) if chunk.kind == "run" else 0
+            log = self.logs[sent.epoch]
+            log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
         self._measured(lane.name, chunk, spans, report)
         if chunk.kind == "collate":
             assert report.items is not None
@@ -227,10 +243,14 @@ class Pump:
             if report.told is not None and self.streams is not None:
                 self.streams.told[chunk.number] = report.told
             nbytes, failed = self.assembly.arrived(spans, report.items, report.nbytes)
-            self.assembly.used(spans)
+            handed = tuple((report.first + at, stage) for at, stage in self.assembly.handed(spans, report.items))
             offsets = tuple(report.first + at for at in failed)
-            now = perf_counter()
-            self.handle(m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets))
+            now, held = perf_counter(), 0
+            if handed and report.items is not None:
+                held = sum(item.nbytes for item in report.items if isinstance(item, Handed))
+            self.handle(
+                m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
+            )
 
     def _inspected(self, report: Report, spans: tuple[m.Span, ...]) -> None:
         """Host reads are done: their fields lie ready, and their features give the costs."""
@@ -242,8 +262,8 @@ class Pump:
             good = isinstance(item, Features)
             self.assembly.inspected(serial, item.fields if good else item)
             features.append(item.values if good else None)
-        cpu, device = self.estimates.of_features(serials, keys, features)
-        self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes))
+        cpu, device, between = self.estimates.of_features(serials, keys, features)
+        self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
 
     def _measured(self, lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
         if self.estimates is None or chunk.kind != "run" or report.done == report.first:
@@ -254,13 +274,18 @@ class Pump:
         else:
             serials = [serial for lo, hi in spans for serial in range(lo, hi)]
             keys = [self.assembly.key(serial) for serial in serials]
-            self.estimates.measured(lane, keys, serials, report.times, report.seconds)
+            if report.parts is None:
+                self.estimates.measured(lane, keys, serials, report.times, report.seconds)
+            else:
+                items = report.items or [None] * len(serials)
+                handed = [item.nbytes if isinstance(item, Handed) else -1 for item in items]
+                self.estimates.parts_measured(lane, keys, serials, report.times, report.seconds, report.parts, handed)
 
     def look(self) -> None:
         """Tell the scheduler how far the unfinished chunks have come."""
         now = perf_counter()
         for sent in list(self._sent.values()):
-            if sent.chunk.kind == "run" and sent.chunk.size > 1:
+            if sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._cuts):
                 since = self.lanes[_lane_kind(sent.chunk)].running_s(self._run, sent.chunk.number)
                 if since is not None:
                     self.handle(m.Running(now, sent.chunk.number, sent.done, since))
@@ -278,6 +303,8 @@ class Pump:
                 if self.assembly.compose(instruction):
                     self._jobs[instruction.order] = self.assembly.spans(instruction.order)
                     self.handle(m.CollateNeeded(perf_counter(), instruction.order))
+            elif isinstance(instruction, m.HandOver):
+                self.lanes[instruction.lane].hand_over(self._run, instruction.chunk)
             else:
                 kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
                 if kept is not None:
@@ -315,7 +342,7 @@ class Pump:
         self._sent[chunk.number] = Sent(chunk, epoch, now)
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
-        lane.send(Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout))
+        lane.send(Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout, stop=chunk.stop))
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""

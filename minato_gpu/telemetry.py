@@ -19,6 +19,7 @@ class LaneLog:
     def __init__(self) -> None:
         self.slots = 0
         self.samples = 0
+        self.handed = 0
         self.busy_s = 0.0
         self.queue_s: deque[float] = deque(maxlen=_RING)
         self.service_s: deque[float] = deque(maxlen=_RING)
@@ -41,17 +42,20 @@ class Telemetry:
         self.spans: deque[tuple[float, float, str, int, int, int, int, float]] = deque(maxlen=_RING)
         self.handed: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
-    def worked(self, lane: str, report: Report, epoch: int, position: int, sent: float, *, prepared: bool) -> None:
+    def worked(
+        self, lane: str, report: Report, epoch: int, position: int, sent: float, *, prepared: bool, handed: int = 0
+    ) -> None:
         """A lane reported work on samples from ``position`` on, in a chunk that was sent at ``sent``.
 
-        Host reads and collation keep a slot busy but prepare no sample.
+        Host reads and collation keep a slot busy but prepare no sample; ``handed`` of them went on to another lane.
         """
         log, count = self.lanes[lane], report.done - report.first
         begin, end = (report.begin if report.first == 0 else report.end - report.seconds), report.end
         log.busy_s += report.seconds
         self.repeated += report.repeated
         if prepared:
-            log.samples += count
+            log.samples += count - handed
+            log.handed += handed
             log.queue_s.append(max(0.0, report.begin - sent))
             log.service_s.append(report.seconds / count)
         self.spans.append((begin, end, lane, report.worker, epoch, position, count, report.seconds / count))
@@ -97,6 +101,7 @@ class Telemetry:
             "lanes": {
                 name: {
                     "samples": log.samples,
+                    "handed_over": log.handed,
                     "slots": log.slots,
                     "busy_share": log.busy_s / (elapsed * max(log.slots, 1)),
                     "queue_s": percentiles(log.queue_s),

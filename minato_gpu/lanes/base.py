@@ -16,6 +16,8 @@ from torch._utils import ExceptionWrapper
 
 from minato_gpu.samples import Origin
 
+Part = tuple[int, tuple[float, ...]]
+
 
 class NoSample:
     """The key of the only ticket of a batch for which the sampler yielded no keys at all."""
@@ -50,6 +52,7 @@ class Task(NamedTuple):
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    ``stop``: the stage before which samples are to be handed over (-1: none).
     """
 
     run: int
@@ -61,6 +64,7 @@ class Task(NamedTuple):
     layout: bytes | None = None
     items: Any = None
     start: Any = None
+    stop: int = -1
 
 
 class Report(NamedTuple):
@@ -70,7 +74,8 @@ class Report(NamedTuple):
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker
     prepared without one. ``status``: "", or "exhausted" at the end of a stream. ``repeated``: how many of the
-    samples were prepared a second time. ``told``: where the worker's own stream stands.
+    samples were prepared a second time. ``told``: where the worker's own stream stands. ``parts``: for each sample of a
+    pipeline that can be cut, the stage it came with and the seconds of each part from there on (None: not known).
     """
 
     run: int
@@ -89,6 +94,7 @@ class Report(NamedTuple):
     status: str = ""
     repeated: int = 0
     told: Any = None
+    parts: list[Part | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,19 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """A sample whose stages before ``stage`` are done: where the fields lie that the others need."""
+
+    fields: Any
+    stage: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the fields."""
+        return int(self.fields.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The sample (or, when ``collated``, its whole batch) raised; ``error`` re-raises it with its traceback."""
 
@@ -220,6 +239,9 @@ class Lane(Protocol):
 
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""
+
+    def hand_over(self, run: int, chunk: int) -> None:
+        """Hand the sample of the chunk that runs over at the next stage where it can be cut, if it comes to one."""
 
     def close(self, timeout: float) -> bool:
         """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""

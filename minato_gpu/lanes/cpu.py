@@ -50,6 +50,10 @@ class _CpuLane:
         row, words = self.links.board.row(worker), self.links.board.words
         return perf_counter() - words[row + SINCE_NS] / 1e9
 
+    def hand_over(self, run: int, chunk: int) -> None:
+        """Let the sample of the chunk that runs be handed over at the next stage where it can be cut."""
+        self.links.board.hand_over(run, chunk)
+
     def _suspects(self) -> list[int]:
         """The workers that are at a chunk; all of them where none is (they may never have come to take one)."""
         words, row = self.links.board.words, self.links.board.row

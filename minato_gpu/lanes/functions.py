@@ -35,6 +35,14 @@ class FunctionSegment:
         """See Segment."""
         return [self._one(fields, params) for fields, params in zip(batch, drawn, strict=True)]
 
+    @property
+    def built(self) -> bool:
+        """See Segment."""
+        return True
+
+    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """See Segment."""
+
     def load(self) -> None:
         """See Segment."""
         if not isinstance(self._members[0].device, CupyFunction):

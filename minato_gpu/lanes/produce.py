@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.lanes.base import Failure, Features, Piece, Task, failure
+from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.samples import Origin, explain, sample_seed
@@ -34,6 +36,7 @@ class Job:
     seeds_samples: bool  # process workers seed the global generators per sample; threads share them
     skips: bool = False  # a batch is delivered without the samples that failed
     retries: bool = False  # a sample that raised is tried once more, with the same draws
+    cuts: tuple[int, ...] = ()  # the stages before which a sample may be handed over to another lane
 
 
 class KnownFailure(Exception):
@@ -51,9 +54,12 @@ class Producer:
         self.who = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self._job = job
         self._store = store
+        self.handing_over: Callable[[], bool] = lambda: False  # whether the current sample is to go to another lane
         self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
+        self._wanted = {cut: job.pipeline.live(cut) | {"path"} for cut in job.cuts}
+        self._part: Part | None = None
         self._getitems = many if callable(many) and job.auto_collation and job.pipeline is None else None
         if job.worker_init_fn is not None:
             self._initialise(job.worker_init_fn, number)
@@ -130,14 +136,48 @@ class Producer:
     def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Any:
         pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
         if piece.sources is not None:
-            source = piece.sources[at]
+            source, start = piece.sources[at], pipeline.host_prefix
             if isinstance(source, Failure):
                 raise KnownFailure(source)
+            if isinstance(source, Handed):
+                source, start = source.fields, source.stage
             fields = self._store.get(source)
             if self._job.retries:  # a stage that works in place must not see what its first try left
                 fields = copy.deepcopy(fields)
-            return pipeline.run(fields, seed, start=pipeline.host_prefix)
+            if self._job.cuts:
+                return self._in_parts(fields, seed, start, task.stop)
+            return pipeline.run(fields, seed, start=start)
         return pipeline.run(self._seeded(task, piece, at), seed)
+
+    def _in_parts(self, fields: Any, seed: int, start: int, stop: int) -> Any:
+        """The sample, or what there is of it where it is to be handed over: at ``stop``, or where that is asked for."""
+        pipeline, end = self._job.pipeline, len(self._job.pipeline.stages)
+        first, seconds, before = start, [], perf_counter()
+        for cut in (*(cut for cut in self._job.cuts if cut > start), end):
+            fields = pipeline.run(fields, seed, start=start, stop=cut)
+            start, now = cut, perf_counter()
+            seconds.append(now - before)
+            before = now
+            if cut < end and (cut == stop or self.handing_over()):
+                handed = self._handed(fields, cut)
+                if handed is not None:
+                    fields = handed
+                    break
+        self._part = first, tuple(seconds)
+        return fields
+
+    def _handed(self, fields: Any, cut: int) -> Handed | None:
+        """What later stages need, laid down for them; None where it cannot leave this process."""
+        wanted = self._wanted[cut]
+        try:
+            return Handed(self._store.put({name: value for name, value in fields.items() if name in wanted}), cut)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
+
+    def take_part(self) -> Part | None:
+        """What the parts of the last sample took; None if it failed, or was not done in parts."""
+        part, self._part = self._part, None
+        return part
 
     def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Any] | None:
         """All samples of the piece by one ``__getitems__``, or None when they must be fetched one by one.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import NoSample, Piece, Task
+from minato_gpu.lanes.base import Handed, NoSample, Piece, Task
 from minato_gpu.lanes.delay import RunQueueDelay
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
@@ -22,7 +22,7 @@ from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream
 from minato_gpu.lanes.wire import Channel
-from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
+from minato_gpu.memory.board import CHUNK, HAND, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -39,6 +39,7 @@ class Worker:
         self._words = board.words
         self._row = board.row(number)
         self._producer = Producer(number, job, store)
+        self._producer.handing_over = lambda: self._words[self._row + HAND] == self._words[self._row + CHUNK]
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None
@@ -54,6 +55,7 @@ class Worker:
         words, row, delay = self._words, self._row, RunQueueDelay()
         while (task := self._channel.receive()) is not None:
             progress = Progress(task, delay)
+            words[row + HAND] = -1
             words[row + LIMIT] = NO_LIMIT
             words[row + STARTED] = 0
             words[row + RUN] = task.run
@@ -69,6 +71,8 @@ class Worker:
 
     def _prepare(self, task: Task, progress: Progress) -> str:
         """Samples of a map-style data set, with or without a pipeline."""
+        if self._job.cuts:
+            progress.parts = []
         unseeded = self._producer.begin_unseeded(progress.size)
         if not self._attempt(task, progress, unseeded):
             for item in progress.rewind():
@@ -158,7 +162,7 @@ class Worker:
             if skip >= size:
                 skip, before = skip - size, before + size
                 continue
-            whole = piece.whole and piece.slab < 0
+            whole = piece.whole and piece.slab < 0 and (not self._job.cuts or isinstance(piece.keys[0], NoSample))
             samples: list[Any] = []
             start = len(progress.items)
             self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
@@ -166,6 +170,8 @@ class Worker:
             put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
+            elif self._job.cuts:
+                put = _unless_handed(put)
             while skip < size and self._go_on(progress, piece, skip, produce, put, to_end=whole):
                 if not self._publish(progress, unseeded):
                     return False
@@ -185,7 +191,7 @@ class Worker:
         words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown = progress.now, progress.done, progress.delayed, 0.0
-        ready, took = progress.items.append, progress.times.append
+        ready, took, parts = progress.items.append, progress.times.append, progress.parts
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -199,6 +205,8 @@ class Worker:
                 item = put(at, produce(at))
             except Exception as error:
                 item = self._producer.failure(progress.task, piece, at, error)
+            if parts is not None:
+                parts.append(self._producer.take_part())
             if delayed:
                 progress.add(item)
                 now = progress.now
@@ -235,6 +243,10 @@ class Worker:
 
 def _append_to(samples: list[Any]) -> Put:
     return lambda at, value: samples.append(value)
+
+
+def _unless_handed(put: Put) -> Put:
+    return lambda at, value: value if isinstance(value, Handed) else put(at, value)
 
 
 def _nothing(*_: Any) -> None:

@@ -1,9 +1,10 @@
 """The board: a page of shared memory on which every worker shows what it is doing, without a message.
 
 One row of 64-bit words per worker. A worker writes CHUNK, STARTED, SINCE_NS; the parent writes LIMIT to take
-samples back that have not started. The hand-shake is Dekker's: a worker writes STARTED, then reads LIMIT; the
-parent writes LIMIT, then reads STARTED; a lock operation between the two (a full fence on the processors that
-PyTorch supports) makes sure that at least one of them sees the other.
+samples back that have not started. It writes HAND, the number of a chunk whose samples are to be handed over to another
+lane at the next stage where they can be cut: a wish, which needs no hand-shake. For LIMIT the hand-shake is Dekker's: a
+worker writes STARTED, then reads LIMIT; the parent writes LIMIT, then reads STARTED; a lock operation between the two
+(a full fence on the processors that PyTorch supports) makes sure that at least one of them sees the other.
 
 Each worker also has a ring of offsets in its own arena that the parent has freed: written by the parent at TAIL,
 taken by the worker at HEAD.
@@ -15,7 +16,7 @@ import mmap
 import os
 import threading
 
-CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN = range(7)
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND = range(8)
 _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
@@ -37,7 +38,7 @@ class Board:
         self.barrier = threading.Lock()  # taking and releasing it is a full memory barrier
         if fd is None:
             for worker in range(workers):
-                self.words[self.row(worker) + CHUNK] = -1
+                self.words[self.row(worker) + CHUNK] = self.words[self.row(worker) + HAND] = -1
 
     def row(self, worker: int) -> int:
         """Index of the first word of the worker's row."""
@@ -70,6 +71,12 @@ class Board:
         if self.words[row + CHUNK] != chunk:
             return None
         return max(keep, self.words[row + STARTED])
+
+    def hand_over(self, run: int, chunk: int) -> None:
+        """Ask the worker that is at the chunk, if any, to hand its current sample over at the next cut."""
+        worker = self.find(run, chunk)
+        if worker is not None:
+            self.words[self.row(worker) + HAND] = chunk
 
     def give_back(self, worker: int, offset: int) -> bool:
         """Tell the worker that a block of its arena is free; False when the ring is full (try again later)."""

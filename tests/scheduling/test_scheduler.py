@@ -19,10 +19,14 @@ from hypothesis.stateful import (
 
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
-from tests.scheduling.model import SAMPLE_BYTES, Shell
+from minato_gpu.scheduling.plans import Plan
+from tests.scheduling.model import CUTS, SAMPLE_BYTES, Shell
 
 BATCH = 5
 COSTS = st.sampled_from([1e-6, 1e-4, 1e-3, 3e-3, 0.1, 2.0, nan])
+BETWEEN = st.sampled_from([CUTS, CUTS[:1], CUTS[1:], ()]).flatmap(
+    lambda cuts: st.tuples(*(st.builds(Plan, st.just(cut), COSTS, COSTS) for cut in cuts))
+)
 MODES: dict[str, dict[str, Any]] = {
     "fixed in order": {"fixed": True, "max_lateness": 0},
     "fixed out of order": {"fixed": True, "max_lateness": 2},
@@ -58,22 +62,24 @@ class Loader(RuleBasedStateMachine):
         size = BATCH
         if short == 0:
             size, self.ended = data.draw(st.integers(1, BATCH)), True
-        kind = data.draw(st.sampled_from(["unknown", "cpu", "both"]))
-        cpu = device = None
+        kind = data.draw(st.sampled_from(["unknown", "cpu", "both", "cut"]))
+        cpu = device = between = None
         if kind != "unknown":
             cpu = data.draw(st.lists(COSTS, min_size=size, max_size=size))
-        if kind == "both":
+        if kind in ("both", "cut"):
             device = data.draw(st.lists(COSTS, min_size=size, max_size=size))
-        self.shell.admit(size, self.epoch, cpu, device)
+        if kind == "cut":
+            between = data.draw(st.lists(BETWEEN, min_size=size, max_size=size))
+        self.shell.admit(size, self.epoch, cpu, device, between)
 
     @precondition(lambda self: any(chunk.kind == "run" for chunk in self.shell.held.values()))
-    @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.booleans())
-    def finish(self, choose: int, share: float, fails: bool) -> None:
+    @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.booleans(), heeds=st.booleans())
+    def finish(self, choose: int, share: float, fails: bool, heeds: bool) -> None:
         shell = self.shell
         number = sorted(shell.begun)[choose % len(shell.begun)] if shell.begun else min(shell.held)
         before, size = shell.done[number], shell.held[number].size
         upto = min(size, before + 1 + int(share * (size - before)))
-        shell.finish(number, upto, (before,) if fails else ())
+        shell.finish(number, upto, (before,) if fails else (), heeds=heeds)
 
     @precondition(lambda self: bool(self.shell.held))
     @rule(choose=st.integers(0, 50))
@@ -112,7 +118,8 @@ class Loader(RuleBasedStateMachine):
         assert scheduler.room == self.policy.window - (len(shell.place_of) - delivered)
         ready_bytes = SAMPLE_BYTES * (len(shell.ready) - delivered)
         running = sum(chunk.size - shell.done[number] for number, chunk in shell.held.items())
-        assert abs(scheduler.bytes_in_flight - ready_bytes - SAMPLE_BYTES * running) <= SAMPLE_BYTES * running
+        held_bytes = ready_bytes + SAMPLE_BYTES * shell.waiting_on()
+        assert abs(scheduler.bytes_in_flight - held_bytes - SAMPLE_BYTES * running) <= SAMPLE_BYTES * running
         if self.policy.budget_bytes is not None and not shell.lost_slots:
             least = max(self.policy.budget_bytes, BATCH * SAMPLE_BYTES)  # a batch must fit, whatever the budget
             assert ready_bytes + SAMPLE_BYTES * running <= least + SAMPLE_BYTES * shell.most_slots
