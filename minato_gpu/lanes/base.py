@@ -50,6 +50,7 @@ class Task(NamedTuple):
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    ``singly``: ask the data set for one sample at a time; a worker died in ``__getitems__`` of some of them.
     """
 
     run: int
@@ -61,6 +62,7 @@ class Task(NamedTuple):
     layout: bytes | None = None
     items: Any = None
     start: Any = None
+    singly: bool = False
 
 
 class Report(NamedTuple):
@@ -201,6 +203,7 @@ class Lane(Protocol):
 
     name: str
     slots: int
+    away: int  # slots that are lost for the moment
     ready: bool
 
     def send(self, task: Task) -> None:

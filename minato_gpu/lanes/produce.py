@@ -46,10 +46,12 @@ class KnownFailure(Exception):
 class Producer:
     """The data set of one worker, with its seeding."""
 
-    def __init__(self, number: int, job: Job, store: Store) -> None:
+    def __init__(self, number: int, job: Job, store: Store, on_stage: Callable[[int], None]) -> None:
+        """``on_stage`` is called with its number before each stage of the pipeline, and with -1 before the data set."""
         self.who = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self._job = job
         self._store = store
+        self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
@@ -76,6 +78,10 @@ class Producer:
             return False
         return self.seeder.begin_unseeded(samples)
 
+    def fetches_many(self, task: Task) -> bool:
+        """Whether the data set is asked for the samples of a piece at once."""
+        return self._getitems is not None and not task.singly
+
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         """The way to prepare the samples of this piece."""
         produce = self._once(task, piece, unseeded)
@@ -101,7 +107,9 @@ class Producer:
 
     def _inspect(self, task: Task, piece: Piece, at: int) -> Features:
         pipeline = self._job.pipeline
-        fields = pipeline.run(self._seeded(task, piece, at), self._seed_of(task, piece, at), stop=pipeline.host_prefix)
+        self._on_stage(-1)
+        source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
+        fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
         wanted = pipeline.live(pipeline.host_prefix) | {"path"}
         kept = {name: value for name, value in fields.items() if name in wanted}
         return Features(self._store.put(kept), pipeline.features(fields))
@@ -132,8 +140,10 @@ class Producer:
             source = piece.sources[at]
             if isinstance(source, Failure):
                 raise KnownFailure(source)
-            return pipeline.run(self._store.get(source), seed, start=pipeline.host_prefix)
-        return pipeline.run(self._seeded(task, piece, at), seed)
+            fields = self._store.get(source)
+            return pipeline.run(fields, seed, start=pipeline.host_prefix, before_stage=self._on_stage)
+        self._on_stage(-1)
+        return pipeline.run(self._seeded(task, piece, at), seed, before_stage=self._on_stage)
 
     def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Any] | None:
         """All samples of the piece by one ``__getitems__``, or None when they must be fetched one by one.
@@ -142,7 +152,7 @@ class Producer:
         that raises, to find the sample that it raises for.
         """
         assert self._getitems is not None
-        if not unseeded and self.seeder is not None:
+        if task.singly or (not unseeded and self.seeder is not None):
             return None
         try:
             batch = list(self._getitems(list(piece.keys)))

@@ -104,6 +104,6 @@ def _restore(key: str, value: Any) -> Any:
         return _decode(value)
     if key == "spans":
         return tuple((lo, hi) for lo, hi in value)
-    if key in ("failed", "ended"):
+    if key in ("failed", "ended", "settled"):
         return tuple(value)
     return value
