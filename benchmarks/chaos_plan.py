@@ -92,7 +92,7 @@ class Plan:
             kinds.append("corrupt output")
         chosen = rng.choices(kinds, k=rng.choice([0, 2, 3, 5]))
         keys = rng.sample(range(self.samples), len(chosen))
-        faults = {}
+        faults: dict[int, tuple[str, int]] = {}
         for key, kind in zip(keys, chosen, strict=True):
             if kind == "hang" and any(known == "hang" for known, _ in faults.values()):
                 kind = "killed"  # one to a run: each takes its time

@@ -91,7 +91,7 @@ class Engine:
         self._streams = streams
         self._timeout = timeout
         self._order_log = order_log
-        self._replaces = replaces and not streams
+        self._replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
         self._watchdog = watchdog
         self._broken: BaseException | None = None  # what the pump thread has found; raised when the consumer must wait
         self._lock = threading.Lock()
@@ -316,12 +316,12 @@ class Engine:
         if exits:
             self._pump()  # all that they had reported
         for exit_ in exits:
-            LOGGER.warning("%sIt is being replaced.", exit_.message())
+            LOGGER.warning("%s It is being replaced.", exit_.message().rstrip())
             self.pump.lost(lane, exit_, self.log)
         count, failed = lane.arrivals()
         for exit_ in failed:
             raise WorkerDied(exit_.message())
-        self.pump.arrived(lane, count, self.log)
+        self.pump.arrived(lane, count)
 
     def _look_for_hangs(self) -> None:
         """A worker that has hung is killed where it can be replaced, and is an error otherwise."""
@@ -330,7 +330,7 @@ class Engine:
         lane = self.pump.lanes[m.CPU]
         for worker, claim in self._watchdog.look(perf_counter()):
             text = self._watchdog.words(lane, worker, self.pump.told_of(claim))
-            if not lane.can_kill or not self._replaces:
+            if not self._replaces:
                 raise WorkerHung(text + lane.advice)
             lane.kill(worker, text)
 

@@ -235,6 +235,7 @@ class Pump:
         self.deaths.check_start(exit_, claim)
         stale = [(at, nbytes) for _, blocks in self._stale for owner, at, nbytes in blocks if owner == exit_.number]
         lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *stale}))
+        log.workers["replaced"] += 1
 
     def told_of(self, claim: Claim) -> str:
         """What a worker is at, in words."""
@@ -260,9 +261,8 @@ class Pump:
         self.handle(m.Finished(now, chunk.number, 1, 0.0))
         self.handle(m.Lost(now, lane.name))
 
-    def arrived(self, lane: Any, count: int, log: Telemetry) -> None:
+    def arrived(self, lane: Any, count: int) -> None:
         """So many replacements have started."""
-        log.workers["replaced"] += count
         if count:
             self.handle(m.LaneOpened(perf_counter(), lane.name, count))
 

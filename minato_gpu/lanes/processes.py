@@ -252,10 +252,11 @@ class Workers:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         spawner = self._spawner
-        if spawner is not None and not spawner.gone:
-            self._started.extend(spawner.news())
-            if spawner.gone:
-                self._watch.unregister(spawner.fileno())
+        if spawner is None or spawner.gone:
+            return
+        self._started.extend(spawner.news())
+        if spawner.lost():
+            self._watch.unregister(spawner.fileno())
 
     def kill(self, number: int) -> None:
         """End this worker at once."""

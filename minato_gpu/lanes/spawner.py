@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from minato_gpu.lanes.links import Links, close_inherited_ends
-from minato_gpu.lanes.priority import give_way
 
 LOST = "the process that starts replacements has been killed"
 _LARGEST = 1 << 16
@@ -117,6 +116,10 @@ class Spawner:
                 found.append((told[0], Adopted(told[1], fds[0], self) if fds else RuntimeError(told[1])))
         return found
 
+    def lost(self) -> bool:
+        """Whether it has ended."""
+        return self.gone
+
     def _free(self, *numbers: int) -> None:
         for number in numbers:
             self._links.engine_arena.free(self._offsets.pop(number))
@@ -152,14 +155,15 @@ def _readable(fd: int, timeout: float | None) -> bool:
 
 def _main(end: socket.socket, links: Links, start: Start, parent: int) -> None:
     gc.freeze()  # what was inherited stays shared with the parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     if parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
     close_inherited_ends()
     links.late_ends.append(end)  # a worker forked from here closes it
-    give_way()
     workers: dict[int, Any] = {}  # by descriptor
     poll = select.poll()
     poll.register(end, select.POLLIN)
@@ -170,6 +174,7 @@ def _main(end: socket.socket, links: Links, start: Start, parent: int) -> None:
                 process = workers.pop(fd)
                 process.join()
                 _tell(end, ("ended", process.pid, process.exitcode))
+                process.close()
                 os.close(fd)
                 continue
             data = end.recv(_LARGEST)

@@ -197,7 +197,12 @@ def test_the_events_replay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_a_sample_that_kills_is_a_bad_sample(mode: Mode) -> None:
     told: list[Any] = []
-    loader = _loader(Deadly(17, 9), mode, on_error=lambda bad: told.append(bad) or "skip")
+
+    def skip(bad: Any) -> str:
+        told.append(bad)
+        return "skip"
+
+    loader = _loader(Deadly(17, 9), mode, on_error=skip)
     expected = [row for row in _undisturbed(mode) if row[0] != 17]
     received = rows(loader)
     assert sorted(received) == sorted(expected)
@@ -255,7 +260,8 @@ class Many(Dataset[Any]):
 def test_the_one_of_many_is_found() -> None:
     loader = DataLoader(Many(), 8, num_workers=2, on_worker_death="replace", on_error="skip")
     assert [key for batch in loader for key in batch.tolist()] == [key for key in range(_SAMPLES) if key != 17]
-    assert loader.stats()["workers"]["died"] == 3 and loader.stats()["failures"][0]["index"] == "17"
+    # the first chunk of a worker is asked for one by one anyway, to see whether samples draw
+    assert 2 <= loader.stats()["workers"]["died"] <= 3 and loader.stats()["failures"][0]["index"] == "17"
 
 
 @pytest.mark.parametrize("order", [{}, {"in_order": False}], ids=["in order", "bounded"])
