@@ -24,6 +24,8 @@ from minato_gpu import DataLoader, Field, Pipeline, Stage
 
 _FORK = multiprocessing.get_context("fork")
 _ALWAYS = 1 << 20
+_WORDS = 250
+MOST_BYTES = 8 * 3 * _WORDS + 1024  # of one sample, with what it is wrapped in where it travels as an object
 HANG_S = 0.5
 LETHAL = ("killed", "segmentation fault", "full shared memory", "exit", "hang")
 HARMLESS = ("raise", "slow")
@@ -79,7 +81,7 @@ class Plan:
         self.content = rng.choice(["rows", "rows", "ragged", "pipeline"])
         self.lateness = rng.choice([0, 0, 1, 3, 8])
         self.sampling = rng.choice(["shuffled", "shuffled", "repeats", "unknown"])
-        self.budget = rng.choice([None, None, 400, 4000])
+        self.budget = rng.choice([None, None, 3_000, 40_000])  # bytes; the less is not enough for one sample of some
         self.steps = [rng.randint(0, 6) for _ in range(rng.choice([0, 0, 1, 1, 3]))]
         self.workers = [rng.randint(1, 3) for _ in range(len(self.steps) + 1)]
         self.murder = None if self.threads or rng.random() < 0.6 else rng.randint(1, 8)
@@ -167,12 +169,15 @@ class Faulty(Dataset[Any]):
             return {"key": np.float64(key), "corrupt": kind == "corrupt output"}
         # threads share the global generators: their draws belong to no sample
         drawn = 0.0 if self.plan.threads else float(torch.rand((), dtype=torch.float64))
-        length = 1 + key % 3 if self.plan.content == "ragged" else 1
-        return torch.tensor([float(key), *[drawn] * length], dtype=torch.float64)
+        length = _WORDS * (1 + key % 3 if self.plan.content == "ragged" else 1)
+        sample = torch.full((length,), drawn, dtype=torch.float64)
+        sample[0] = key
+        return sample
 
 
 def _mix(fields: Any, drawn: Any) -> Any:
-    value = np.array([fields["key"], drawn["shift"]], np.float64)
+    value = np.full(_WORDS, drawn["shift"], np.float64)
+    value[0] = fields["key"]
     return {"value": value.astype(np.int8) if fields["corrupt"] else value}
 
 
@@ -181,5 +186,6 @@ def _draw(rng: np.random.Generator, meta: Any) -> dict[str, Any]:
 
 
 _PIPELINE = Pipeline(
-    (Stage("mix", ("key", "corrupt"), {"value": Field(np.float64, (2,))}, cpu=_mix, draw=_draw),), outputs=("value",)
+    (Stage("mix", ("key", "corrupt"), {"value": Field(np.float64, (_WORDS,))}, cpu=_mix, draw=_draw),),
+    outputs=("value",),
 )

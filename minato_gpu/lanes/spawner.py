@@ -177,7 +177,10 @@ def _main(end: socket.socket, links: Links, start: Start, parent: int) -> None:
                 process.close()
                 os.close(fd)
                 continue
-            data = end.recv(_LARGEST)
+            try:
+                data = end.recv(_LARGEST)
+            except ConnectionError:  # the parent has closed with news unread
+                data = b""
             if not data:
                 for process in workers.values():
                     process.kill()

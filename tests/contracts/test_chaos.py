@@ -14,7 +14,7 @@ from benchmarks.chaos import Result, chaos
 from benchmarks.chaos_plan import FAULTS, Plan
 from minato_gpu.notices import LOGGER
 
-_BLOCKS, _BLOCK = 12, 8
+_BLOCKS, _BLOCK = 10, 8
 
 
 @pytest.mark.parametrize("block", range(_BLOCKS))
@@ -52,7 +52,7 @@ def test_a_loss_is_seen(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
         elif loss == "late":
             result.lateness = plan.lateness + 1
         elif loss == "altered":
-            result.received[0] = (first[0], 0.5)
+            result.received[0] = (first[0], 0.5, *first[2:])
         else:
             result.totals["samples_failed"] += 1
 
