@@ -14,7 +14,7 @@ from benchmarks.chaos import Result, chaos
 from benchmarks.chaos_plan import FAULTS, Plan
 from minato_gpu.notices import LOGGER
 
-_BLOCKS, _BLOCK = 10, 8
+_BLOCKS, _BLOCK = 8, 8
 
 
 @pytest.mark.parametrize("block", range(_BLOCKS))
