@@ -21,6 +21,9 @@ from minato_gpu.records import Batch, Record, Window
 from minato_gpu.scheduling.messages import Compose, Span
 from minato_gpu.stacking import Stacking
 
+Block = tuple[int, int, int]
+"""Owner, offset and bytes (0: not known) of memory in an arena."""
+
 
 def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
     """The parts of a span between single serials that are left out."""
@@ -320,24 +323,32 @@ class Assembly:
         """These tickets turned out not to exist."""
         self._taken(spans)
 
-    def clear(self) -> list[tuple[int, int]]:
-        """Forget every ticket and batch; returns the blocks (owner, offset) that they held, for ``free``."""
-        blocks: list[tuple[int, int]] = []
-        for record in self._window.clear():
-            items = (*record.items.values(), *map(_lying, record.sources.values()))
-            blocks += [place for item in items if isinstance(item, Blob) for place in item.places]
-            if record.slab >= 0:
-                blocks.append((-1, record.slab))
-        blocks += [place for b in self._batches.values() if isinstance(b.item, Blob) for place in b.item.places]
+    def clear(self) -> list[Block]:
+        """Forget every ticket and batch; returns the blocks that they held, for ``free``."""
+        blocks = self._blobs()
+        blocks += [(-1, record.slab, 0) for record in self._window.clear() if record.slab >= 0]
         if self.loading is not None:
             for batch in self._batches.values():
                 self.loading.leave(batch)
         self._batches, self.bytes = {}, 0
         return blocks
 
-    def free(self, blocks: Iterable[tuple[int, int]]) -> None:
+    def free(self, blocks: Iterable[Block]) -> None:
         """Give blocks back that no lane uses any more."""
-        self._leases.give_back(blocks)
+        self._leases.give_back((owner, offset) for owner, offset, _ in blocks)
+
+    def settle_with(self, owner: int) -> list[tuple[int, int]]:
+        """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
+        self._leases.give_back([block for block in self._leases.take_back() if block[0] != owner])
+        kept = [(offset, nbytes) for of, offset, nbytes in self._blobs() if of == owner]
+        return kept + self._leases.lent_by(owner)
+
+    def _blobs(self) -> list[Block]:
+        """What lies in workers' arenas for tickets in the window and batches not delivered."""
+        records = self._window.records()
+        items = [item for record in records for item in (*record.items.values(), *map(_lying, record.sources.values()))]
+        items += [batch.item for batch in self._batches.values()]
+        return [(b.worker, *block) for b in items if isinstance(b, Blob) for block in b.blocks]
 
     # --- inside --------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from minato_gpu.assembly import Assembly
 from minato_gpu.cut_estimates import CutEstimator, part_names
+from minato_gpu.deaths import Deaths
 from minato_gpu.engine import Engine
 from minato_gpu.estimates import Estimator
 from minato_gpu.event_log import EventLog
@@ -31,6 +32,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.watchdog import Watchdog
 
 _MICRO_BATCH = 16
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
@@ -61,9 +63,11 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     lanes: dict[str, Any] = {}
     transfers: Transfers | None = None
     try:
-        lanes["cpu"] = (
-            ThreadLane(links, job) if options.threads else ProcessLane(links, job, loader.multiprocessing_context)
-        )
+        if options.threads:
+            lanes["cpu"] = ThreadLane(links, job)
+        else:
+            replaceable = loader.on_worker_death == "replace"
+            lanes["cpu"] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=replaceable)
         if options.device.type == "cuda":  # after the fork of what makes the workers
             budget = DeviceBudget(loader.device_memory_budget)
             transfers = Transfers(open_accelerator(options.device), links.engine_arena, budget)
@@ -126,6 +130,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         recorder=None if loader._events is None else EventLog(loader._next_log(), policy),
         stream_batch=place,
         cuts=bool(_cuts(loader)),
+        deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
     )
     return Engine(
         links,
@@ -135,6 +140,8 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         streams=iterable,
         timeout=loader.timeout,
         order_log=loader._order if not loader.in_order else None,
+        replaces=loader.on_worker_death == "replace",
+        watchdog=None if loader.hang_timeout is None else Watchdog(lanes["cpu"], loader.hang_timeout),
     )
 
 

@@ -23,12 +23,15 @@ from typing import Any
 from minato_gpu.admission import Drawn, OrderLog, Source
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.processes import Exit, WorkerDied
 from minato_gpu.memory.board import ATTENTION
+from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
 from minato_gpu.records import Batch, Record
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.watchdog import Watchdog, WorkerHung
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
@@ -40,10 +43,6 @@ NOTHING = object()
 
 class EndOfEpoch(Exception):
     """The epoch has no further batch. Not StopIteration: a data set may raise that itself."""
-
-
-class WorkerDied(RuntimeError):
-    """A worker process ended while it was needed."""
 
 
 class Epoch:
@@ -67,7 +66,8 @@ class Engine:
     """One set of lanes, and the epochs that run through it.
 
     ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``streams``:
-    every worker iterates the data set for itself, and an epoch ends when its streams do.
+    every worker iterates the data set for itself, and an epoch ends when its streams do; ``replaces``: a worker that
+    dies is replaced; ``watchdog``: notices those that hang.
     """
 
     def __init__(
@@ -80,6 +80,8 @@ class Engine:
         streams: bool = False,
         timeout: float = 0.0,
         order_log: OrderLog | None = None,
+        replaces: bool = False,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._links = links
         self.pump = pump
@@ -89,6 +91,9 @@ class Engine:
         self._streams = streams
         self._timeout = timeout
         self._order_log = order_log
+        self._replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
+        self._watchdog = watchdog
+        self._broken: BaseException | None = None  # what the pump thread has found; raised when the consumer must wait
         self._lock = threading.Lock()
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
@@ -282,23 +287,52 @@ class Engine:
         """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
         now = perf_counter()
         wake = self.pump.scheduler.wake_at()
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
         end = started + self._timeout if self._timeout > 0 else None
+        hangs = None if self._watchdog is None else self._watchdog.next_look(now)
         if end is not None and now >= end:
             stuck = self.pump.lanes[m.CPU].stuck()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
-        until = min(t for t in (wake, end, now + _LONGEST_SLEEP_S) if t is not None)
+        until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
         ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
         if any(fd in self._exit_fds for fd, _ in ready):
             self._pump()
             self._check_workers()
+        if hangs is not None and perf_counter() >= hangs:
+            self._look_for_hangs()
         if wake is not None and perf_counter() >= wake:
             self.pump.look()
 
     def _check_workers(self) -> None:
-        """A worker that ended while the loader runs is an error, as it is PyTorch's."""
-        for lane in self.pump.lanes.values():
-            for exit_ in lane.exits():
-                raise WorkerDied(exit_.message())
+        """A worker that ended while the loader runs is replaced, or is an error, as it is PyTorch's."""
+        lane = self.pump.lanes[m.CPU]
+        exits: list[Exit] = lane.exits()
+        if exits and not self._replaces:
+            raise WorkerDied(exits[0].message())
+        if not self._replaces:
+            return
+        if exits:
+            self._pump()  # all that they had reported
+        for exit_ in exits:
+            LOGGER.warning("%s It is being replaced.", exit_.message().rstrip())
+            self.pump.lost(lane, exit_, self.log)
+        count, failed = lane.arrivals()
+        for exit_ in failed:
+            raise WorkerDied(exit_.message())
+        self.pump.arrived(lane, count)
+
+    def _look_for_hangs(self) -> None:
+        """A worker that has hung is killed where it can be replaced, and is an error otherwise."""
+        assert self._watchdog is not None
+        self._pump()  # a worker that waits for room to report has not hung
+        lane = self.pump.lanes[m.CPU]
+        for worker, claim in self._watchdog.look(perf_counter()):
+            text = self._watchdog.words(lane, worker, self.pump.told_of(claim))
+            if not self._replaces:
+                raise WorkerHung(text + lane.advice)
+            lane.kill(worker, text)
 
     def _log_delivery(self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any) -> None:
         first, number = epoch.first_serial, order - epoch.first_order
@@ -334,15 +368,47 @@ class Engine:
 
     def _attend(self) -> None:
         """The pump thread: serves while the consumer is away and the board asks for attention."""
+        wait = self._wait_watching if self._replaces or self._watchdog is not None else self._wait
         while True:
-            os.eventfd_read(self._links.wake)
+            watch = wait()
             with self._lock:
                 if self._closed:
                     return
+                if watch and self._broken is None:
+                    self._keep_watch()
+                    self._attention()
                 if self._due or self._links.board.words[ATTENTION]:
                     self._settle()
                     self._pump()
                     self._attention()
+
+    def _wait(self) -> bool:
+        os.eventfd_read(self._links.wake)
+        return False
+
+    def _wait_watching(self) -> bool:
+        """The same, but also until a worker has ended, or may have hung; returns whether to look after them."""
+        poll = select.poll()
+        for fd in (self._links.wake, *(self._exit_fds if self._replaces and self._broken is None else ())):
+            poll.register(fd, select.POLLIN)
+        wait = None
+        if self._watchdog is not None and self._broken is None:
+            now = perf_counter()
+            wait = 1e3 * max(0.0, self._watchdog.next_look(now) - now)
+        ready = [fd for fd, _ in poll.poll(wait)]
+        if self._links.wake in ready:
+            os.eventfd_read(self._links.wake)
+        return not ready or any(fd in self._exit_fds for fd in ready)
+
+    def _keep_watch(self) -> None:
+        """In the pump thread: what would be an error is kept for the consumer, who may never need the worker."""
+        try:
+            if self._replaces:
+                self._check_workers()
+            if self._watchdog is not None and perf_counter() >= self._watchdog.next_look(perf_counter()):
+                self._look_for_hangs()
+        except (WorkerDied, WorkerHung) as error:
+            self._broken = error
 
     def _attention(self) -> None:
         """Ask workers to wake the pump thread if their reports will need an answer before the consumer is back."""

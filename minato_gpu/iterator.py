@@ -11,8 +11,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from minato_gpu.admission import Source, Speculation
 from minato_gpu.building import build_engine
-from minato_gpu.engine import NOTHING, EndOfEpoch, Engine, WorkerDied
+from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
 from minato_gpu.failures import FailurePolicy
+from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.orders import Sampling
 from minato_gpu.resumption import Resumption, begin_source, expected_of

@@ -19,6 +19,7 @@ from minato_gpu.engine import Engine
 from minato_gpu.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator, to_device
+from minato_gpu.memory import room
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.resumption import Resumption
@@ -51,6 +52,16 @@ class DataLoader(TorchDataLoader[T]):
         is left out, or in a distributed job, where ranks must have as many batches each, raises.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
         One more raises ``failures.TooManyFailures``.
+    on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
+        PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it had, with the
+        same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error`` decides. The
+        default is "raise", because PyTorch's arguments alone mean here what they mean there, and what restarts jobs
+        may wait for that error; because most such workers were killed for want of memory, which a replacement needs as
+        well; and because replacing takes a further process. An iterable data set's stream dies with its worker: always
+        an error.
+    hang_timeout: seconds after which a worker that is still at the same sample is taken to hang (None: never). It is
+        reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death`` says;
+        where that is "raise", and for threads, which cannot be killed, ``watchdog.WorkerHung`` is raised instead.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -86,6 +97,8 @@ class DataLoader(TorchDataLoader[T]):
         epochs: int | None = None,
         on_error: OnError = RAISE,
         max_failures: float | None = None,
+        on_worker_death: str = "raise",
+        hang_timeout: float | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -117,7 +130,11 @@ class DataLoader(TorchDataLoader[T]):
         self.epochs = epochs
         self.on_error = on_error
         self.max_failures = max_failures
+        self.on_worker_death = on_worker_death
+        self.hang_timeout = hang_timeout
         self._options = Options.check(self)
+        if num_workers > 0:
+            room.check(self, processes=not self._options.threads)
         self._order = OrderLog(Path(order_log)) if order_log is not None and not in_order else None
         self._events: Path | None = None
         self._logs = 0

@@ -148,17 +148,20 @@ class Pipeline:
         start: int = 0,
         stop: int | None = None,
         on_stage: Callable[[str, float], None] | None = None,
+        before_stage: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
         """Run stages ``start`` to ``stop`` (not included; None: the last) on the CPU and return the fields.
 
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known
-        so far. ``on_stage(name, seconds)`` is called after each stage. Raises StageError, whose ``__cause__`` is
-        the stage's own exception; interrupts pass through.
+        so far. ``on_stage(name, seconds)`` is called after each stage, ``before_stage(number)`` before it.
+        Raises StageError, whose ``__cause__`` is the stage's own exception; interrupts pass through.
         """
         end = len(self.stages) if stop is None else stop
         known = dict(fields)
         for number in range(start, end):
             stage = self.stages[number]
+            if before_stage is not None:
+                before_stage(number)
             began = perf_counter() if on_stage is not None else 0.0
             try:
                 written = stage.cpu(known, self.draw(number, known, seed))

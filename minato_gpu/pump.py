@@ -11,12 +11,16 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
-from minato_gpu.assembly import Assembly
+from minato_gpu.assembly import Assembly, Block
+from minato_gpu.deaths import Deaths
 from minato_gpu.event_log import EventLog
 from minato_gpu.lanes.base import Features, Handed, Part, Report, Task, Unshippable
+from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
+from minato_gpu.memory.board import Claim
 from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
+from minato_gpu.samples import Origin
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
 from minato_gpu.telemetry import Telemetry
@@ -82,15 +86,17 @@ class Estimates(Protocol):
 
 
 class Sent:
-    """A chunk on its way: what it holds, when it went, and for which epoch."""
+    """A chunk on its way: what it holds, when it went, and for which epoch; samples before ``done`` are reported, those
+    from ``stop`` on were taken back."""
 
-    __slots__ = ("chunk", "done", "epoch", "sent")
+    __slots__ = ("chunk", "done", "epoch", "sent", "stop")
 
     def __init__(self, chunk: m.Chunk, epoch: int, sent: float) -> None:
         self.chunk = chunk
         self.epoch = epoch
         self.sent = sent
         self.done = 0
+        self.stop = chunk.size
 
 
 class Pump:
@@ -110,11 +116,13 @@ class Pump:
         recorder: EventLog | None = None,
         stream_batch: int = 1,
         cuts: bool = False,
+        deaths: Deaths | None = None,
     ) -> None:
         self.lanes = lanes
         self.assembly = assembly
         self.estimates = estimates
         self.recorder = recorder
+        self.deaths = deaths or Deaths()
         self.logs: dict[int, Telemetry] = {}  # by epoch; a prefetched one has its own already
         self.seeds: dict[int, int] = {}
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
@@ -126,7 +134,7 @@ class Pump:
         self._stream_batch = stream_batch
         self._cuts = cuts
         self._run = 0
-        self._stale: list[tuple[set[tuple[int, int]], list[tuple[int, int]]]] = []
+        self._stale: list[tuple[set[tuple[int, int]], list[Block]]] = []
         self._sent: dict[int, Sent] = {}
         self._jobs: dict[int, tuple[m.Span, ...]] = {}
         self.scheduler = make_scheduler()
@@ -142,6 +150,7 @@ class Pump:
         self._sweep()
         self._sent, self._jobs, self.seeds, self.logs = {}, {}, {}, {}
         self.scheduler = self._make_scheduler()
+        self.deaths.begin_run()
         if self.estimates is not None:
             self.estimates.begin_run()
         if self.recorder is not None:
@@ -155,7 +164,7 @@ class Pump:
                 continue
             if lane.ready:
                 self._open.add(lane.name)
-                self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
+                self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots - lane.away))
             else:
                 self._closed.append(lane)
 
@@ -211,6 +220,65 @@ class Pump:
         for _, blocks in (entry for entry in self._stale if not entry[0]):
             self.assembly.free(blocks)
         self._stale = [entry for entry in self._stale if entry[0]]
+
+    # --- workers that have died ----------------------------------------------------------------------------
+
+    def lost(self, lane: Any, exit_: Exit, log: Telemetry) -> None:
+        """A worker of the lane has ended, and all that it had reported is received: others do what else it had taken.
+
+        Raises WorkerDied where a replacement would do no better.
+        """
+        claim = lane.bury(exit_.number)
+        for chunks, _ in self._stale:
+            chunks.discard((claim.run, claim.chunk))
+        self._sweep()
+        sent = self._sent.pop(claim.chunk, None) if claim.run == self._run else None
+        log.died(stuck=bool(exit_.stuck))
+        if sent is None:
+            self.handle(m.Lost(perf_counter(), lane.name))
+        elif sent.chunk.kind == "collate":
+            self._lost_job(lane, exit_, claim, sent.chunk)
+        else:
+            log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
+            settled, items = self.deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self.assembly)
+            spans = cut(sent.chunk.spans, *settled)
+            nbytes, failed = self.assembly.arrived(spans, items, 0) if items else (0, ())
+            self.assembly.used(spans)
+            offsets = tuple(settled[0] + at for at in failed)
+            self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
+        self.deaths.check_start(exit_, claim)
+        stale = [(at, nbytes) for _, blocks in self._stale for owner, at, nbytes in blocks if owner == exit_.number]
+        lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *stale}))
+        log.workers["replaced"] += 1
+
+    def told_of(self, claim: Claim) -> str:
+        """What a worker is at, in words."""
+        sent = self._sent.get(claim.chunk) if claim.run == self._run else None
+        stage = self.deaths.stage(claim)
+        at = claim.started - 1
+        if sent is None or sent.chunk.kind not in ("run", "inspect") or not 0 <= at < sent.chunk.size:
+            return "a batch" if stage is None else f"stage {stage!r} of a batch"
+        serial = cut(sent.chunk.spans, at, at + 1)[0][0]
+        origin = Origin(sent.epoch, self.assembly.position(serial), self.assembly.key(serial), stage, "cpu")
+        return f"one sample ({origin})"
+
+    def _lost_job(self, lane: Any, exit_: Exit, claim: Claim, chunk: m.Chunk) -> None:
+        """A worker died joining a batch."""
+        spans = self.assembly.spans(chunk.order)
+        failed = self.deaths.judge_job(exit_, claim, spans, self.assembly)
+        now = perf_counter()
+        if failed is None:
+            self._jobs[chunk.order] = spans
+            self.handle(m.Lost(now, lane.name, chunk.number))
+            return
+        self.assembly.joined(chunk.order, failed)
+        self.handle(m.Finished(now, chunk.number, 1, 0.0))
+        self.handle(m.Lost(now, lane.name))
+
+    def arrived(self, lane: Any, count: int) -> None:
+        """So many replacements have started."""
+        if count:
+            self.handle(m.LaneOpened(perf_counter(), lane.name, count))
 
     def _reported(self, lane: Any, report: Report) -> None:
         sent = self._sent[report.chunk]
@@ -308,6 +376,7 @@ class Pump:
             else:
                 kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
                 if kept is not None:
+                    self._sent[instruction.chunk].stop = min(kept, self._sent[instruction.chunk].stop)
                     self.handle(m.Revoked(perf_counter(), instruction.chunk, kept))
 
     def _dispatch(self, chunk: m.Chunk) -> None:
@@ -342,7 +411,8 @@ class Pump:
         self._sent[chunk.number] = Sent(chunk, epoch, now)
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
-        lane.send(Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout, stop=chunk.stop))
+        task = Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
+        lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans)))
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""

@@ -60,6 +60,10 @@ class Window:
                 yield record, lo, upto
                 lo = upto
 
+    def records(self) -> list[Record]:
+        """All places."""
+        return self._records
+
     def remove(self, record: Record) -> None:
         """A place leaves."""
         at = bisect_right(self._firsts, record.first) - 1

@@ -33,6 +33,7 @@ class Telemetry:
         self.begin = begin
         self.end: float | None = None
         self.samples = self.batches = self.failed = self.skipped = self.repeated = 0
+        self.workers = {"died": 0, "hung": 0, "replaced": 0}
         self.first_batch_s: float | None = None
         self.lanes: dict[str, LaneLog] = defaultdict(LaneLog)
         self.waits: deque[float] = deque(maxlen=_RING)
@@ -59,6 +60,10 @@ class Telemetry:
             log.queue_s.append(max(0.0, report.begin - sent))
             log.service_s.append(report.seconds / count)
         self.spans.append((begin, end, lane, report.worker, epoch, position, count, report.seconds / count))
+
+    def died(self, *, stuck: bool) -> None:
+        """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
+        self.workers["hung" if stuck else "died"] += 1
 
     def delivered(self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int]) -> None:
         """A batch was handed to the consumer, who had waited ``wait`` seconds."""
@@ -95,6 +100,7 @@ class Telemetry:
             "samples_failed": self.failed,
             "samples_skipped": self.skipped,
             "samples_repeated": self.repeated,
+            "workers": dict(self.workers),
             "batches_delivered": self.batches,
             "elapsed_s": elapsed,
             "first_batch_s": self.first_batch_s,

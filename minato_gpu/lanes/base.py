@@ -53,6 +53,7 @@ class Task(NamedTuple):
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
     ``stop``: the stage before which samples are to be handed over (-1: none).
+    ``singly``: ask the data set for one sample at a time; a worker died in ``__getitems__`` of some of them.
     """
 
     run: int
@@ -65,6 +66,7 @@ class Task(NamedTuple):
     items: Any = None
     start: Any = None
     stop: int = -1
+    singly: bool = False
 
 
 class Report(NamedTuple):
@@ -220,6 +222,7 @@ class Lane(Protocol):
 
     name: str
     slots: int
+    away: int  # slots that are lost for the moment
     ready: bool
 
     def send(self, task: Task) -> None:

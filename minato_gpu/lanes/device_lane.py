@@ -39,6 +39,7 @@ class DeviceLane:
 
     name = "device"
     slots = 1
+    away = 0
 
     def __init__(
         self,

@@ -50,11 +50,13 @@ class KnownFailure(Exception):
 class Producer:
     """The data set of one worker, with its seeding."""
 
-    def __init__(self, number: int, job: Job, store: Store) -> None:
+    def __init__(self, number: int, job: Job, store: Store, on_stage: Callable[[int], None]) -> None:
+        """``on_stage`` is called with its number before each stage of the pipeline, and with -1 before the data set."""
         self.who = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self._job = job
         self._store = store
         self.handing_over: Callable[[], bool] = lambda: False  # whether the current sample is to go to another lane
+        self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
@@ -83,6 +85,10 @@ class Producer:
             return False
         return self.seeder.begin_unseeded(samples)
 
+    def fetches_many(self, task: Task) -> bool:
+        """Whether the data set is asked for the samples of a piece at once."""
+        return self._getitems is not None and not task.singly
+
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         """The way to prepare the samples of this piece."""
         produce = self._once(task, piece, unseeded)
@@ -108,7 +114,9 @@ class Producer:
 
     def _inspect(self, task: Task, piece: Piece, at: int) -> Features:
         pipeline = self._job.pipeline
-        fields = pipeline.run(self._seeded(task, piece, at), self._seed_of(task, piece, at), stop=pipeline.host_prefix)
+        self._on_stage(-1)
+        source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
+        fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
         wanted = pipeline.live(pipeline.host_prefix) | {"path"}
         kept = {name: value for name, value in fields.items() if name in wanted}
         return Features(self._store.put(kept), pipeline.features(fields))
@@ -146,15 +154,16 @@ class Producer:
                 fields = copy.deepcopy(fields)
             if self._job.cuts:
                 return self._in_parts(fields, seed, start, task.stop)
-            return pipeline.run(fields, seed, start=start)
-        return pipeline.run(self._seeded(task, piece, at), seed)
+            return pipeline.run(fields, seed, start=start, before_stage=self._on_stage)
+        self._on_stage(-1)
+        return pipeline.run(self._seeded(task, piece, at), seed, before_stage=self._on_stage)
 
     def _in_parts(self, fields: Any, seed: int, start: int, stop: int) -> Any:
         """The sample, or what there is of it where it is to be handed over: at ``stop``, or where that is asked for."""
         pipeline, end = self._job.pipeline, len(self._job.pipeline.stages)
         first, seconds, before = start, [], perf_counter()
         for cut in (*(cut for cut in self._job.cuts if cut > start), end):
-            fields = pipeline.run(fields, seed, start=start, stop=cut)
+            fields = pipeline.run(fields, seed, start=start, stop=cut, before_stage=self._on_stage)
             start, now = cut, perf_counter()
             seconds.append(now - before)
             before = now
@@ -186,7 +195,7 @@ class Producer:
         that raises, to find the sample that it raises for.
         """
         assert self._getitems is not None
-        if not unseeded and self.seeder is not None:
+        if task.singly or (not unseeded and self.seeder is not None):
             return None
         try:
             batch = list(self._getitems(list(piece.keys)))

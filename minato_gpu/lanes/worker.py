@@ -22,7 +22,19 @@ from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream
 from minato_gpu.lanes.wire import Channel
-from minato_gpu.memory.board import CHUNK, HAND, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
+from minato_gpu.memory.board import (
+    CHUNK,
+    FETCHING,
+    HAND,
+    JOINING,
+    LIMIT,
+    NO_LIMIT,
+    RUN,
+    SINCE_NS,
+    STAGE,
+    STARTED,
+    Board,
+)
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -38,7 +50,7 @@ class Worker:
         self._board = board
         self._words = board.words
         self._row = board.row(number)
-        self._producer = Producer(number, job, store)
+        self._producer = Producer(number, job, store, self._show_stage)
         self._producer.handing_over = lambda: self._words[self._row + HAND] == self._words[self._row + CHUNK]
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
@@ -57,7 +69,8 @@ class Worker:
             progress = Progress(task, delay)
             words[row + HAND] = -1
             words[row + LIMIT] = NO_LIMIT
-            words[row + STARTED] = 0
+            words[row + STARTED] = words[row + STAGE] = 0
+            words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
             status = kinds[task.kind](task, progress)
@@ -108,6 +121,7 @@ class Worker:
     def _inspect(self, task: Task, progress: Progress) -> str:
         for piece in task.pieces:
             for at in range(len(piece.keys)):
+                self._show(progress.done + 1)
                 try:
                     item: Any = self._producer.inspect(task, piece, at)
                 except Exception as error:
@@ -119,15 +133,18 @@ class Worker:
         """Join samples that other workers prepared, or that could not be sent between processes."""
         piece = task.pieces[0]
         if task.items is not None:
+            self._show(0, JOINING)
             progress.add(self._placement.joined([self._store.get(item) for item in task.items], task.epoch, piece))
             return ""
         produce, samples = self._producer.of(task, piece, False), []
         for at in range(len(piece.keys)):
+            self._show(at + 1)
             try:
                 samples.append(produce(at))
             except Exception as error:
                 progress.add(replace(self._producer.failure(task, piece, at, error), collated=True))
                 return ""
+        self._show(len(samples), JOINING)
         progress.add(self._placement.joined(samples, task.epoch, piece))
         return ""
 
@@ -152,6 +169,16 @@ class Worker:
         progress.add(item)
         return status
 
+    def _show_stage(self, number: int) -> None:
+        self._words[self._row + STAGE] = number + 1
+
+    def _show(self, started: int, stage: int = 0) -> None:
+        """Tell the board what begins now."""
+        words, row = self._words, self._row
+        words[row + STAGE] = stage
+        words[row + STARTED] = started
+        words[row + SINCE_NS] = int(1e9 * perf_counter())
+
     # --- samples -------------------------------------------------------------------------------------------
 
     def _attempt(self, task: Task, progress: Progress, unseeded: bool) -> bool:
@@ -166,7 +193,10 @@ class Worker:
             samples: list[Any] = []
             start = len(progress.items)
             self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
+            if self._producer.fetches_many(task):
+                self._show(progress.done + 1, FETCHING)
             produce = self._producer.of(task, piece, unseeded)
+            self._words[self._row + STAGE] = 0
             put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
@@ -178,7 +208,9 @@ class Worker:
                 skip = progress.done - before
             before, skip = before + size, 0
             if whole:
+                self._show(progress.done, JOINING)
                 self._placement.join(progress, piece, start, samples)
+                self._words[self._row + STAGE] = 0
                 if progress.now > progress.report_at and not self._publish(progress, unseeded):
                     return False
         with self._lock:

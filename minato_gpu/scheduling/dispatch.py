@@ -55,7 +55,8 @@ class Dispatcher:
             lo, hi = max(part.lo, part.lo + start - offset), min(part.hi, part.lo + stop - offset)
             offset += part.hi - part.lo
             if lo < hi:
-                self._ledger.running -= hi - lo
+                if flight.chunk.kind == "run":
+                    self._ledger.running -= hi - lo
                 self.waiting.add(part.part(lo, hi))
 
     def retire(self, number: int) -> Flight:

@@ -135,6 +135,22 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker of the lane has died, and a slot is gone with it; a replacement comes as ``LaneOpened``.
+
+    What it had of ``chunk`` (None: it had none) and has not reported waits again, but for the offsets ``settled``:
+    those are given up. They count as ready, ``failed`` of them (at least one) as errors, and hold ``nbytes``.
+    """
+
+    time: float
+    lane: str
+    chunk: int | None = None
+    settled: Span = (0, 0)
+    failed: tuple[int, ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Exhausted:
     """Chunk ``chunk`` of kind next found its worker's stream at its end: it holds nothing, nor will any later one."""
 
@@ -200,6 +216,7 @@ Event = (
     | Ended
     | Inspected
     | Finished
+    | Lost
     | Exhausted
     | Running
     | Revoked

@@ -43,6 +43,7 @@ class Scheduler:
             m.Ended: self._ended,
             m.Inspected: self._inspected,
             m.Finished: self._finished,
+            m.Lost: self._lost,
             m.Running: self._running,
             m.Revoked: self._revoked,
             m.CollateNeeded: lambda event: self._work.jobs.append(event),
@@ -172,6 +173,26 @@ class Scheduler:
             self._mark(flight, offset, event.failed)
             flight.done = offset + 1
         self._mark(flight, event.done, event.failed)
+
+    def _lost(self, event: m.Lost) -> None:
+        self._intake.open(event.lane, -1)
+        if event.chunk is None or event.chunk not in self._work.flights:
+            return
+        flight = self._work.retire(event.chunk)
+        chunk, done = flight.chunk, flight.done
+        if chunk.kind == "collate":
+            self._work.jobs.appendleft(m.CollateNeeded(event.time, chunk.order, chunk.seconds))
+            return
+        lo, hi = event.settled
+        if lo < hi:
+            if chunk.kind == "inspect":
+                self._ledger.running += hi - lo
+            self._ledger.ready(hi - lo, event.nbytes, flight.held(lo, hi))
+            self._work.give_back(flight, done, lo)
+            flight.done = done = lo
+            self._mark(flight, hi, event.failed)
+            done = hi
+        self._work.give_back(flight, done, chunk.size)
 
     def _running(self, event: m.Running) -> None:
         flight = self._work.flights.get(event.chunk)

@@ -121,6 +121,19 @@ class Shell:
         self._forget(number)
         self.tell(m.Finished(self.tick(), number, done, 0.0))
 
+    def lose(self, number: int, settled: m.Span = (0, 0)) -> None:
+        """A worker died at the chunk; samples ``settled`` are given up, the first of them as an error."""
+        chunk = self.held[number]
+        lo, hi = settled
+        serials = _serials(chunk.spans)[lo:hi]
+        self.ready.update(serials)
+        self.failed.update(serials[:1])
+        self.lanes[chunk.lane] -= 1
+        self.lost_slots = True
+        self._forget(number)
+        failed = (lo,) if serials else ()
+        self.tell(m.Lost(self.tick(), chunk.lane, number, settled, failed, SAMPLE_BYTES * len(serials)))
+
     def look(self) -> None:
         """Report every chunk that has begun, its next sample having run for a second."""
         for number in sorted(self.begun):
@@ -201,7 +214,7 @@ class Shell:
 
     def drain(self) -> None:
         """The consumer takes all, and lanes finish what they hold, until every admitted sample is delivered."""
-        if not any(self.lanes.values()):
+        if self.lanes.get(m.CPU, 0) < 1:
             self.open(m.CPU, 1)
         for _ in range(30 * len(self.place_of) + 20):
             if len(self.delivered_serials()) == len(self.place_of):

@@ -91,6 +91,17 @@ class Loader(RuleBasedStateMachine):
             shell.open(lane, -1)
             shell.give_back(number)
 
+    @precondition(lambda self: bool(self.shell.held))
+    @rule(choose=st.integers(0, 50), lo=st.floats(0, 1), size=st.integers(0, 3))
+    def worker_dies(self, choose: int, lo: float, size: int) -> None:
+        """Its slot may have been the last of its lane; what it was at may be given up."""
+        shell = self.shell
+        number = sorted(shell.held)[choose % len(shell.held)]
+        if shell.lanes[shell.held[number].lane] > 0:
+            done, end = shell.done[number], shell.held[number].size
+            first = done + int(lo * (end - done))
+            shell.lose(number, (first, min(first + size, end)))
+
     @rule(choose=st.integers(0, 5))
     def gain_worker(self, choose: int) -> None:
         self.shell.open(self._lane(choose), 1)
