@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 from minato_gpu.assembly import Assembly
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Features, Report, Task, Unshippable
+from minato_gpu.lanes.base import Features, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
+from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.dispatch import cut
 from minato_gpu.telemetry import Telemetry
@@ -115,6 +116,7 @@ class Pump:
         self._stale: list[tuple[set[tuple[int, int]], list[tuple[int, int]]]] = []
         self._sent: dict[int, Sent] = {}
         self._jobs: dict[int, tuple[m.Span, ...]] = {}
+        self._pads: dict[int, Task] = {}  # by order: the only sample of a batch that has lost its own
         self.scheduler = make_scheduler()
 
     def new_run(self) -> None:
@@ -126,7 +128,7 @@ class Pump:
         self._stale.append((stale, self.assembly.clear()))
         self._run += 1
         self._sweep()
-        self._sent, self._jobs, self.seeds, self.logs = {}, {}, {}, {}
+        self._sent, self._jobs, self._pads, self.seeds, self.logs = {}, {}, {}, {}, {}
         self.scheduler = self._make_scheduler()
         if self.estimates is not None:
             self.estimates.begin_run()
@@ -283,6 +285,13 @@ class Pump:
                 if kept is not None:
                     self.handle(m.Revoked(perf_counter(), instruction.chunk, kept))
 
+    def pad(self, order: int, epoch: int, ticket: Ticket) -> None:
+        """Have batch ``order``, which has lost all its samples, made anew of this one alone: see ``Assembly.pad``."""
+        self.assembly.pad(order)
+        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
+        self._pads[order] = Task(self._run, -1, "collate", epoch, self.seeds[epoch], (piece,))
+        self.handle(m.CollateNeeded(perf_counter(), order))
+
     def _dispatch(self, chunk: m.Chunk) -> None:
         now = perf_counter()
         lane = self.lanes[_lane_kind(chunk)]
@@ -290,22 +299,9 @@ class Pump:
             self._dispatch_next(chunk, now)
             return
         if chunk.kind == "collate":
-            spans = self._jobs.pop(chunk.order)
-            items = self.assembly.references(spans)
-            number = self.assembly.record(spans[0][0]).epoch
-            self._sent[chunk.number] = Sent(chunk, number, now)
-            lane.send(
-                Task(
-                    self._run,
-                    chunk.number,
-                    "collate",
-                    number,
-                    self.seeds[number],
-                    self.assembly.described(spans),
-                    None,
-                    items,
-                )
-            )
+            task = self._job(chunk)
+            self._sent[chunk.number] = Sent(chunk, task.epoch, now)
+            lane.send(task)
             return
         if self.assembly.unshippable and chunk.kind == "run":
             self.assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
@@ -316,6 +312,15 @@ class Pump:
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
         lane.send(Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout))
+
+    def _job(self, chunk: m.Chunk) -> Task:
+        """What a worker is told that is to join a batch."""
+        if chunk.order in self._pads:
+            return self._pads.pop(chunk.order)._replace(chunk=chunk.number)
+        spans = self._jobs.pop(chunk.order)
+        items = self.assembly.references(spans)
+        number, pieces = self.assembly.record(spans[0][0]).epoch, self.assembly.described(spans)
+        return Task(self._run, chunk.number, "collate", number, self.seeds[number], pieces, None, items)
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""

@@ -250,7 +250,8 @@ class Policy:
     otherwise first come, first served. ``micro_batch``: most samples of one device chunk; ``device_s``: its target.
     ``compose_ahead``: while fewer batches than this are composed and not delivered, one is composed even if it
     overtakes an older sample, so that assembly overlaps with the consumer's step. ``spares_device``: the device trains
-    too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up.
+    too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up. ``spreads``: a
+    batch that is composed from what is ready has a sample that did not fail, if one is to be had.
     """
 
     window: int
@@ -272,3 +273,4 @@ class Policy:
     device_s: float = 10e-3
     compose_ahead: int = 1
     spares_device: bool = False
+    spreads: bool = False
