@@ -1,10 +1,10 @@
 """Loaders in Hugging Face's Accelerate, whose own ``prepare`` would put PyTorch's DataLoader in a loader's place.
 
 ``Accelerator.prepare`` makes a DataLoader anew, of torch's class and with torch's arguments alone, around a batch
-sampler that shares the batches out to ranks. ``prepare`` here lets it do so, takes the shared batches, and puts a loader
-of the original's class, with all its arguments, into the place of torch's. What Accelerate adds around a loader stays: it
-looks one batch ahead, so that gradient accumulation knows the last one, and counts what ``gather_for_metrics`` leaves
-out.
+sampler that shares the batches out to ranks. ``prepare`` here lets it do so, takes the shared batches, and puts a
+loader of the original's class, with all its arguments, into the place of torch's. What Accelerate adds around a loader
+stays: it looks one batch ahead, so that gradient accumulation knows the last one, and counts what
+``gather_for_metrics`` leaves out.
 
 Decision: a function that the user calls, not a patch of Accelerate's module, which would change other loaders too. The
 loader refuses to be prepared without it, rather than be replaced unnoticed.
@@ -55,8 +55,9 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
     """The loader as ``accelerator.prepare`` would return it, with batches that still come from this one.
 
     Pipeline, lanes, lateness, device and all other arguments are kept. May be given to ``accelerator.prepare`` with
-    model and optimizer afterwards, which leaves it as it is. ``stats()`` counts what this rank has read. To go on in the
-    middle of an epoch, save ``state_dict()`` of every rank and load it on the same rank (not ``skip_first_batches``).
+    model and optimizer afterwards, which leaves it as it is. ``stats()`` counts what this rank has read. To go on in
+    the middle of an epoch, save ``state_dict()`` of every rank and load it on the same rank (``skip_first_batches``
+    would make a loader of torch's class).
 
     Raises ValueError where Accelerate would read all batches on one rank and hand them out (``dispatch_batches``).
     """

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Streams
 from tests.contracts.test_ranks import results_of
+from tests.test_readme import EXAMPLES
 from tests.tools import accelerate_program as program
 
 RANKS = 2
@@ -101,6 +103,14 @@ def test_a_data_set_that_workers_iterate(accelerator: Any) -> None:
     prepared = prepare(apart, DataLoader(Streams([6]), 2, num_workers=1))
     assert [batch[:, 1].tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
     assert prepared.stats()["batches_delivered"] == 3
+
+
+def test_the_example_of_the_readme(accelerator: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    names: dict[str, Any] = {"accelerator": accelerator, "model": model, "loader": DataLoader(Costly(8), 2)}
+    exec(EXAMPLES[3], {"optimizer": torch.optim.SGD(model.parameters(), 1.0), **names}, names)
+    assert [len(batch) for batch in names["loader"]] == [2, 2, 2, 2]
+    assert names["loader"].stats()["samples_delivered"] == 8
 
 
 def test_accelerate_is_only_needed_where_it_is_used() -> None:

@@ -1,4 +1,4 @@
-"""A real Lightning Trainer: it saves the loader's state with its own, in the middle of an epoch, and goes on from it."""
+"""A real Lightning Trainer saves the loader's state with its own, in the middle of an epoch, and goes on from there."""
 
 from __future__ import annotations
 
