@@ -22,6 +22,7 @@ from minato_gpu.loader import DataLoader
 class PreparedLoader(DataLoaderShard):
     """One rank's share of a loader. What it does not have itself (``stats``, say) it asks ``base_dataloader`` for."""
 
+    iteration: int
     _ahead = 0  # batches that have been read of the loader, and not been handed on
 
     @classmethod

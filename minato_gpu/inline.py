@@ -213,18 +213,20 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self.log.failed += len(bad)
                 self.failures.take(bad, fetcher.size)
                 if data is NOTHING and self._pads:
-                    data = self._repeat(bad, fetcher)
+                    data = self._repeat(fetcher)
+                    if data is NOTHING:  # no sample of this rank is left to repeat
+                        bad[0].error.reraise()
             if data is not NOTHING:
                 return data
             assert self._source is not None
             self._source.delivered.add(self._positions())
 
-    def _repeat(self, bad: list[Failure], fetcher: _Fetcher) -> Any:
+    def _repeat(self, fetcher: _Fetcher) -> Any:
         """A batch of one sample for the last, which has lost all of its own: see failures.py."""
         assert self._source is not None
         ticket = self._source.delivered.survivor or self._next_survivor(fetcher)
         if ticket is None:
-            bad[0].error.reraise()
+            return NOTHING
         data, self._padded = fetcher.again(ticket), 1
         return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 

@@ -254,10 +254,10 @@ class DataLoader(TorchDataLoader[T]):
 
     def _like(self, other: TorchDataLoader[Any]) -> DataLoader[T]:
         """A loader with this one's arguments, over the data set and the batches of another."""
-        if other.batch_sampler is not None:
-            cutting: dict[str, Any] = {"batch_sampler": other.batch_sampler}
-        elif isinstance(other.dataset, IterableDataset):
-            cutting = {"batch_size": other.batch_size, "drop_last": other.drop_last}
+        if isinstance(other.dataset, IterableDataset):
+            cutting: dict[str, Any] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
+        elif other.batch_sampler is not None:
+            cutting = {"batch_sampler": other.batch_sampler}
         else:
             cutting = {"batch_size": None, "sampler": other.sampler}
         names = signature(DataLoader.__init__).parameters

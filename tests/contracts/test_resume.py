@@ -525,7 +525,7 @@ def test_in_fresh_processes(more: dict[str, Any]) -> None:
     loader = DataLoader(Made(64, draw), 4, shuffle=True, generator=generator(), **more)
     reference = [[list(row) for row in rows([batch])] for batch in loader]
     state: Any = {}
-    found = []
+    found: list[Any] = []
     for point in _POINTS:
         got, state = _in_a_process(point - len(found), state, **more)
         found += got

@@ -15,19 +15,26 @@ from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Streams
 from tests.contracts.test_ranks import results_of
 from tests.test_readme import EXAMPLES
-from tests.tools import accelerate_program as program
 
 RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def program() -> Any:
+    """What the ranks run."""
+    from tests.tools import accelerate_program
+
+    return accelerate_program
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, program: Any) -> list[dict[str, Any]]:
     """What each of two ranks has seen."""
     folder = tmp_path_factory.mktemp("ranks")
     return results_of(folder, Path(program.__file__), RANKS, str(folder))
 
 
-def test_every_sample_once_on_one_of_the_ranks(ranks: list[dict[str, Any]]) -> None:
+def test_every_sample_once_on_one_of_the_ranks(ranks: list[dict[str, Any]], program: Any) -> None:
     """In the second epoch too, which a new loader went on with."""
     for epoch in range(2):
         shares = [rank["seen"][epoch] for rank in ranks]
@@ -36,7 +43,7 @@ def test_every_sample_once_on_one_of_the_ranks(ranks: list[dict[str, Any]]) -> N
     assert ranks[0]["seen"][0] != ranks[0]["seen"][1]
 
 
-def test_what_was_received_is_what_the_loader_counts(ranks: list[dict[str, Any]]) -> None:
+def test_what_was_received_is_what_the_loader_counts(ranks: list[dict[str, Any]], program: Any) -> None:
     batches = program.LENGTH // RANKS // program.BATCH
     for rank in ranks:
         assert rank["stats"]["samples_delivered"] == len(rank["seen"][0])
@@ -44,13 +51,13 @@ def test_what_was_received_is_what_the_loader_counts(ranks: list[dict[str, Any]]
         assert rank["resumed"]["batches_delivered"] == batches - program.LEFT_AT
 
 
-def test_arguments_survive(ranks: list[dict[str, Any]]) -> None:
+def test_arguments_survive(ranks: list[dict[str, Any]], program: Any) -> None:
     for rank in ranks:
         assert rank["kept"] == {"pipeline": True, "lateness": program.LATENESS, "device": "cuda"}
         assert rank["stats"]["lateness"]["max"] <= program.LATENESS
 
 
-def test_accelerate_knows_the_last_batch(ranks: list[dict[str, Any]]) -> None:
+def test_accelerate_knows_the_last_batch(ranks: list[dict[str, Any]], program: Any) -> None:
     batches = program.LENGTH // RANKS // program.BATCH
     for rank in ranks:
         assert [at for at, last in enumerate(rank["lasts"]) if last] == [batches - 1, 2 * batches - 1]

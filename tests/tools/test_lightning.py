@@ -17,8 +17,9 @@ SAMPLES, BATCH = 36, 4
 BATCHES = SAMPLES // BATCH
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*logging interval:UserWarning"),
 ]
 
 
@@ -72,7 +73,8 @@ def test_a_checkpoint_in_the_middle_of_an_epoch(mode: Mode, tmp_path: Path) -> N
     stopped_at = BATCHES + 5
     _trainer(tmp_path / "cut", stopped_at).fit(first, _loader(mode))
     loader = _loader(mode)
-    _trainer(tmp_path / "cut", 2 * BATCHES).fit(second, loader, ckpt_path=str(tmp_path / f"cut/step={stopped_at}.ckpt"))
+    checkpoint = str(tmp_path / f"cut/step={stopped_at}.ckpt")
+    _trainer(tmp_path / "cut", 2 * BATCHES).fit(second, loader, ckpt_path=checkpoint)
     assert (len(first.seen), len(second.seen)) == (stopped_at, 2 * BATCHES - stopped_at)
     assert loader.stats()["batches_delivered"] == len(second.seen)
     seen = [*first.seen, *second.seen]
