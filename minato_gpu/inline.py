@@ -47,23 +47,24 @@ class _Fetcher:
         keys = list(keys) if batched else [keys]
         self.size = len(keys)
         assert self.drawn is not None
-        tickets = tickets_of(self._epoch, self.drawn) if keys else []
-        samples = self._together(keys)
+        first, occurrences = self.drawn.positions[0], self.drawn.occurrences or [0] * len(keys)
+        samples, last = self._together(keys), len(keys) - 1
         if samples is None:
             # no generator: a data set's StopIteration would become a RuntimeError in one
-            each = [self._one(ticket) for ticket in tickets]
-            tickets = [ticket for ticket, sample in zip(tickets, each, strict=True) if sample is not NOTHING]
-            samples = [sample for sample in each if sample is not NOTHING]
+            samples = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
+        if self.bad:
+            last = max((at for at, sample in enumerate(samples) if sample is not NOTHING), default=-1)
+            samples = [sample for sample in samples if sample is not NOTHING]
         self.size = len(samples)
         if not samples and keys:
             return NOTHING
         if self._loader._options.skips and keys:
-            self.survivor = (tickets[-1], samples[-1])
+            self.survivor = (Ticket(self._epoch, first + last, keys[last], occurrences[last]), samples[-1])
         try:
             return self._loader.collate_fn(samples if batched else samples[0])
         except Exception as error:
-            first, last = self.drawn.positions[0], self.drawn.positions[0] + len(keys) - 1
-            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {last}, indices {keys}")
+            end = first + len(keys) - 1
+            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {end}, indices {keys}")
             raise
 
     def again(self, ticket: Ticket) -> Any:
@@ -91,16 +92,16 @@ class _Fetcher:
         except Exception:
             return None  # one by one, to find the sample that it raises for
 
-    def _one(self, ticket: Ticket) -> Any:
+    def _one(self, position: int, key: Any, occurrence: int) -> Any:
         tries = 2 if self._loader.on_error == RETRY else 1
         while True:
             tries -= 1
             try:
-                return self._sample(ticket.index, ticket.occurrence)
+                return self._sample(key, occurrence)
             except Exception as error:
                 if tries:
                     continue
-                cause, origin = explain(error, Origin(self._epoch, ticket.position, ticket.index, lane="cpu"))
+                cause, origin = explain(error, Origin(self._epoch, position, key, lane="cpu"))
                 if self._loader._options.skips:
                     self.bad.append(failure(cause, f"in the main process ({origin})", origin=origin))
                     return NOTHING
