@@ -11,13 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minato_gpu.lanes.base import Blob, Extra, Failure, Handed, Local, NoSample, Piece, Resident, Unshippable
+from minato_gpu.lanes.base import Blob, Extra, Failure, Handed, Joined, Local, NoSample, Piece, Resident, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.loading import Loading
 from minato_gpu.memory import blobs
 from minato_gpu.memory.leases import Leases
 from minato_gpu.records import Batch, Record, Window
+from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Compose, Span
 from minato_gpu.stacking import Stacking
 
@@ -207,7 +208,7 @@ class Assembly:
 
     def release(self, item: Any) -> None:
         """Give the memory of a reference back to the worker that owns it."""
-        item = _lying(item)
+        item = item.item if isinstance(item, Joined) else _lying(item)
         if isinstance(item, Blob):
             self._leases.give_back(item.places)
 
@@ -221,6 +222,7 @@ class Assembly:
             if not batch.size:
                 batch.ready = True
                 return False
+        self._note_ends(batch)
         failure = self._failure(compose)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
@@ -253,6 +255,22 @@ class Assembly:
         self._drop(tuple((serial, serial + 1) for serial in failed))
         return replace(compose, spans=spans, failed=())
 
+    def _note_ends(self, batch: Batch) -> None:
+        """Where samples may be left out: remember which of this batch another could repeat."""
+        if self._skips and batch.spans:
+            ends = [self.record(serial).ticket(serial) for serial in (batch.spans[0][0], batch.spans[-1][1] - 1)]
+            if not isinstance(ends[0].index, NoSample):
+                batch.ends = (ends[0], ends[1])
+
+    def pad(self, order: int) -> None:
+        """Batch ``order`` has been taken and has lost all its samples: another is to be ``joined`` in its place."""
+        self._batches[order] = Batch(())
+
+    def first_survivor(self, order: int) -> Ticket | None:
+        """The first sample of a batch that is ready, if it has any."""
+        batch = self._batches[order]
+        return None if batch.ends is None or batch.failure is not None else batch.ends[0]
+
     def spans(self, order: int) -> tuple[Span, ...]:
         """The samples that a composed batch consists of."""
         return self._batches[order].spans
@@ -264,14 +282,29 @@ class Assembly:
 
     def joined(self, order: int, item: Any) -> None:
         """The job for this batch is done."""
-        batch = self._batches[order]
+        batch, spans = self._batches[order], self._batches[order].spans
+        if isinstance(item, Joined):
+            self._lose(batch, item.bad)
+            item = item.item
         batch.failure = item if isinstance(item, Failure) else None
         batch.item, batch.ready = item, True
-        self._count(item.nbytes)
         self.bytes -= batch.nbytes
-        batch.nbytes = item.nbytes
-        self._drop(batch.spans)
-        self._load_value(batch)
+        batch.nbytes = 0 if item is None else item.nbytes
+        self._count(batch.nbytes)
+        self._drop(spans)
+        if batch.size or not spans:
+            self._load_value(batch)
+
+    def _lose(self, batch: Batch, bad: list[Failure]) -> None:
+        """The job has joined the batch without these samples."""
+        positions = {failure.origin.position for failure in bad if failure.origin is not None}
+        serials = (serial for lo, hi in batch.spans for serial in range(lo, hi))
+        holes = [serial for serial in serials if self.position(serial) in positions]
+        batch.spans = tuple(part for lo, hi in batch.spans for part in _between(lo, hi, holes))
+        batch.bad += bad
+        batch.size -= len(bad)
+        batch.ends = None
+        self._note_ends(batch)
 
     def _load_value(self, batch: Batch) -> None:
         """A batch that is no rows goes to the device as it is."""

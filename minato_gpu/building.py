@@ -17,6 +17,7 @@ from minato_gpu.deaths import Deaths
 from minato_gpu.engine import Engine
 from minato_gpu.estimates import Estimator
 from minato_gpu.event_log import EventLog
+from minato_gpu.failures import pads_batches
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
@@ -116,6 +117,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
         spares_device=options.device.type == "cuda",
+        spreads=pads_batches(loader),
     )
     if not policy.cpu_runs:
         policy = replace(policy, device_s=_ALONE_S)

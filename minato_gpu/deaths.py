@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from minato_gpu.assembly import Assembly
-from minato_gpu.lanes.base import Failure, failure
+from minato_gpu.lanes.base import Failure, Task, failure
 from minato_gpu.lanes.processes import Exit, WorkerDied
 from minato_gpu.memory.board import FETCHING, JOINING, Claim
 from minato_gpu.samples import Origin
@@ -91,6 +91,14 @@ class Deaths:
         at = max(0, claim.started - 1) if claim.stage != JOINING else 0
         serial = cut(spans, at, at + 1)[0][0]
         return self._of_sample(exit_, claim, serial, assembly, collated=True)
+
+    def judge_pad(self, exit_: Exit, claim: Claim, pad: Task) -> Failure | None:
+        """The same for a batch of one sample that is repeated."""
+        piece = pad.pieces[0]
+        if claim.chunk < 0 or not self._again(("pad", piece.position_of(0))):
+            return None
+        origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), "cpu")
+        return self._failure(exit_, origin, True)
 
     def _again(self, what: Hashable) -> bool:
         self._at[what] += 1

@@ -28,6 +28,7 @@ from minato_gpu.memory.board import ATTENTION
 from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
 from minato_gpu.records import Batch, Record
+from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
@@ -111,6 +112,8 @@ class Engine:
         self._left = 0.0  # when the consumer was handed its last batch
         self.handed: list[m.Span] | None = None  # the positions (in a stream: the ticket) of that, or of what it raised
         self.bad: list[Failure] = []  # the samples that were left out of it
+        self.survivor: Ticket | None = None  # the last that was not, where some may be
+        self._beyond = 0  # batches that the window is longer by, to find a sample that has not failed
         self._forget()
         self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -189,7 +192,7 @@ class Engine:
 
     def _draw(self) -> None:
         """Draw batches of the sampler until the window is full."""
-        while self._drawing and self._place - self._order < self._window:
+        while self._drawing and self._place - self._order < self._window + self._beyond:
             epoch = self._drawing[0]
             drawn = epoch.draw()
             if drawn is None:
@@ -259,7 +262,7 @@ class Engine:
                 self._attention()
         now = perf_counter()
         self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
-        self.bad = batch.bad
+        self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         value = self.assembly.value(batch) if batch.failure is None and batch.size else None
         self._log_delivery(epoch, order, batch, now, now - started, value)
         if trains:
@@ -268,6 +271,53 @@ class Engine:
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
+
+    def pad(self, number: int, ticket: Ticket | None) -> Any:
+        """A batch of one sample for the last one of epoch ``number``, which has lost all of its own.
+
+        The sample of ``ticket``, an earlier one, prepared once more; without one, the first that is left of the batches
+        to come. Returns NOTHING where there is none. Raises what ``next`` does.
+        """
+        started = perf_counter()
+        with self._lock:
+            if self._closed:
+                raise EndOfEpoch
+            epoch, order = self._epochs[number], self._order - 1
+            self._links.board.words[ATTENTION] = 0
+            self._settle()
+            self._pump()
+            ticket = ticket or self._next_survivor(epoch, started)
+            if ticket is None:
+                return NOTHING
+            self.pump.pad(order, number, ticket)
+            self._sleep_until(lambda: self.assembly.ready(order), started)
+            batch = self.assembly.take(order)
+            self._attention()
+        value, now = self.assembly.value(batch), perf_counter()
+        self.log.delivered(now, number, order - epoch.first_order, 0, now - started, (), padded=1)
+        self._left = perf_counter()
+        return value
+
+    def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
+        """The first sample that is left of the batches to come, which may mean to look beyond the window."""
+        self.pump.handle(m.Asked(perf_counter()))
+        ticket, order = None, self._order
+        while ticket is None:
+            self._sleep_until(lambda: self.assembly.ready(order) or epoch.end == order, started)  # noqa: B023
+            if epoch.end == order:
+                break
+            ticket = self.assembly.first_survivor(order)
+            order += 1
+            self._beyond = order - self._order  # batches of which nothing is left hold no memory
+            self._draw()
+            self._settle()
+        self._beyond = 0
+        return ticket
+
+    def _sleep_until(self, condition: Callable[[], bool], started: float) -> None:
+        while not condition():
+            self._sleep(started)
+            self._pump()
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
@@ -278,9 +328,7 @@ class Engine:
         asked = perf_counter()
         self.pump.handle(m.Asked(asked))
         cause = self.pump.scheduler.stall_cause()
-        while not self._at_hand(epoch):
-            self._sleep(started)
-            self._pump()
+        self._sleep_until(lambda: self._at_hand(epoch), started)
         self.log.stalled(cause, perf_counter() - asked)
 
     def _sleep(self, started: float) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
@@ -49,7 +51,11 @@ class DataLoader(TorchDataLoader[T]):
     on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
         ``failures.BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
-        is left out, or in a distributed job, where ranks must have as many batches each, raises.
+        is left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
+        out) every rank yields the number of batches that its sampler's positions fix: out of order, batches are
+        composed so that each keeps a sample while there are any; one that has none left comes as a batch of one, which
+        repeats the last sample delivered before (else the first one to come), with the same content, and is counted in
+        ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the rank's epoch is left.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
         One more raises ``failures.TooManyFailures``.
     on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
@@ -148,6 +154,7 @@ class DataLoader(TorchDataLoader[T]):
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
         self._prepared = self._discarded = 0
+        self._in_good_hands = False
 
     # --- iterating -----------------------------------------------------------------------------------------
 
@@ -260,6 +267,40 @@ class DataLoader(TorchDataLoader[T]):
             length = None
         seeds = self.num_workers > 0 or self.pipeline is not None  # else nothing is drawn from a sample's own stream
         return Occurrences(length, unique=not seeds or never_repeats(self))
+
+    # --- made anew by others -------------------------------------------------------------------------------
+
+    def _like(self, other: TorchDataLoader[Any]) -> DataLoader[T]:
+        """A loader with this one's arguments, over the data set and the batches of another."""
+        if isinstance(other.dataset, IterableDataset):
+            cutting: dict[str, Any] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
+        elif other.batch_sampler is not None:
+            cutting = {"batch_sampler": other.batch_sampler}
+        else:
+            cutting = {"batch_size": None, "sampler": other.sampler}
+        names = signature(DataLoader.__init__).parameters
+        given = {"self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last"}
+        return type(self)(
+            other.dataset, **cutting, **{name: getattr(self, name) for name in names if name not in given}
+        )
+
+    @contextmanager
+    def _being_prepared(self) -> Iterator[None]:
+        self._in_good_hands = True
+        try:
+            yield
+        finally:
+            self._in_good_hands = False
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate asks for this before it puts a loader of torch's class in this one's place."""
+        if not self._in_good_hands:
+            raise TypeError(
+                "accelerator.prepare() would put PyTorch's DataLoader, without pipeline and device, in this one's "
+                "place; call loader = minato_gpu.accelerated.prepare(accelerator, loader) instead"
+            )
+        return False
 
     # --- looking -------------------------------------------------------------------------------------------
 

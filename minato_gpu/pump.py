@@ -14,13 +14,13 @@ from typing import Any, Protocol
 from minato_gpu.assembly import Assembly, Block
 from minato_gpu.deaths import Deaths
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Features, Handed, Part, Report, Task, Unshippable
+from minato_gpu.lanes.base import Features, Handed, Part, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.memory.board import Claim
 from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
-from minato_gpu.samples import Origin
+from minato_gpu.samples import Origin, Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
 from minato_gpu.telemetry import Telemetry
@@ -137,6 +137,7 @@ class Pump:
         self._stale: list[tuple[set[tuple[int, int]], list[Block]]] = []
         self._sent: dict[int, Sent] = {}
         self._jobs: dict[int, tuple[m.Span, ...]] = {}
+        self._pads: dict[int, Task] = {}  # by order: the only sample of a batch that has lost its own
         self.scheduler = make_scheduler()
 
     def new_run(self) -> None:
@@ -148,7 +149,7 @@ class Pump:
         self._stale.append((stale, self.assembly.clear()))
         self._run += 1
         self._sweep()
-        self._sent, self._jobs, self.seeds, self.logs = {}, {}, {}, {}
+        self._sent, self._jobs, self._pads, self.seeds, self.logs = {}, {}, {}, {}, {}
         self.scheduler = self._make_scheduler()
         self.deaths.begin_run()
         if self.estimates is not None:
@@ -264,13 +265,18 @@ class Pump:
 
     def _lost_job(self, lane: Any, exit_: Exit, claim: Claim, chunk: m.Chunk) -> None:
         """A worker died joining a batch."""
-        spans = self.assembly.spans(chunk.order)
-        failed = self.deaths.judge_job(exit_, claim, spans, self.assembly)
+        spans, pad = self.assembly.spans(chunk.order), self._pads.get(chunk.order)
+        if pad is None:
+            failed = self.deaths.judge_job(exit_, claim, spans, self.assembly)
+        else:
+            failed = self.deaths.judge_pad(exit_, claim, pad)
         now = perf_counter()
         if failed is None:
-            self._jobs[chunk.order] = spans
+            if pad is None:
+                self._jobs[chunk.order] = spans
             self.handle(m.Lost(now, lane.name, chunk.number))
             return
+        self._pads.pop(chunk.order, None)
         self.assembly.joined(chunk.order, failed)
         self.handle(m.Finished(now, chunk.number, 1, 0.0))
         self.handle(m.Lost(now, lane.name))
@@ -298,6 +304,7 @@ class Pump:
         self._measured(lane.name, chunk, spans, report)
         if chunk.kind == "collate":
             assert report.items is not None
+            self._pads.pop(chunk.order, None)
             self.assembly.joined(chunk.order, report.items[0])
             self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
         elif chunk.kind == "inspect":
@@ -379,6 +386,13 @@ class Pump:
                     self._sent[instruction.chunk].stop = min(kept, self._sent[instruction.chunk].stop)
                     self.handle(m.Revoked(perf_counter(), instruction.chunk, kept))
 
+    def pad(self, order: int, epoch: int, ticket: Ticket) -> None:
+        """Have batch ``order``, which has lost all its samples, made anew of this one alone: see ``Assembly.pad``."""
+        self.assembly.pad(order)
+        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
+        self._pads[order] = Task(self._run, -1, "collate", epoch, self.seeds[epoch], (piece,))
+        self.handle(m.CollateNeeded(perf_counter(), order))
+
     def _dispatch(self, chunk: m.Chunk) -> None:
         now = perf_counter()
         lane = self.lanes[_lane_kind(chunk)]
@@ -386,22 +400,9 @@ class Pump:
             self._dispatch_next(chunk, now)
             return
         if chunk.kind == "collate":
-            spans = self._jobs.pop(chunk.order)
-            items = self.assembly.references(spans)
-            number = self.assembly.record(spans[0][0]).epoch
-            self._sent[chunk.number] = Sent(chunk, number, now)
-            lane.send(
-                Task(
-                    self._run,
-                    chunk.number,
-                    "collate",
-                    number,
-                    self.seeds[number],
-                    self.assembly.described(spans),
-                    None,
-                    items,
-                )
-            )
+            task = self._job(chunk)
+            self._sent[chunk.number] = Sent(chunk, task.epoch, now)
+            lane.send(task)
             return
         if self.assembly.unshippable and chunk.kind == "run":
             self.assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
@@ -413,6 +414,15 @@ class Pump:
         layout = self.assembly.layout_bytes
         task = Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
         lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans)))
+
+    def _job(self, chunk: m.Chunk) -> Task:
+        """What a worker is told that is to join a batch."""
+        if chunk.order in self._pads:
+            return self._pads[chunk.order]._replace(chunk=chunk.number)
+        spans = self._jobs.pop(chunk.order)
+        items = self.assembly.references(spans)
+        number, pieces = self.assembly.record(spans[0][0]).epoch, self.assembly.described(spans)
+        return Task(self._run, chunk.number, "collate", number, self.seeds[number], pieces, None, items)
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""

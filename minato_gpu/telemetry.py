@@ -32,7 +32,7 @@ class Telemetry:
         self.expected = expected
         self.begin = begin
         self.end: float | None = None
-        self.samples = self.batches = self.failed = self.skipped = self.repeated = 0
+        self.samples = self.batches = self.failed = self.skipped = self.repeated = self.padded = 0
         self.workers = {"died": 0, "hung": 0, "replaced": 0}
         self.first_batch_s: float | None = None
         self.lanes: dict[str, LaneLog] = defaultdict(LaneLog)
@@ -65,25 +65,28 @@ class Telemetry:
         """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
         self.workers["hung" if stuck else "died"] += 1
 
-    def delivered(self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int]) -> None:
-        """A batch was handed to the consumer, who had waited ``wait`` seconds."""
+    def delivered(
+        self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int], padded: int = 0
+    ) -> None:
+        """A batch was handed to the consumer, who had waited ``wait`` seconds. ``padded``: of repeated samples."""
         if self.first_batch_s is None:
             self.first_batch_s = now - self.begin
         self.samples += size
+        self.padded += padded
         self.batches += 1
         self.waits.append(wait)
         self.wait_s += wait
         self.lateness.extend(late)
-        self.handed.append((now, epoch, number, size, wait))
+        self.handed.append((now, epoch, number, size + padded, wait))
 
-    def inline(self, epoch: int, begin: float, end: float, size: int) -> None:
-        """A batch of ``size`` samples was prepared on the consumer's own thread, which waited all the while."""
+    def inline(self, epoch: int, begin: float, end: float, size: int, padded: int = 0) -> None:
+        """A batch of ``size`` samples, and ``padded`` repeated ones, was prepared on the consumer's own thread."""
         log = self.lanes["cpu"]
         log.samples += size
         log.busy_s += end - begin
         log.service_s.append((end - begin) / max(size, 1))
         self.spans.append((begin, end, "cpu", 0, epoch, self.samples, size, (end - begin) / max(size, 1)))
-        self.delivered(end, epoch, self.batches, size, end - begin, (0,))
+        self.delivered(end, epoch, self.batches, size, end - begin, (0,), padded)
 
     def stalled(self, cause: str, seconds: float) -> None:
         """The consumer waited for this cause."""
@@ -99,6 +102,7 @@ class Telemetry:
             "samples_delivered": self.samples,
             "samples_failed": self.failed,
             "samples_skipped": self.skipped,
+            "samples_padded": self.padded,
             "samples_repeated": self.repeated,
             "workers": dict(self.workers),
             "batches_delivered": self.batches,

@@ -168,6 +168,19 @@ class Unshippable:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """A batch that one worker prepared and joined without the samples ``bad``; ``item`` is None where none was left."""
+
+    item: Any
+    bad: list[Failure]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch."""
+        return 0 if self.item is None else int(self.item.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Features:
     """The host read of a sample: where its fields lie, and its cost features (or the error it raised)."""
 

@@ -15,7 +15,7 @@ from torch._utils import ExceptionWrapper
 from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
-from minato_gpu.samples import Origin, explain, sample_seed
+from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 Produce = Callable[[int], Any]
 """From an offset in the piece to the prepared sample."""
@@ -119,7 +119,12 @@ class Producer:
         fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
         wanted = pipeline.live(pipeline.host_prefix) | {"path"}
         kept = {name: value for name, value in fields.items() if name in wanted}
-        return Features(self._store.put(kept), pipeline.features(fields))
+        try:
+            reference = self._store.put(kept)
+        except Exception as error:
+            path = str(fields["path"]) if "path" in fields else None
+            raise StageError("the host read cannot be sent", Origin(stage="send", path=path)) from error
+        return Features(reference, pipeline.features(fields))
 
     def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         """The error of one sample, with its origin, ready to be raised in the training process."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Handed, NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Task
 from minato_gpu.lanes.delay import RunQueueDelay
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
@@ -136,16 +135,15 @@ class Worker:
             self._show(0, JOINING)
             progress.add(self._placement.joined([self._store.get(item) for item in task.items], task.epoch, piece))
             return ""
-        produce, samples = self._producer.of(task, piece, False), []
+        produce, samples, bad = self._producer.of(task, piece, False), dict[int, Any](), list[Failure]()
         for at in range(len(piece.keys)):
             self._show(at + 1)
             try:
-                samples.append(produce(at))
+                samples[at] = produce(at)
             except Exception as error:
-                progress.add(replace(self._producer.failure(task, piece, at, error), collated=True))
-                return ""
-        self._show(len(samples), JOINING)
-        progress.add(self._placement.joined(samples, task.epoch, piece))
+                bad.append(self._producer.failure(task, piece, at, error))
+        self._show(len(piece.keys), JOINING)
+        progress.add(self._placement.alone(task, samples, bad))
         return ""
 
     def _next(self, task: Task, progress: Progress) -> str:

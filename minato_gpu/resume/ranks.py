@@ -22,9 +22,13 @@ _MOST_RANKS = 1 << 20
 
 
 def rank_of(sampler: Any) -> dict[str, Any] | None:
-    """Which share of the order a sampler has; None where it is not torch's DistributedSampler."""
+    """Which share of the order a sampler has; None where it has all, as far as is known.
+
+    Known are torch's DistributedSampler, and batch samplers that say it as Accelerate's do.
+    """
     if type(sampler) is not DistributedSampler:
-        return None
+        shares = (getattr(sampler, "num_processes", None), getattr(sampler, "process_index", None))
+        return {"replicas": shares[0], "rank": shares[1]} if all(type(number) is int for number in shares) else None
     return {
         "replicas": sampler.num_replicas,
         "rank": sampler.rank,
@@ -100,7 +104,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
                 "states of all ranks with merge_state_dicts() to resume with other ranks"
             )
         return state
-    if mine is None:
+    if mine is None or type(sampling.inner) is not DistributedSampler:
         raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
     source = dict(s.mapping(state, "source"))
     share = s.mapping(source, "share")

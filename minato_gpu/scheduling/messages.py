@@ -291,6 +291,7 @@ class Policy:
     overtakes an older sample, so that assembly overlaps with the consumer's step. ``spares_device``: the device trains
     too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up. ``rescue``:
     the rest of a sample that turns out slow on the CPU is moved to a device that would sooner be through with it.
+    ``spreads``: a batch that is composed from what is ready has a sample that did not fail, if one is to be had.
     """
 
     window: int
@@ -313,3 +314,4 @@ class Policy:
     compose_ahead: int = 1
     spares_device: bool = False
     rescue: bool = True
+    spreads: bool = False

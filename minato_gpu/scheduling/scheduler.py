@@ -25,8 +25,10 @@ class Scheduler:
     def __init__(self, policy: m.Policy) -> None:
         self.policy = policy
         self._places = Places()
-        composition = FixedComposition if policy.fixed else FreeComposition
-        self._composition = composition(self._places, policy.max_lateness)
+        places, lateness = self._places, policy.max_lateness
+        self._composition: FixedComposition | FreeComposition = (
+            FixedComposition(places, lateness) if policy.fixed else FreeComposition(places, lateness, policy.spreads)
+        )
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger)
         self._intake = self._work.intake

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.resume.delivered import HISTORY, Delivered
+from minato_gpu.samples import Ticket
 
 
 def _spans(positions: list[int]) -> list[tuple[int, int]]:
@@ -54,6 +55,15 @@ def test_in_order_takes_no_bits_and_no_memory() -> None:
     assert (record.low, record.above) == (12 * HISTORY, [])
     assert record.floor == 8 * HISTORY
     assert record.rewound(HISTORY).low == 8 * HISTORY
+
+
+def test_the_survivor_is_that_of_the_last_batch_that_has_one() -> None:
+    record = Delivered()
+    tickets = [None, Ticket(0, 4, "a"), None, Ticket(0, 13, "b", 2)]
+    for number, ticket in enumerate(tickets):
+        record.add([(4 * number, 4 * number + 4)], ticket)
+    known = [record.rewound(back).survivor for back in range(5)]
+    assert known == [tickets[3], tickets[1], tickets[1], None, None]
 
 
 def test_further_back_than_was_delivered() -> None:

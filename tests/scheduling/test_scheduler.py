@@ -32,6 +32,7 @@ MODES: dict[str, dict[str, Any]] = {
     "fixed out of order": {"fixed": True, "max_lateness": 2},
     "whole places": {"fixed": True, "max_lateness": 0, "whole_places": True},
     "free": {"fixed": False, "max_lateness": 3},
+    "free and spread": {"fixed": False, "max_lateness": 2, "spreads": True},
     "free under a budget": {"fixed": False, "max_lateness": 8, "budget_bytes": 12 * SAMPLE_BYTES},
     "in order under a budget": {"fixed": True, "max_lateness": 0, "budget_bytes": 3 * SAMPLE_BYTES},
 }
@@ -73,13 +74,13 @@ class Loader(RuleBasedStateMachine):
         self.shell.admit(size, self.epoch, cpu, device, between)
 
     @precondition(lambda self: any(chunk.kind == "run" for chunk in self.shell.held.values()))
-    @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.booleans(), heeds=st.booleans())
-    def finish(self, choose: int, share: float, fails: bool, heeds: bool) -> None:
+    @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.integers(0, 5), heeds=st.booleans())
+    def finish(self, choose: int, share: float, fails: int, heeds: bool) -> None:
         shell = self.shell
         number = sorted(shell.begun)[choose % len(shell.begun)] if shell.begun else min(shell.held)
         before, size = shell.done[number], shell.held[number].size
         upto = min(size, before + 1 + int(share * (size - before)))
-        shell.finish(number, upto, (before,) if fails else (), heeds=heeds)
+        shell.finish(number, upto, tuple(range(before, min(upto, before + fails))), heeds=heeds)
 
     @precondition(lambda self: bool(self.shell.held))
     @rule(choose=st.integers(0, 50))
