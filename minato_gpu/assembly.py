@@ -11,15 +11,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Piece, Resident, Unshippable
+from minato_gpu.lanes.base import Blob, Extra, Failure, Handed, Joined, Local, NoSample, Piece, Resident, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.loading import Loading
 from minato_gpu.memory import blobs
 from minato_gpu.memory.leases import Leases
 from minato_gpu.records import Batch, Record, Window
+from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Compose, Span
 from minato_gpu.stacking import Stacking
+
+Block = tuple[int, int, int]
+"""Owner, offset and bytes (0: not known) of memory in an arena."""
 
 
 def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
@@ -31,6 +35,11 @@ def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
             lo = hole + 1
     if lo < hi:
         yield lo, hi
+
+
+def _lying(item: Any) -> Any:
+    """The reference to what lies somewhere for a sample."""
+    return item.fields if isinstance(item, Handed) else item
 
 
 class Assembly:
@@ -137,7 +146,10 @@ class Assembly:
     # --- samples -------------------------------------------------------------------------------------------
 
     def arrived(self, spans: Iterable[Span], items: list[Any] | None, nbytes: int) -> tuple[int, tuple[int, ...]]:
-        """Samples are ready, in this order; returns their bytes and the offsets of those that failed."""
+        """Samples are ready, in this order; returns their bytes and the offsets of those that failed.
+
+        Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
+        """
         count = sum(hi - lo for lo, hi in spans)
         failed: list[int] = []
         rows = count
@@ -146,7 +158,10 @@ class Assembly:
             for lo, hi in spans:
                 for serial in range(lo, hi):
                     item = items[offset]
-                    if item is not None:
+                    if isinstance(item, Handed):
+                        rows -= 1
+                        nbytes -= item.nbytes
+                    elif item is not None:
                         rows -= not isinstance(item, Extra)
                         self.record(serial).items[serial] = item
                         if isinstance(item, Failure):
@@ -156,6 +171,21 @@ class Assembly:
         nbytes += rows * self._stacking.row_bytes
         self._count(nbytes)
         return nbytes, tuple(failed)
+
+    def handed(self, spans: Iterable[Span], items: list[Any] | None) -> tuple[tuple[int, int], ...]:
+        """What was read for these tickets has been used; returns offset and stage of those that another lane goes on
+        with, from what an earlier one has left."""
+        if items is None or not any(isinstance(item, Handed) for item in items):
+            self.used(spans)
+            return ()
+        found: list[tuple[int, int]] = []
+        serials = (serial for lo, hi in spans for serial in range(lo, hi))
+        for offset, (serial, item) in enumerate(zip(serials, items, strict=True)):
+            self.used(((serial, serial + 1),))
+            if isinstance(item, Handed):
+                found.append((offset, item.stage))
+                self.record(serial).sources[serial] = item
+        return tuple(found)
 
     def inspected(self, serial: int, item: Any) -> None:
         """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
@@ -178,6 +208,7 @@ class Assembly:
 
     def release(self, item: Any) -> None:
         """Give the memory of a reference back to the worker that owns it."""
+        item = item.item if isinstance(item, Joined) else _lying(item)
         if isinstance(item, Blob):
             self._leases.give_back(item.places)
 
@@ -191,6 +222,7 @@ class Assembly:
             if not batch.size:
                 batch.ready = True
                 return False
+        self._note_ends(batch)
         failure = self._failure(compose)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
@@ -223,6 +255,22 @@ class Assembly:
         self._drop(tuple((serial, serial + 1) for serial in failed))
         return replace(compose, spans=spans, failed=())
 
+    def _note_ends(self, batch: Batch) -> None:
+        """Where samples may be left out: remember which of this batch another could repeat."""
+        if self._skips and batch.spans:
+            ends = [self.record(serial).ticket(serial) for serial in (batch.spans[0][0], batch.spans[-1][1] - 1)]
+            if not isinstance(ends[0].index, NoSample):
+                batch.ends = (ends[0], ends[1])
+
+    def pad(self, order: int) -> None:
+        """Batch ``order`` has been taken and has lost all its samples: another is to be ``joined`` in its place."""
+        self._batches[order] = Batch(())
+
+    def first_survivor(self, order: int) -> Ticket | None:
+        """The first sample of a batch that is ready, if it has any."""
+        batch = self._batches[order]
+        return None if batch.ends is None or batch.failure is not None else batch.ends[0]
+
     def spans(self, order: int) -> tuple[Span, ...]:
         """The samples that a composed batch consists of."""
         return self._batches[order].spans
@@ -234,14 +282,29 @@ class Assembly:
 
     def joined(self, order: int, item: Any) -> None:
         """The job for this batch is done."""
-        batch = self._batches[order]
+        batch, spans = self._batches[order], self._batches[order].spans
+        if isinstance(item, Joined):
+            self._lose(batch, item.bad)
+            item = item.item
         batch.failure = item if isinstance(item, Failure) else None
         batch.item, batch.ready = item, True
-        self._count(item.nbytes)
         self.bytes -= batch.nbytes
-        batch.nbytes = item.nbytes
-        self._drop(batch.spans)
-        self._load_value(batch)
+        batch.nbytes = 0 if item is None else item.nbytes
+        self._count(batch.nbytes)
+        self._drop(spans)
+        if batch.size or not spans:
+            self._load_value(batch)
+
+    def _lose(self, batch: Batch, bad: list[Failure]) -> None:
+        """The job has joined the batch without these samples."""
+        positions = {failure.origin.position for failure in bad if failure.origin is not None}
+        serials = (serial for lo, hi in batch.spans for serial in range(lo, hi))
+        holes = [serial for serial in serials if self.position(serial) in positions]
+        batch.spans = tuple(part for lo, hi in batch.spans for part in _between(lo, hi, holes))
+        batch.bad += bad
+        batch.size -= len(bad)
+        batch.ends = None
+        self._note_ends(batch)
 
     def _load_value(self, batch: Batch) -> None:
         """A batch that is no rows goes to the device as it is."""
@@ -293,24 +356,32 @@ class Assembly:
         """These tickets turned out not to exist."""
         self._taken(spans)
 
-    def clear(self) -> list[tuple[int, int]]:
-        """Forget every ticket and batch; returns the blocks (owner, offset) that they held, for ``free``."""
-        blocks: list[tuple[int, int]] = []
-        for record in self._window.clear():
-            items = (*record.items.values(), *record.sources.values())
-            blocks += [place for item in items if isinstance(item, Blob) for place in item.places]
-            if record.slab >= 0:
-                blocks.append((-1, record.slab))
-        blocks += [place for b in self._batches.values() if isinstance(b.item, Blob) for place in b.item.places]
+    def clear(self) -> list[Block]:
+        """Forget every ticket and batch; returns the blocks that they held, for ``free``."""
+        blocks = self._blobs()
+        blocks += [(-1, record.slab, 0) for record in self._window.clear() if record.slab >= 0]
         if self.loading is not None:
             for batch in self._batches.values():
                 self.loading.leave(batch)
         self._batches, self.bytes = {}, 0
         return blocks
 
-    def free(self, blocks: Iterable[tuple[int, int]]) -> None:
+    def free(self, blocks: Iterable[Block]) -> None:
         """Give blocks back that no lane uses any more."""
-        self._leases.give_back(blocks)
+        self._leases.give_back((owner, offset) for owner, offset, _ in blocks)
+
+    def settle_with(self, owner: int) -> list[tuple[int, int]]:
+        """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
+        self._leases.give_back([block for block in self._leases.take_back() if block[0] != owner])
+        kept = [(offset, nbytes) for of, offset, nbytes in self._blobs() if of == owner]
+        return kept + self._leases.lent_by(owner)
+
+    def _blobs(self) -> list[Block]:
+        """What lies in workers' arenas for tickets in the window and batches not delivered."""
+        records = self._window.records()
+        items = [item for record in records for item in (*record.items.values(), *map(_lying, record.sources.values()))]
+        items += [batch.item for batch in self._batches.values()]
+        return [(b.worker, *block) for b in items if isinstance(b, Blob) for block in b.blocks]
 
     # --- inside --------------------------------------------------------------------------------------------
 

@@ -12,9 +12,12 @@ from torch.utils.data.dataloader import _get_distributed_settings, _sharding_wor
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from minato_gpu.assembly import Assembly
+from minato_gpu.cut_estimates import CutEstimator, part_names
+from minato_gpu.deaths import Deaths
 from minato_gpu.engine import Engine
 from minato_gpu.estimates import Estimator
 from minato_gpu.event_log import EventLog
+from minato_gpu.failures import pads_batches
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
@@ -30,6 +33,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.watchdog import Watchdog
 
 _MICRO_BATCH = 16
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
@@ -54,14 +58,17 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         not options.threads,
         options.skips,
         loader.on_error == "retry",
+        _cuts(loader),
     )
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
     lanes: dict[str, Any] = {}
     transfers: Transfers | None = None
     try:
-        lanes["cpu"] = (
-            ThreadLane(links, job) if options.threads else ProcessLane(links, job, loader.multiprocessing_context)
-        )
+        if options.threads:
+            lanes["cpu"] = ThreadLane(links, job)
+        else:
+            replaceable = loader.on_worker_death == "replace"
+            lanes["cpu"] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=replaceable)
         if options.device.type == "cuda":  # after the fork of what makes the workers
             budget = DeviceBudget(loader.device_memory_budget)
             transfers = Transfers(open_accelerator(options.device), links.engine_arena, budget)
@@ -110,12 +117,13 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
         spares_device=options.device.type == "cuda",
+        spreads=pads_batches(loader),
     )
     if not policy.cpu_runs:
         policy = replace(policy, device_s=_ALONE_S)
     joins_whole = not batched or policy.fixed
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
-    estimator = None if iterable else Estimator(_costs(loader, lanes), tuple(lanes))
+    estimator = None if iterable else _estimator(loader, lanes)
     pump = Pump(
         lanes,
         assembly,
@@ -123,6 +131,8 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         estimates=estimator,
         recorder=None if loader._events is None else EventLog(loader._next_log(), policy),
         stream_batch=place,
+        cuts=bool(_cuts(loader)),
+        deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
     )
     return Engine(
         links,
@@ -132,13 +142,28 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         streams=iterable,
         timeout=loader.timeout,
         order_log=loader._order if not loader.in_order else None,
+        replaces=loader.on_worker_death == "replace",
+        watchdog=None if loader.hang_timeout is None else Watchdog(lanes["cpu"], loader.hang_timeout),
     )
 
 
-def _costs(loader: Any, lanes: dict[str, Any]) -> CostModel:
+def _cuts(loader: Any) -> tuple[int, ...]:
+    """The stages before which a sample may go on from the CPU lane to the device lane."""
+    return loader.pipeline.cuts if len(loader._options.lanes) > 1 else ()
+
+
+def _estimator(loader: Any, lanes: dict[str, Any]) -> Estimator:
+    cuts = _cuts(loader)
+    if not cuts:
+        return Estimator(_costs(loader, tuple(lanes)), tuple(lanes))
+    model = _costs(loader, part_names(loader.pipeline))
+    return CutEstimator(model, tuple(lanes), loader.pipeline, lanes["device"])
+
+
+def _costs(loader: Any, lanes: tuple[str, ...]) -> CostModel:
     features = 0 if loader.pipeline is None else len(loader.pipeline.feature_names)
     try:
         length: int | None = len(loader.dataset)
     except TypeError:
         length = None
-    return CostModel(tuple(lanes), features, length)
+    return CostModel(lanes, features, length)

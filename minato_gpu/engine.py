@@ -23,12 +23,16 @@ from typing import Any
 from minato_gpu.admission import Drawn, OrderLog, Source
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.processes import Exit, WorkerDied
 from minato_gpu.memory.board import ATTENTION
+from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
 from minato_gpu.records import Batch, Record
+from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.watchdog import Watchdog, WorkerHung
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
@@ -40,10 +44,6 @@ NOTHING = object()
 
 class EndOfEpoch(Exception):
     """The epoch has no further batch. Not StopIteration: a data set may raise that itself."""
-
-
-class WorkerDied(RuntimeError):
-    """A worker process ended while it was needed."""
 
 
 class Epoch:
@@ -67,7 +67,8 @@ class Engine:
     """One set of lanes, and the epochs that run through it.
 
     ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``streams``:
-    every worker iterates the data set for itself, and an epoch ends when its streams do.
+    every worker iterates the data set for itself, and an epoch ends when its streams do; ``replaces``: a worker that
+    dies is replaced; ``watchdog``: notices those that hang.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Engine:
         streams: bool = False,
         timeout: float = 0.0,
         order_log: OrderLog | None = None,
+        replaces: bool = False,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._links = links
         self.pump = pump
@@ -89,6 +92,9 @@ class Engine:
         self._streams = streams
         self._timeout = timeout
         self._order_log = order_log
+        self._replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
+        self._watchdog = watchdog
+        self._broken: BaseException | None = None  # what the pump thread has found; raised when the consumer must wait
         self._lock = threading.Lock()
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
@@ -106,6 +112,8 @@ class Engine:
         self._left = 0.0  # when the consumer was handed its last batch
         self.handed: list[m.Span] | None = None  # the positions (in a stream: the ticket) of that, or of what it raised
         self.bad: list[Failure] = []  # the samples that were left out of it
+        self.survivor: Ticket | None = None  # the last that was not, where some may be
+        self._beyond = 0  # batches that the window is longer by, to find a sample that has not failed
         self._forget()
         self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -184,7 +192,7 @@ class Engine:
 
     def _draw(self) -> None:
         """Draw batches of the sampler until the window is full."""
-        while self._drawing and self._place - self._order < self._window:
+        while self._drawing and self._place - self._order < self._window + self._beyond:
             epoch = self._drawing[0]
             drawn = epoch.draw()
             if drawn is None:
@@ -254,7 +262,7 @@ class Engine:
                 self._pump()
                 self._attention()
         now = perf_counter()
-        self.bad = batch.bad
+        self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         value = self.assembly.value(batch) if batch.failure is None and batch.size else None
         self._log_delivery(epoch, order, batch, now, now - started, value)
         if trains:
@@ -263,6 +271,53 @@ class Engine:
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
+
+    def pad(self, number: int, ticket: Ticket | None) -> Any:
+        """A batch of one sample for the last one of epoch ``number``, which has lost all of its own.
+
+        The sample of ``ticket``, an earlier one, prepared once more; without one, the first that is left of the batches
+        to come. Returns NOTHING where there is none. Raises what ``next`` does.
+        """
+        started = perf_counter()
+        with self._lock:
+            if self._closed:
+                raise EndOfEpoch
+            epoch, order = self._epochs[number], self._order - 1
+            self._links.board.words[ATTENTION] = 0
+            self._settle()
+            self._pump()
+            ticket = ticket or self._next_survivor(epoch, started)
+            if ticket is None:
+                return NOTHING
+            self.pump.pad(order, number, ticket)
+            self._sleep_until(lambda: self.assembly.ready(order), started)
+            batch = self.assembly.take(order)
+            self._attention()
+        value, now = self.assembly.value(batch), perf_counter()
+        self.log.delivered(now, number, order - epoch.first_order, 0, now - started, (), padded=1)
+        self._left = perf_counter()
+        return value
+
+    def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
+        """The first sample that is left of the batches to come, which may mean to look beyond the window."""
+        self.pump.handle(m.Asked(perf_counter()))
+        ticket, order = None, self._order
+        while ticket is None:
+            self._sleep_until(lambda: self.assembly.ready(order) or epoch.end == order, started)  # noqa: B023
+            if epoch.end == order:
+                break
+            ticket = self.assembly.first_survivor(order)
+            order += 1
+            self._beyond = order - self._order  # batches of which nothing is left hold no memory
+            self._draw()
+            self._settle()
+        self._beyond = 0
+        return ticket
+
+    def _sleep_until(self, condition: Callable[[], bool], started: float) -> None:
+        while not condition():
+            self._sleep(started)
+            self._pump()
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
@@ -273,35 +328,64 @@ class Engine:
         asked = perf_counter()
         self.pump.handle(m.Asked(asked))
         cause = self.pump.scheduler.stall_cause()
-        while not self._at_hand(epoch):
-            self._sleep(started)
-            self._pump()
+        self._sleep_until(lambda: self._at_hand(epoch), started)
         self.log.stalled(cause, perf_counter() - asked)
 
     def _sleep(self, started: float) -> None:
         """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
         now = perf_counter()
         wake = self.pump.scheduler.wake_at()
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
         end = started + self._timeout if self._timeout > 0 else None
+        hangs = None if self._watchdog is None else self._watchdog.next_look(now)
         if end is not None and now >= end:
             stuck = self.pump.lanes[m.CPU].stuck()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
-        until = min(t for t in (wake, end, now + _LONGEST_SLEEP_S) if t is not None)
+        until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
         ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
         if any(fd in self._exit_fds for fd, _ in ready):
             self._pump()
             self._check_workers()
+        if hangs is not None and perf_counter() >= hangs:
+            self._look_for_hangs()
         if wake is not None and perf_counter() >= wake:
             self.pump.look()
 
     def _check_workers(self) -> None:
-        """A worker that ended while the loader runs is an error, as it is PyTorch's."""
-        for lane in self.pump.lanes.values():
-            for exit_ in lane.exits():
-                raise WorkerDied(exit_.message())
+        """A worker that ended while the loader runs is replaced, or is an error, as it is PyTorch's."""
+        lane = self.pump.lanes[m.CPU]
+        exits: list[Exit] = lane.exits()
+        if exits and not self._replaces:
+            raise WorkerDied(exits[0].message())
+        if not self._replaces:
+            return
+        if exits:
+            self._pump()  # all that they had reported
+        for exit_ in exits:
+            LOGGER.warning("%s It is being replaced.", exit_.message().rstrip())
+            self.pump.lost(lane, exit_, self.log)
+        count, failed = lane.arrivals()
+        for exit_ in failed:
+            raise WorkerDied(exit_.message())
+        self.pump.arrived(lane, count)
+
+    def _look_for_hangs(self) -> None:
+        """A worker that has hung is killed where it can be replaced, and is an error otherwise."""
+        assert self._watchdog is not None
+        self._pump()  # a worker that waits for room to report has not hung
+        lane = self.pump.lanes[m.CPU]
+        for worker, claim in self._watchdog.look(perf_counter()):
+            text = self._watchdog.words(lane, worker, self.pump.told_of(claim))
+            if not self._replaces:
+                raise WorkerHung(text + lane.advice)
+            lane.kill(worker, text)
 
     def _log_delivery(self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any) -> None:
         first, number = epoch.first_serial, order - epoch.first_order
+        if self._order_log is not None and not self._order_log.replays:
+            self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
         if batch.failure is not None:
             failed = max(1, batch.failed)
             self.log.failed += failed
@@ -312,8 +396,6 @@ class Engine:
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
-        if self._order_log is not None and not self._order_log.replays:
-            self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.spans])
         size = size_of(value) if self._streams else batch.size
         self.log.delivered(now, epoch.number, number, size, wait, late)
 
@@ -334,15 +416,47 @@ class Engine:
 
     def _attend(self) -> None:
         """The pump thread: serves while the consumer is away and the board asks for attention."""
+        wait = self._wait_watching if self._replaces or self._watchdog is not None else self._wait
         while True:
-            os.eventfd_read(self._links.wake)
+            watch = wait()
             with self._lock:
                 if self._closed:
                     return
+                if watch and self._broken is None:
+                    self._keep_watch()
+                    self._attention()
                 if self._due or self._links.board.words[ATTENTION]:
                     self._settle()
                     self._pump()
                     self._attention()
+
+    def _wait(self) -> bool:
+        os.eventfd_read(self._links.wake)
+        return False
+
+    def _wait_watching(self) -> bool:
+        """The same, but also until a worker has ended, or may have hung; returns whether to look after them."""
+        poll = select.poll()
+        for fd in (self._links.wake, *(self._exit_fds if self._replaces and self._broken is None else ())):
+            poll.register(fd, select.POLLIN)
+        wait = None
+        if self._watchdog is not None and self._broken is None:
+            now = perf_counter()
+            wait = 1e3 * max(0.0, self._watchdog.next_look(now) - now)
+        ready = [fd for fd, _ in poll.poll(wait)]
+        if self._links.wake in ready:
+            os.eventfd_read(self._links.wake)
+        return not ready or any(fd in self._exit_fds for fd in ready)
+
+    def _keep_watch(self) -> None:
+        """In the pump thread: what would be an error is kept for the consumer, who may never need the worker."""
+        try:
+            if self._replaces:
+                self._check_workers()
+            if self._watchdog is not None and perf_counter() >= self._watchdog.next_look(perf_counter()):
+                self._look_for_hangs()
+        except (WorkerDied, WorkerHung) as error:
+            self._broken = error
 
     def _attention(self) -> None:
         """Ask workers to wake the pump thread if their reports will need an answer before the consumer is back."""
@@ -369,8 +483,9 @@ class Engine:
 
     def close(self, timeout: float = 2.0) -> None:
         """End lanes and thread; batches that the consumer holds live on. Idempotent, callable from anywhere."""
-        if threading.current_thread() is self._thread:  # the garbage collector ran there, perhaps under the lock
-            threading.Thread(target=self.close, name="minato-close").start()
+        if threading.current_thread().name.startswith("minato-"):
+            # the garbage collector ran in a thread that this would wait for, perhaps while it holds a lock
+            threading.Thread(target=self.close, name="closing").start()
             return
         with self._lock:
             if self._closed:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.lanes.base import Part
 from minato_gpu.scheduling.costs import CostModel
 
 _COSTLY_S = 100e-6
@@ -44,15 +45,18 @@ class Estimator:
 
     def of_features(
         self, serials: list[int], keys: list[Any], given: list[tuple[float, ...] | None]
-    ) -> tuple[Any, Any]:
-        """Predicted seconds from cost features (and history), for each lane; a guess of 1 ms where none is known."""
+    ) -> tuple[Any, Any, Any]:
+        """Predicted seconds from cost features (and history), for each lane; a guess of 1 ms where none is known.
+
+        And the plans between, for each sample that can be cut (here none is).
+        """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         features = [values or (np.nan,) * self.model.features for values in given]
         out = []
         for lane in self._lanes:
             costs = self.model.predict(lane, features, keys)
             out.append((np.where(np.isnan(costs), 1e-3, costs) * self._slowdown[lane]).tolist())
-        return out[0], out[1] if len(out) > 1 else None
+        return out[0], out[1] if len(out) > 1 else None, None
 
     def took(self, samples: int, seconds: float) -> None:
         """``samples`` samples took ``seconds`` together, on whatever lane."""
@@ -70,6 +74,19 @@ class Estimator:
             if not np.isnan(predicted).any():
                 seconds = (predicted * (sum(seconds) / predicted.sum())).tolist()
         self.model.observe_many(lane, keys, given, seconds)
+
+    def parts_measured(
+        self,
+        lane: str,
+        keys: list[Any],
+        serials: list[int],
+        seconds: list[float],
+        took: float,
+        parts: list[Part | None],
+        handed: list[int],
+    ) -> None:
+        """The same, where it is known what each part of a sample cost."""
+        self.measured(lane, keys, serials, seconds, took)
 
     def not_measured(self, spans: Iterable[tuple[int, int]]) -> None:
         """These tickets are prepared, and nobody knows what each cost."""

@@ -3,6 +3,11 @@
 A batch of which samples are left out is delivered with the others. The decision is taken when the batch is about to be
 delivered, on the consumer's thread: a sample that nobody asked for raises nothing. A failure is counted once, and
 ``max_failures`` bounds how many an epoch may have.
+
+In a distributed job every rank must have the batches that its sampler's positions fix, or the others wait for it for
+ever. A batch of which nothing is left then repeats a sample that did not fail, prepared once more with the same draws:
+the last one delivered before, else the first of the batches to come. So no rank needs to know of another's failures.
+Rejected: keeping a copy of a sample from every batch, which would cost all those that lose nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data import DistributedSampler
 
 from minato_gpu.lanes.base import Failure
+from minato_gpu.resume.orders import Sampling
 from minato_gpu.samples import Origin
 
 RAISE, SKIP, RETRY = "raise", "skip", "retry"
@@ -101,6 +109,16 @@ class FailurePolicy:
         if self.count > limit:
             text = f"{self.count} samples failed in this epoch, max_failures={self._limit!r} allows {int(limit)}"
             raise TooManyFailures(f"{text}. The last of them: {last.exc_msg}")
+
+
+def pads_batches(loader: Any) -> bool:
+    """Whether a batch that loses all its samples must come all the same: ranks count on each other's batches."""
+    if not loader._options.skips:
+        return False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True
+    sampler = Sampling(loader).inner
+    return isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1
 
 
 def check_on_error(on_error: Any, max_failures: Any, *, iterable: bool) -> None:

@@ -5,20 +5,22 @@ Nothing is seeded here but the pipeline's own draws: the main process's generato
 
 from __future__ import annotations
 
+from collections import deque
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.datapipe import MapDataPipe
 
 from minato_gpu.admission import Drawn, Source
 from minato_gpu.engine import NOTHING
-from minato_gpu.failures import RAISE, RETRY, FailurePolicy
+from minato_gpu.failures import RAISE, RETRY, FailurePolicy, pads_batches
 from minato_gpu.lanes.base import Failure, NoSample, failure
 from minato_gpu.lanes.streams import Stream, StreamStart
 from minato_gpu.resumption import Resumption, begin_source, expected_of
-from minato_gpu.samples import Origin, explain, sample_seed
+from minato_gpu.samples import Origin, Ticket, explain, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
 
@@ -35,6 +37,7 @@ class _Fetcher:
         self.drawn: Drawn | None = None  # what is fetched next
         self.size = 0  # samples of the last batch
         self.bad: list[Failure] = []  # those that were left out of it
+        self.survivor: tuple[Ticket, Any] | None = None  # the last that was not, where some may be
         many = getattr(loader.dataset, "__getitems__", None)
         self._many = many if many and loader._auto_collation and loader.pipeline is None else None
 
@@ -45,20 +48,38 @@ class _Fetcher:
         self.size = len(keys)
         assert self.drawn is not None
         first, occurrences = self.drawn.positions[0], self.drawn.occurrences or [0] * len(keys)
-        samples = self._together(keys)
+        samples, last = self._together(keys), len(keys) - 1
         if samples is None:
             # no generator: a data set's StopIteration would become a RuntimeError in one
-            each = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
-            samples = [sample for sample in each if sample is not NOTHING]
+            samples = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
+        if self.bad:
+            last = max((at for at, sample in enumerate(samples) if sample is not NOTHING), default=-1)
+            samples = [sample for sample in samples if sample is not NOTHING]
         self.size = len(samples)
         if not samples and keys:
             return NOTHING
+        if self._loader._options.skips and keys:
+            self.survivor = (Ticket(self._epoch, first + last, keys[last], occurrences[last]), samples[-1])
         try:
             return self._loader.collate_fn(samples if batched else samples[0])
         except Exception as error:
-            last = first + len(keys) - 1
-            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {last}, indices {keys}")
+            end = first + len(keys) - 1
+            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {end}, indices {keys}")
             raise
+
+    def again(self, ticket: Ticket) -> Any:
+        """A batch of this sample alone. What a data set draws without a pipeline is only the same if it is at hand."""
+        at_hand = self.survivor is not None and self.survivor[0] == ticket and self._loader.pipeline is None
+        sample = self.survivor[1] if at_hand and self.survivor else self._sample(ticket.index, ticket.occurrence)
+        return self._loader.collate_fn([sample] if self._loader._auto_collation else sample)
+
+    def succeeds(self, ticket: Ticket) -> bool:
+        """Whether this sample of a batch to come can be prepared; if not, it is told when it is due."""
+        try:
+            self.survivor = (ticket, self._sample(ticket.index, ticket.occurrence))
+        except Exception:
+            return False
+        return True
 
     def _together(self, keys: list[Any]) -> list[Any] | None:
         """All samples by one ``__getitems__``; None where they must be fetched one by one."""
@@ -94,6 +115,12 @@ class _Fetcher:
         return self._loader.pipeline.run(value, sample_seed(self._seed, 0, key, occurrence))
 
 
+def tickets_of(epoch: int, drawn: Drawn) -> list[Ticket]:
+    """What the sampler asked for, one by one."""
+    occurrences = drawn.occurrences or [0] * len(drawn.keys)
+    return [Ticket(epoch, *each) for each in zip(drawn.positions, drawn.keys, occurrences, strict=True)]
+
+
 class InlineIterator(_SingleProcessDataLoaderIter):
     """One epoch in the main process."""
 
@@ -112,6 +139,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._failed: list[tuple[int, int]] | None = None
         self._source: Source | None = None
         self._drawn: Drawn | None = None
+        self._drawn_ahead: deque[Drawn | None] = deque()
+        self._pads = pads_batches(loader)
+        self._padded = 0  # samples of the batch that is about to be delivered which repeat others
         self._stream: Stream | None = None
         source, standing = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
         if source.streams is not None:
@@ -140,7 +170,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if self._source is None:
             return super()._next_index()  # type: ignore[no-untyped-call]
         self._drawn = None  # should the sampler raise
-        self._drawn = self._source.draw()
+        self._drawn = self._drawn_ahead.popleft() if self._drawn_ahead else self._source.draw()
         if self._drawn is None:
             raise StopIteration
         if isinstance(self._dataset_fetcher, _Fetcher):
@@ -164,9 +194,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             raise
         fetcher = self._dataset_fetcher
         size = fetcher.size if isinstance(fetcher, _Fetcher) else size_of(data)
-        self.log.inline(self._epoch, begin, now, size)
+        padded, self._padded = self._padded, 0
+        self.log.inline(self._epoch, begin, now, size, padded)
         if self._source is not None:
-            self._source.delivered.add(self._positions())
+            known = fetcher.survivor if isinstance(fetcher, _Fetcher) and self._pads and not padded else None
+            self._source.delivered.add(self._positions(), None if known is None else known[0])
         elif self._stream is not None:
             self._standing.told(self._stream.told())
         return data
@@ -180,7 +212,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._standing.told(self._stream.told())
 
     def _next_batch(self) -> Any:
-        """The next batch of which anything is left."""
+        """The next batch of which anything is left, or which ranks must have all the same."""
         fetcher = self._dataset_fetcher
         while True:
             data = super()._next_data()  # type: ignore[no-untyped-call]
@@ -188,12 +220,38 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 bad, fetcher.bad = fetcher.bad, []
                 self.log.failed += len(bad)
                 self.failures.take(bad, fetcher.size)
-                if data is NOTHING and torch.distributed.is_available() and torch.distributed.is_initialized():
-                    bad[0].error.reraise()
+                if data is NOTHING and self._pads:
+                    data = self._repeat(fetcher)
+                    if data is NOTHING:  # no sample of this rank is left to repeat
+                        bad[0].error.reraise()
             if data is not NOTHING:
                 return data
             assert self._source is not None
             self._source.delivered.add(self._positions())
+
+    def _repeat(self, fetcher: _Fetcher) -> Any:
+        """A batch of one sample for the last, which has lost all of its own: see failures.py."""
+        assert self._source is not None
+        ticket = self._source.delivered.survivor or self._next_survivor(fetcher)
+        if ticket is None:
+            return NOTHING
+        data, self._padded = fetcher.again(ticket), 1
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _next_survivor(self, fetcher: _Fetcher) -> Ticket | None:
+        """The first sample of the batches to come that can be prepared."""
+        assert self._source is not None
+        seen = 0
+        while True:
+            if seen == len(self._drawn_ahead):
+                self._drawn_ahead.append(self._source.draw())
+            drawn = self._drawn_ahead[seen]
+            if drawn is None:
+                return None
+            for ticket in tickets_of(self._epoch, drawn):
+                if not isinstance(ticket.index, NoSample) and fetcher.succeeds(ticket):
+                    return ticket
+            seen += 1
 
     def _positions(self) -> list[tuple[int, int]]:
         """Of the batch that was drawn last; strict order, so they are neighbours."""

@@ -11,8 +11,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from minato_gpu.admission import Source, Speculation
 from minato_gpu.building import build_engine
-from minato_gpu.engine import NOTHING, EndOfEpoch, Engine, WorkerDied
-from minato_gpu.failures import FailurePolicy
+from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
+from minato_gpu.failures import FailurePolicy, pads_batches
+from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.orders import Sampling
 from minato_gpu.resumption import Resumption, begin_source, expected_of
@@ -91,6 +92,7 @@ class EngineIterator(_BaseDataLoaderIter):
         self._begin(source, ahead if holds else None, expected, discard=ahead is not None and not holds)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
         self._failures = FailurePolicy(loader.on_error, loader.max_failures, expected)
+        self._pads = pads_batches(loader)
         self.view = View(engine, self._failures)
 
     def _source(self, ahead: tuple[Source, Speculation] | None, resumption: Resumption | None) -> Source:
@@ -165,18 +167,21 @@ class EngineIterator(_BaseDataLoaderIter):
             self._failed = self._engine.handed
             raise
         assert self._engine.handed is not None
-        self._standing.delivered(self._engine.handed)
+        self._standing.delivered(self._engine.handed, self._engine.survivor if self._pads else None)
         return data
 
     def _next_batch(self) -> Any:
-        """The engine's next batch of which anything is left."""
+        """The engine's next batch of which anything is left, or which ranks must have all the same."""
         engine = self._engine
         while True:
             data = engine.next(self._number)
             if engine.bad:
                 samples = sum(hi - lo for lo, hi in engine.handed or ())
                 self._failures.take(engine.bad, samples - len(engine.bad))
-                if data is NOTHING and torch.distributed.is_available() and torch.distributed.is_initialized():
+            if data is NOTHING and self._pads:
+                assert self._standing.source is not None
+                data = engine.pad(self._number, self._standing.source.delivered.survivor)
+                if data is NOTHING:  # no sample of this rank is left to repeat
                     engine.bad[0].error.reraise()
             if data is not NOTHING:
                 return data

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
@@ -19,6 +21,7 @@ from minato_gpu.engine import Engine
 from minato_gpu.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator, to_device
+from minato_gpu.memory import room
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.resumption import Resumption
@@ -48,9 +51,23 @@ class DataLoader(TorchDataLoader[T]):
     on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
         ``failures.BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
-        is left out, or in a distributed job, where ranks must have as many batches each, raises.
+        is left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
+        out) every rank yields the number of batches that its sampler's positions fix: out of order, batches are
+        composed so that each keeps a sample while there are any; one that has none left comes as a batch of one, which
+        repeats the last sample delivered before (else the first one to come), with the same content, and is counted in
+        ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the rank's epoch is left.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
         One more raises ``failures.TooManyFailures``.
+    on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
+        PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it had, with the
+        same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error`` decides. The
+        default is "raise", because PyTorch's arguments alone mean here what they mean there, and what restarts jobs
+        may wait for that error; because most such workers were killed for want of memory, which a replacement needs as
+        well; and because replacing takes a further process. An iterable data set's stream dies with its worker: always
+        an error.
+    hang_timeout: seconds after which a worker that is still at the same sample is taken to hang (None: never). It is
+        reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death`` says;
+        where that is "raise", and for threads, which cannot be killed, ``watchdog.WorkerHung`` is raised instead.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -86,6 +103,8 @@ class DataLoader(TorchDataLoader[T]):
         epochs: int | None = None,
         on_error: OnError = RAISE,
         max_failures: float | None = None,
+        on_worker_death: str = "raise",
+        hang_timeout: float | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -117,7 +136,11 @@ class DataLoader(TorchDataLoader[T]):
         self.epochs = epochs
         self.on_error = on_error
         self.max_failures = max_failures
+        self.on_worker_death = on_worker_death
+        self.hang_timeout = hang_timeout
         self._options = Options.check(self)
+        if num_workers > 0:
+            room.check(self, processes=not self._options.threads)
         self._order = OrderLog(Path(order_log)) if order_log is not None and not in_order else None
         self._events: Path | None = None
         self._logs = 0
@@ -131,6 +154,7 @@ class DataLoader(TorchDataLoader[T]):
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
         self._prepared = self._discarded = 0
+        self._in_good_hands = False
 
     # --- iterating -----------------------------------------------------------------------------------------
 
@@ -241,7 +265,42 @@ class DataLoader(TorchDataLoader[T]):
             length: int | None = len(self.dataset)  # type: ignore[arg-type]
         except TypeError:
             length = None
-        return Occurrences(length, unique=never_repeats(self))
+        seeds = self.num_workers > 0 or self.pipeline is not None  # else nothing is drawn from a sample's own stream
+        return Occurrences(length, unique=not seeds or never_repeats(self))
+
+    # --- made anew by others -------------------------------------------------------------------------------
+
+    def _like(self, other: TorchDataLoader[Any]) -> DataLoader[T]:
+        """A loader with this one's arguments, over the data set and the batches of another."""
+        if isinstance(other.dataset, IterableDataset):
+            cutting: dict[str, Any] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
+        elif other.batch_sampler is not None:
+            cutting = {"batch_sampler": other.batch_sampler}
+        else:
+            cutting = {"batch_size": None, "sampler": other.sampler}
+        names = signature(DataLoader.__init__).parameters
+        given = {"self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last"}
+        return type(self)(
+            other.dataset, **cutting, **{name: getattr(self, name) for name in names if name not in given}
+        )
+
+    @contextmanager
+    def _being_prepared(self) -> Iterator[None]:
+        self._in_good_hands = True
+        try:
+            yield
+        finally:
+            self._in_good_hands = False
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate asks for this before it puts a loader of torch's class in this one's place."""
+        if not self._in_good_hands:
+            raise TypeError(
+                "accelerator.prepare() would put PyTorch's DataLoader, without pipeline and device, in this one's "
+                "place; call loader = minato_gpu.accelerated.prepare(accelerator, loader) instead"
+            )
+        return False
 
     # --- looking -------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from minato_gpu.pipeline import Pipeline
 _DEFAULT_LATENESS = 8
 LANES = ("cpu", "device")
 KINDS = ("auto", "process", "thread")
+DEATHS = ("raise", "replace")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Options:
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
             _positive(name, getattr(loader, name))
+        _check_workers(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
         device = _device(loader.device)
         return cls(
@@ -61,6 +63,24 @@ def _positive(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a whole number or None, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}; leave it out for no limit")
+
+
+def _check_workers(loader: Any) -> None:
+    if loader.on_worker_death not in DEATHS:
+        raise ValueError(f"on_worker_death must be 'raise' or 'replace', got {loader.on_worker_death!r}")
+    if loader.on_worker_death == "replace" and isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            "on_worker_death='replace' needs a map-style data set: an IterableDataset's stream dies with its worker"
+        )
+    limit = loader.hang_timeout
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+        raise TypeError(f"hang_timeout must be a number of seconds or None, got {limit!r}")
+    if not 0 < limit < float("inf"):
+        raise ValueError(f"hang_timeout must be a positive number of seconds, got {limit!r}; leave it out for no limit")
+    if loader.num_workers == 0:
+        raise ValueError("hang_timeout watches workers; it needs num_workers > 0")
 
 
 def _lateness(loader: Any) -> int:

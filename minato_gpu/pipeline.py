@@ -79,6 +79,18 @@ class Pipeline:
         return tuple(range(last_host + 1, len(self.stages) + 1))
 
     @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The split points with something to do on either side, after the host read; none where that is no split."""
+        inner = tuple(split for split in self.splits if self.host_prefix < split < len(self.stages))
+        return inner if self.host_prefix in self.splits else ()
+
+    def bytes_at(self, split: int) -> int | None:
+        """The most bytes of what the stages from ``split`` on need, but for objects; None where that is not known."""
+        fields, wanted = self.fields_at(split), self.live(split)
+        sizes = [one.max_bytes for name, one in fields.items() if name in wanted and one.dtype != object]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the cost features, as "stage.feature"."""
         return tuple(f"{stage.name}.{name}" for stage in self.stages for name in stage.feature_names)
@@ -136,17 +148,20 @@ class Pipeline:
         start: int = 0,
         stop: int | None = None,
         on_stage: Callable[[str, float], None] | None = None,
+        before_stage: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
         """Run stages ``start`` to ``stop`` (not included; None: the last) on the CPU and return the fields.
 
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known
-        so far. ``on_stage(name, seconds)`` is called after each stage. Raises StageError, whose ``__cause__`` is
-        the stage's own exception; interrupts pass through.
+        so far. ``on_stage(name, seconds)`` is called after each stage, ``before_stage(number)`` before it.
+        Raises StageError, whose ``__cause__`` is the stage's own exception; interrupts pass through.
         """
         end = len(self.stages) if stop is None else stop
         known = dict(fields)
         for number in range(start, end):
             stage = self.stages[number]
+            if before_stage is not None:
+                before_stage(number)
             began = perf_counter() if on_stage is not None else 0.0
             try:
                 written = stage.cpu(known, self.draw(number, known, seed))

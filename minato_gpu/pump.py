@@ -11,14 +11,18 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
-from minato_gpu.assembly import Assembly
+from minato_gpu.assembly import Assembly, Block
+from minato_gpu.deaths import Deaths
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Features, Report, Task, Unshippable
+from minato_gpu.lanes.base import Features, Handed, Part, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
+from minato_gpu.memory.board import Claim
 from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
+from minato_gpu.samples import Origin, Ticket
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.dispatch import cut
+from minato_gpu.scheduling.flights import cut
 from minato_gpu.telemetry import Telemetry
 
 
@@ -47,14 +51,26 @@ class Estimates(Protocol):
 
     def of_features(
         self, serials: list[int], keys: list[Any], features: list[tuple[float, ...] | None]
-    ) -> tuple[Any, Any]:
-        """The same from cost features."""
+    ) -> tuple[Any, Any, Any]:
+        """The same from cost features, and the plans between for samples that can be cut."""
 
     def took(self, samples: int, seconds: float) -> None:
         """So many samples took so long together."""
 
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
         """What each sample cost, where that is known one by one, and the seconds that all took together."""
+
+    def parts_measured(
+        self,
+        lane: str,
+        keys: list[Any],
+        serials: list[int],
+        seconds: list[float],
+        took: float,
+        parts: list[Part | None],
+        handed: list[int],
+    ) -> None:
+        """The same for samples that can be cut; ``handed``: bytes of those that go on elsewhere, -1 for the others."""
 
     def not_measured(self, spans: tuple[m.Span, ...]) -> None:
         """These tickets are prepared, and nobody knows what each cost."""
@@ -70,22 +86,24 @@ class Estimates(Protocol):
 
 
 class Sent:
-    """A chunk on its way: what it holds, when it went, and for which epoch."""
+    """A chunk on its way: what it holds, when it went, and for which epoch; samples before ``done`` are reported, those
+    from ``stop`` on were taken back."""
 
-    __slots__ = ("chunk", "done", "epoch", "sent")
+    __slots__ = ("chunk", "done", "epoch", "sent", "stop")
 
     def __init__(self, chunk: m.Chunk, epoch: int, sent: float) -> None:
         self.chunk = chunk
         self.epoch = epoch
         self.sent = sent
         self.done = 0
+        self.stop = chunk.size
 
 
 class Pump:
     """One scheduler at a time, the lanes by name ("cpu" first), and the assembly.
 
     ``seeds`` and ``logs``: the base seed and the log of each epoch that has tickets here. ``stream_batch``: samples of
-    a batch where workers iterate the data set for themselves.
+    a batch where workers iterate the data set for themselves. ``cuts``: samples may go on from one lane to another.
     """
 
     def __init__(
@@ -97,11 +115,14 @@ class Pump:
         estimates: Estimates | None = None,
         recorder: EventLog | None = None,
         stream_batch: int = 1,
+        cuts: bool = False,
+        deaths: Deaths | None = None,
     ) -> None:
         self.lanes = lanes
         self.assembly = assembly
         self.estimates = estimates
         self.recorder = recorder
+        self.deaths = deaths or Deaths()
         self.logs: dict[int, Telemetry] = {}  # by epoch; a prefetched one has its own already
         self.seeds: dict[int, int] = {}
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
@@ -111,10 +132,12 @@ class Pump:
         self._open: set[str] = set()  # lanes that the scheduler counts on; one may retire
         self._make_scheduler = make_scheduler
         self._stream_batch = stream_batch
+        self._cuts = cuts
         self._run = 0
-        self._stale: list[tuple[set[tuple[int, int]], list[tuple[int, int]]]] = []
+        self._stale: list[tuple[set[tuple[int, int]], list[Block]]] = []
         self._sent: dict[int, Sent] = {}
         self._jobs: dict[int, tuple[m.Span, ...]] = {}
+        self._pads: dict[int, Task] = {}  # by order: the only sample of a batch that has lost its own
         self.scheduler = make_scheduler()
 
     def new_run(self) -> None:
@@ -126,8 +149,9 @@ class Pump:
         self._stale.append((stale, self.assembly.clear()))
         self._run += 1
         self._sweep()
-        self._sent, self._jobs, self.seeds, self.logs = {}, {}, {}, {}
+        self._sent, self._jobs, self._pads, self.seeds, self.logs = {}, {}, {}, {}, {}
         self.scheduler = self._make_scheduler()
+        self.deaths.begin_run()
         if self.estimates is not None:
             self.estimates.begin_run()
         if self.recorder is not None:
@@ -141,7 +165,7 @@ class Pump:
                 continue
             if lane.ready:
                 self._open.add(lane.name)
-                self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
+                self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots - lane.away))
             else:
                 self._closed.append(lane)
 
@@ -187,7 +211,7 @@ class Pump:
     def _drop(self, report: Report) -> None:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
         for item in report.items or ():
-            self.assembly.release(item.fields if isinstance(item, Features) else item)
+            self.assembly.release(item.fields if isinstance(item, (Features, Handed)) else item)
         for chunks, _ in self._stale:
             if report.final:
                 chunks.discard((report.run, report.chunk))
@@ -197,6 +221,70 @@ class Pump:
         for _, blocks in (entry for entry in self._stale if not entry[0]):
             self.assembly.free(blocks)
         self._stale = [entry for entry in self._stale if entry[0]]
+
+    # --- workers that have died ----------------------------------------------------------------------------
+
+    def lost(self, lane: Any, exit_: Exit, log: Telemetry) -> None:
+        """A worker of the lane has ended, and all that it had reported is received: others do what else it had taken.
+
+        Raises WorkerDied where a replacement would do no better.
+        """
+        claim = lane.bury(exit_.number)
+        for chunks, _ in self._stale:
+            chunks.discard((claim.run, claim.chunk))
+        self._sweep()
+        sent = self._sent.pop(claim.chunk, None) if claim.run == self._run else None
+        log.died(stuck=bool(exit_.stuck))
+        if sent is None:
+            self.handle(m.Lost(perf_counter(), lane.name))
+        elif sent.chunk.kind == "collate":
+            self._lost_job(lane, exit_, claim, sent.chunk)
+        else:
+            log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
+            settled, items = self.deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self.assembly)
+            spans = cut(sent.chunk.spans, *settled)
+            nbytes, failed = self.assembly.arrived(spans, items, 0) if items else (0, ())
+            self.assembly.used(spans)
+            offsets = tuple(settled[0] + at for at in failed)
+            self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
+        self.deaths.check_start(exit_, claim)
+        stale = [(at, nbytes) for _, blocks in self._stale for owner, at, nbytes in blocks if owner == exit_.number]
+        lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *stale}))
+        log.workers["replaced"] += 1
+
+    def told_of(self, claim: Claim) -> str:
+        """What a worker is at, in words."""
+        sent = self._sent.get(claim.chunk) if claim.run == self._run else None
+        stage = self.deaths.stage(claim)
+        at = claim.started - 1
+        if sent is None or sent.chunk.kind not in ("run", "inspect") or not 0 <= at < sent.chunk.size:
+            return "a batch" if stage is None else f"stage {stage!r} of a batch"
+        serial = cut(sent.chunk.spans, at, at + 1)[0][0]
+        origin = Origin(sent.epoch, self.assembly.position(serial), self.assembly.key(serial), stage, "cpu")
+        return f"one sample ({origin})"
+
+    def _lost_job(self, lane: Any, exit_: Exit, claim: Claim, chunk: m.Chunk) -> None:
+        """A worker died joining a batch."""
+        spans, pad = self.assembly.spans(chunk.order), self._pads.get(chunk.order)
+        if pad is None:
+            failed = self.deaths.judge_job(exit_, claim, spans, self.assembly)
+        else:
+            failed = self.deaths.judge_pad(exit_, claim, pad)
+        now = perf_counter()
+        if failed is None:
+            if pad is None:
+                self._jobs[chunk.order] = spans
+            self.handle(m.Lost(now, lane.name, chunk.number))
+            return
+        self._pads.pop(chunk.order, None)
+        self.assembly.joined(chunk.order, failed)
+        self.handle(m.Finished(now, chunk.number, 1, 0.0))
+        self.handle(m.Lost(now, lane.name))
+
+    def arrived(self, lane: Any, count: int) -> None:
+        """So many replacements have started."""
+        if count:
+            self.handle(m.LaneOpened(perf_counter(), lane.name, count))
 
     def _reported(self, lane: Any, report: Report) -> None:
         sent = self._sent[report.chunk]
@@ -210,10 +298,13 @@ class Pump:
         if report.done > report.first:
             position = self.assembly.position(spans[0][0]) if spans else -1
             prepared = chunk.kind in ("run", "next")
-            self.logs[sent.epoch].worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared)
+            going_on = sum(isinstance(item, Handed) for item in report.items or ()) if chunk.kind == "run" else 0
+            log = self.logs[sent.epoch]
+            log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
         self._measured(lane.name, chunk, spans, report)
         if chunk.kind == "collate":
             assert report.items is not None
+            self._pads.pop(chunk.order, None)
             self.assembly.joined(chunk.order, report.items[0])
             self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
         elif chunk.kind == "inspect":
@@ -227,10 +318,14 @@ class Pump:
             if report.told is not None and self.streams is not None:
                 self.streams.told[chunk.number] = report.told
             nbytes, failed = self.assembly.arrived(spans, report.items, report.nbytes)
-            self.assembly.used(spans)
+            handed = tuple((report.first + at, stage) for at, stage in self.assembly.handed(spans, report.items))
             offsets = tuple(report.first + at for at in failed)
-            now = perf_counter()
-            self.handle(m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets))
+            now, held = perf_counter(), 0
+            if handed and report.items is not None:
+                held = sum(item.nbytes for item in report.items if isinstance(item, Handed))
+            self.handle(
+                m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
+            )
 
     def _inspected(self, report: Report, spans: tuple[m.Span, ...]) -> None:
         """Host reads are done: their fields lie ready, and their features give the costs."""
@@ -242,8 +337,8 @@ class Pump:
             good = isinstance(item, Features)
             self.assembly.inspected(serial, item.fields if good else item)
             features.append(item.values if good else None)
-        cpu, device = self.estimates.of_features(serials, keys, features)
-        self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes))
+        cpu, device, between = self.estimates.of_features(serials, keys, features)
+        self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
 
     def _measured(self, lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
         if self.estimates is None or chunk.kind != "run" or report.done == report.first:
@@ -254,13 +349,18 @@ class Pump:
         else:
             serials = [serial for lo, hi in spans for serial in range(lo, hi)]
             keys = [self.assembly.key(serial) for serial in serials]
-            self.estimates.measured(lane, keys, serials, report.times, report.seconds)
+            if report.parts is None:
+                self.estimates.measured(lane, keys, serials, report.times, report.seconds)
+            else:
+                items = report.items or [None] * len(serials)
+                handed = [item.nbytes if isinstance(item, Handed) else -1 for item in items]
+                self.estimates.parts_measured(lane, keys, serials, report.times, report.seconds, report.parts, handed)
 
     def look(self) -> None:
         """Tell the scheduler how far the unfinished chunks have come."""
         now = perf_counter()
         for sent in list(self._sent.values()):
-            if sent.chunk.kind == "run" and sent.chunk.size > 1:
+            if sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._cuts):
                 since = self.lanes[_lane_kind(sent.chunk)].running_s(self._run, sent.chunk.number)
                 if since is not None:
                     self.handle(m.Running(now, sent.chunk.number, sent.done, since))
@@ -278,10 +378,20 @@ class Pump:
                 if self.assembly.compose(instruction):
                     self._jobs[instruction.order] = self.assembly.spans(instruction.order)
                     self.handle(m.CollateNeeded(perf_counter(), instruction.order))
+            elif isinstance(instruction, m.HandOver):
+                self.lanes[instruction.lane].hand_over(self._run, instruction.chunk)
             else:
                 kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
                 if kept is not None:
+                    self._sent[instruction.chunk].stop = min(kept, self._sent[instruction.chunk].stop)
                     self.handle(m.Revoked(perf_counter(), instruction.chunk, kept))
+
+    def pad(self, order: int, epoch: int, ticket: Ticket) -> None:
+        """Have batch ``order``, which has lost all its samples, made anew of this one alone: see ``Assembly.pad``."""
+        self.assembly.pad(order)
+        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
+        self._pads[order] = Task(self._run, -1, "collate", epoch, self.seeds[epoch], (piece,))
+        self.handle(m.CollateNeeded(perf_counter(), order))
 
     def _dispatch(self, chunk: m.Chunk) -> None:
         now = perf_counter()
@@ -290,22 +400,9 @@ class Pump:
             self._dispatch_next(chunk, now)
             return
         if chunk.kind == "collate":
-            spans = self._jobs.pop(chunk.order)
-            items = self.assembly.references(spans)
-            number = self.assembly.record(spans[0][0]).epoch
-            self._sent[chunk.number] = Sent(chunk, number, now)
-            lane.send(
-                Task(
-                    self._run,
-                    chunk.number,
-                    "collate",
-                    number,
-                    self.seeds[number],
-                    self.assembly.described(spans),
-                    None,
-                    items,
-                )
-            )
+            task = self._job(chunk)
+            self._sent[chunk.number] = Sent(chunk, task.epoch, now)
+            lane.send(task)
             return
         if self.assembly.unshippable and chunk.kind == "run":
             self.assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
@@ -315,7 +412,17 @@ class Pump:
         self._sent[chunk.number] = Sent(chunk, epoch, now)
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
-        lane.send(Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout))
+        task = Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
+        lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans)))
+
+    def _job(self, chunk: m.Chunk) -> Task:
+        """What a worker is told that is to join a batch."""
+        if chunk.order in self._pads:
+            return self._pads[chunk.order]._replace(chunk=chunk.number)
+        spans = self._jobs.pop(chunk.order)
+        items = self.assembly.references(spans)
+        number, pieces = self.assembly.record(spans[0][0]).epoch, self.assembly.described(spans)
+        return Task(self._run, chunk.number, "collate", number, self.seeds[number], pieces, None, items)
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""

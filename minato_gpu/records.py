@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from minato_gpu.lanes.base import Failure
+from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Span
 
 
@@ -28,6 +29,12 @@ class Record:
         self.left = len(keys)  # samples that no batch has taken yet
         self.items: dict[int, Any] = {}  # serial -> reference, for all that is not a plain row
         self.sources: dict[int, Any] = {}  # serial -> what the host read left
+
+    def ticket(self, serial: int) -> Ticket:
+        """What the sampler asked for under this serial."""
+        at = serial - self.first
+        occurrence = 0 if self.occurrences is None else self.occurrences[at]
+        return Ticket(self.epoch, self.positions[at], self.keys[at], occurrence)
 
     def part(self, lo: int, hi: int) -> Record:
         """A record for the tickets number ``lo`` to ``hi`` of this one, which has no slab yet."""
@@ -60,6 +67,10 @@ class Window:
                 yield record, lo, upto
                 lo = upto
 
+    def records(self) -> list[Record]:
+        """All places."""
+        return self._records
+
     def remove(self, record: Record) -> None:
         """A place leaves."""
         at = bisect_right(self._firsts, record.first) - 1
@@ -77,6 +88,7 @@ class Batch:
     __slots__ = (
         "bad",
         "dealt",
+        "ends",
         "failed",
         "failure",
         "item",
@@ -93,6 +105,7 @@ class Batch:
         self.dealt = spans  # with those that were left out
         self.spans = spans
         self.bad: list[Failure] = []  # samples that were left out
+        self.ends: tuple[Ticket, Ticket] | None = None  # where some may be: the first and the last that were not
         self.size = sum(hi - lo for lo, hi in spans)
         self.nbytes = 0
         self.failed = 0

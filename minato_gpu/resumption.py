@@ -97,6 +97,7 @@ class Resumption:
             raise ValueError("the state says that the order can be drawn again, but this sampler gives no such promise")
         progress = self.state["progress"]
         self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
+        self.delivered.survivor = s.survivor_of(progress, self.number)
         _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
         if source["way"] == REPLAY:
             self.worlds = ranks.checked_worlds(source)

@@ -16,6 +16,7 @@ from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, Sampling
+from minato_gpu.samples import Ticket
 
 
 def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]:
@@ -51,13 +52,13 @@ class Standing:
         self._epoch_of_sampler = sampler_epoch(self._sampling)
         self._remaining: _Remaining | None = None
 
-    def delivered(self, batch: list[tuple[int, int]]) -> None:
-        """The consumer has this batch: its positions, or the ticket of a stream."""
+    def delivered(self, batch: list[tuple[int, int]], survivor: Ticket | None = None) -> None:
+        """The consumer has this batch: its positions, or the ticket of a stream. ``survivor``: see ``Delivered``."""
         assert self.source is not None
         if self.source.streams is not None:
             self.source.streams.delivered(batch[0][0])
         else:
-            self.source.delivered.add(batch)
+            self.source.delivered.add(batch, survivor)
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""
@@ -86,16 +87,19 @@ class Standing:
             out["source"] = {**self._sampling.cutting, **streams.state(ahead)}
         else:
             delivered = self.source.delivered.rewound(ahead)
-            progress = {"batches": delivered.batches, "below": delivered.low, "above": s.packed(delivered.bits())}
+            progress: s.State = {"batches": delivered.batches, "below": delivered.low}
+            progress["above"] = s.packed(delivered.bits())
+            if delivered.survivor is not None:
+                progress["survivor"] = s.plain_survivor(delivered.survivor)
             out.update(progress=progress, source=self._source_state(self.source, delivered))
         out["generators"] = self.source.order.generator_states()  # after all keys that are stored have been drawn
         return out
 
     def _source_state(self, source: Source, delivered: Delivered) -> s.State:
         out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._epoch_of_sampler}
+        out["rank"] = ranks.rank_of(self._sampling.inner)
         if source.order.way == REPLAY:
-            own = ranks.rank_of(self._sampling.inner)
-            return {**out, "witness": source.witness, "worlds": self._worlds, "rank": own}
+            return {**out, "witness": source.witness, "worlds": self._worlds}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)
         marks = [mark for mark in source.marks if mark.position + len(mark.keys) > delivered.low]
@@ -104,7 +108,9 @@ class Standing:
         if self._remaining is not None:
             return {**out, **self._remaining.since(place, position)}
         counts = source.occurrences.before([key for mark in marks for key in mark.keys])
-        own = marks[0].state if marks else source.order.mark()
+        own = (marks[0].state if marks else source.order.mark()) or {}
+        if "error" in own:
+            raise ValueError(f"this epoch cannot be saved: {own['error']}")
         size = self._sampling.size
         short = bool(size and source.marks and len(source.marks[-1].keys) < size)  # the sampler has ended in there
         planes, others = counts.planes()

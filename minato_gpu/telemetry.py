@@ -19,6 +19,7 @@ class LaneLog:
     def __init__(self) -> None:
         self.slots = 0
         self.samples = 0
+        self.handed = 0
         self.busy_s = 0.0
         self.queue_s: deque[float] = deque(maxlen=_RING)
         self.service_s: deque[float] = deque(maxlen=_RING)
@@ -31,7 +32,8 @@ class Telemetry:
         self.expected = expected
         self.begin = begin
         self.end: float | None = None
-        self.samples = self.batches = self.failed = self.skipped = self.repeated = 0
+        self.samples = self.batches = self.failed = self.skipped = self.repeated = self.padded = 0
+        self.workers = {"died": 0, "hung": 0, "replaced": 0}
         self.first_batch_s: float | None = None
         self.lanes: dict[str, LaneLog] = defaultdict(LaneLog)
         self.waits: deque[float] = deque(maxlen=_RING)
@@ -41,40 +43,50 @@ class Telemetry:
         self.spans: deque[tuple[float, float, str, int, int, int, int, float]] = deque(maxlen=_RING)
         self.handed: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
-    def worked(self, lane: str, report: Report, epoch: int, position: int, sent: float, *, prepared: bool) -> None:
+    def worked(
+        self, lane: str, report: Report, epoch: int, position: int, sent: float, *, prepared: bool, handed: int = 0
+    ) -> None:
         """A lane reported work on samples from ``position`` on, in a chunk that was sent at ``sent``.
 
-        Host reads and collation keep a slot busy but prepare no sample.
+        Host reads and collation keep a slot busy but prepare no sample; ``handed`` of them went on to another lane.
         """
         log, count = self.lanes[lane], report.done - report.first
         begin, end = (report.begin if report.first == 0 else report.end - report.seconds), report.end
         log.busy_s += report.seconds
         self.repeated += report.repeated
         if prepared:
-            log.samples += count
+            log.samples += count - handed
+            log.handed += handed
             log.queue_s.append(max(0.0, report.begin - sent))
             log.service_s.append(report.seconds / count)
         self.spans.append((begin, end, lane, report.worker, epoch, position, count, report.seconds / count))
 
-    def delivered(self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int]) -> None:
-        """A batch was handed to the consumer, who had waited ``wait`` seconds."""
+    def died(self, *, stuck: bool) -> None:
+        """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
+        self.workers["hung" if stuck else "died"] += 1
+
+    def delivered(
+        self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int], padded: int = 0
+    ) -> None:
+        """A batch was handed to the consumer, who had waited ``wait`` seconds. ``padded``: of repeated samples."""
         if self.first_batch_s is None:
             self.first_batch_s = now - self.begin
         self.samples += size
+        self.padded += padded
         self.batches += 1
         self.waits.append(wait)
         self.wait_s += wait
         self.lateness.extend(late)
-        self.handed.append((now, epoch, number, size, wait))
+        self.handed.append((now, epoch, number, size + padded, wait))
 
-    def inline(self, epoch: int, begin: float, end: float, size: int) -> None:
-        """A batch of ``size`` samples was prepared on the consumer's own thread, which waited all the while."""
+    def inline(self, epoch: int, begin: float, end: float, size: int, padded: int = 0) -> None:
+        """A batch of ``size`` samples, and ``padded`` repeated ones, was prepared on the consumer's own thread."""
         log = self.lanes["cpu"]
         log.samples += size
         log.busy_s += end - begin
         log.service_s.append((end - begin) / max(size, 1))
         self.spans.append((begin, end, "cpu", 0, epoch, self.samples, size, (end - begin) / max(size, 1)))
-        self.delivered(end, epoch, self.batches, size, end - begin, (0,))
+        self.delivered(end, epoch, self.batches, size, end - begin, (0,), padded)
 
     def stalled(self, cause: str, seconds: float) -> None:
         """The consumer waited for this cause."""
@@ -90,13 +102,16 @@ class Telemetry:
             "samples_delivered": self.samples,
             "samples_failed": self.failed,
             "samples_skipped": self.skipped,
+            "samples_padded": self.padded,
             "samples_repeated": self.repeated,
+            "workers": dict(self.workers),
             "batches_delivered": self.batches,
             "elapsed_s": elapsed,
             "first_batch_s": self.first_batch_s,
             "lanes": {
                 name: {
                     "samples": log.samples,
+                    "handed_over": log.handed,
                     "slots": log.slots,
                     "busy_share": log.busy_s / (elapsed * max(log.slots, 1)),
                     "queue_s": percentiles(log.queue_s),

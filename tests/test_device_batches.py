@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch.utils.data import Dataset, IterableDataset
 import minato_gpu.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.memory.loads import Load
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import StageError
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.waiting import wait_until
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1, 2]
 LENGTH, BATCH = 150, 8
@@ -292,3 +295,22 @@ def test_a_failing_sample_is_named_and_the_next_batches_come(fake: Fake) -> None
             device.read(next(loader)["label"], lambda t: seen.extend(t.tolist()))
     assert seen == [n for n in range(5 * BATCH) if n // BATCH != 20 // BATCH]
     del loader
+
+
+def test_a_loader_that_is_collected_in_its_own_thread_is_closed(fake: Fake) -> None:
+    """The garbage collector runs in any thread, also in one that closing waits for."""
+    fake()
+    loader: Any = DataLoader(Plain(), BATCH, num_workers=1, device="cuda", persistent_workers=True)
+    next(iter(loader))
+    engine = loader._engine
+    transfers = engine.assembly.loading.transfers
+    done = threading.Event()
+
+    class Collected(Load):
+        def issue(self, port: Any) -> None:
+            engine.close()
+            done.set()
+
+    transfers.submit(Collected(0, ()))
+    assert done.wait(10)
+    assert wait_until(lambda: engine.closed and transfers._thread is None)

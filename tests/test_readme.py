@@ -39,8 +39,9 @@ def own_stage(here: Path) -> Iterator[Any]:
     del sys.modules["own_stage"]
 
 
-def test_there_are_three_examples() -> None:
-    assert len(EXAMPLES) == 3
+def test_there_are_four_examples() -> None:
+    """The last one is for ``tests/tools/test_accelerate.py``."""
+    assert len(EXAMPLES) == 4
 
 
 def test_a_plain_data_set_changes_the_import_only() -> None:

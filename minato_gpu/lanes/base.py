@@ -16,6 +16,8 @@ from torch._utils import ExceptionWrapper
 
 from minato_gpu.samples import Origin
 
+Part = tuple[int, tuple[float, ...]]
+
 
 class NoSample:
     """The key of the only ticket of a batch for which the sampler yielded no keys at all."""
@@ -50,6 +52,8 @@ class Task(NamedTuple):
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    ``stop``: the stage before which samples are to be handed over (-1: none).
+    ``singly``: ask the data set for one sample at a time; a worker died in ``__getitems__`` of some of them.
     """
 
     run: int
@@ -61,6 +65,8 @@ class Task(NamedTuple):
     layout: bytes | None = None
     items: Any = None
     start: Any = None
+    stop: int = -1
+    singly: bool = False
 
 
 class Report(NamedTuple):
@@ -70,7 +76,8 @@ class Report(NamedTuple):
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker
     prepared without one. ``status``: "", or "exhausted" at the end of a stream. ``repeated``: how many of the
-    samples were prepared a second time. ``told``: where the worker's own stream stands.
+    samples were prepared a second time. ``told``: where the worker's own stream stands. ``parts``: for each sample of a
+    pipeline that can be cut, the stage it came with and the seconds of each part from there on (None: not known).
     """
 
     run: int
@@ -89,6 +96,7 @@ class Report(NamedTuple):
     status: str = ""
     repeated: int = 0
     told: Any = None
+    parts: list[Part | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +168,37 @@ class Unshippable:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """A batch that one worker prepared and joined without the samples ``bad``; ``item`` is None where none was left."""
+
+    item: Any
+    bad: list[Failure]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch."""
+        return 0 if self.item is None else int(self.item.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Features:
     """The host read of a sample: where its fields lie, and its cost features (or the error it raised)."""
 
     fields: Any
     values: tuple[float, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the fields."""
+        return int(self.fields.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A sample whose stages before ``stage`` are done: where the fields lie that the others need."""
+
+    fields: Any
+    stage: int
 
     @property
     def nbytes(self) -> int:
@@ -201,6 +235,7 @@ class Lane(Protocol):
 
     name: str
     slots: int
+    away: int  # slots that are lost for the moment
     ready: bool
 
     def send(self, task: Task) -> None:
@@ -220,6 +255,9 @@ class Lane(Protocol):
 
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""
+
+    def hand_over(self, run: int, chunk: int) -> None:
+        """Hand the sample of the chunk that runs over at the next stage where it can be cut, if it comes to one."""
 
     def close(self, timeout: float) -> bool:
         """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""

@@ -10,6 +10,7 @@ import socket
 import threading
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -22,10 +23,10 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.wire import BUFFER, LARGE, QueueChannel
+from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import blobs
-from minato_gpu.memory.board import CHUNK, LIMIT, SINCE_NS
+from minato_gpu.memory.board import CHUNK, LIMIT, RUN, SINCE_NS, STAGE, STARTED, Claim
 
 
 class _CpuLane:
@@ -33,6 +34,9 @@ class _CpuLane:
 
     name = "cpu"
     ready = True
+    away = 0  # workers that have ended and whose replacements have not started
+    can_kill = False
+    advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
     def __init__(self, links: Links) -> None:
         self.links = links
@@ -50,6 +54,20 @@ class _CpuLane:
         row, words = self.links.board.row(worker), self.links.board.words
         return perf_counter() - words[row + SINCE_NS] / 1e9
 
+    def hand_over(self, run: int, chunk: int) -> None:
+        """Let the sample of the chunk that runs be handed over at the next stage where it can be cut."""
+        self.links.board.hand_over(run, chunk)
+
+    def at_work(self) -> dict[int, tuple[float, Claim]]:
+        """By worker that is at a chunk: since when it has been at the current sample, and which that is."""
+        found = {}
+        for worker in range(self.links.workers):
+            row, words = self.links.board.row(worker), self.links.board.words
+            claim = Claim(words[row + RUN], words[row + CHUNK], words[row + STARTED], words[row + STAGE])
+            if claim.chunk >= 0:
+                found[worker] = (words[row + SINCE_NS] / 1e9, claim)
+        return found
+
     def _suspects(self) -> list[int]:
         """The workers that are at a chunk; all of them where none is (they may never have come to take one)."""
         words, row = self.links.board.words, self.links.board.row
@@ -63,9 +81,11 @@ class _CpuLane:
 
 
 class ProcessLane(_CpuLane):
-    """Worker processes."""
+    """Worker processes. ``replaceable``: those that die can be replaced."""
 
-    def __init__(self, links: Links, job: Job, context: Any) -> None:
+    can_kill = True
+
+    def __init__(self, links: Links, job: Job, context: Any, *, replaceable: bool = False) -> None:
         super().__init__(links)
         context = context or torch.multiprocessing
         method = context.get_start_method() if hasattr(context, "get_start_method") else None
@@ -73,7 +93,10 @@ class ProcessLane(_CpuLane):
             context = multiprocessing.get_context(method)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
         self._large: dict[tuple[int, int], int] = {}
-        self._pool: Workers | None = Workers(context, links, job, links.workers, forks=method == "fork")
+        self._stuck: dict[int, str] = {}  # by worker that is being killed: what it was at
+        self._pool: Workers | None = Workers(
+            context, links, job, links.workers, forks=method == "fork", replaceable=replaceable
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -82,7 +105,7 @@ class ProcessLane(_CpuLane):
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
-        data = pickle.dumps(tuple(task), 5)
+        head, data = HEAD.pack(task.run, task.chunk), pickle.dumps(tuple(task), 5)
         if len(data) > LARGE:
             arena = self.links.engine_arena
             offset = arena.allocate(len(data))
@@ -90,7 +113,7 @@ class ProcessLane(_CpuLane):
             self._large[task.run, task.chunk] = offset
             data = pickle.dumps((offset, len(data)))
         queue = self._waiting[worker % len(self._waiting)]
-        queue.append(data)
+        queue.append(head + data)
         self._flush(worker % len(self._waiting))
 
     def recall(self) -> list[tuple[int, int]]:
@@ -106,11 +129,9 @@ class ProcessLane(_CpuLane):
                 pass
         out = []
         for data in recalled:
-            message = pickle.loads(data)
-            if len(message) == 2:
-                message = pickle.loads(bytes(self.links.engine_arena.buffer[message[0] : message[0] + message[1]]))
-            self._free_large(message[0], message[1])
-            out.append((message[0], message[1]))
+            run, chunk = HEAD.unpack_from(data)
+            self._free_large(run, chunk)
+            out.append((run, chunk))
         return out
 
     def _free_large(self, run: int, chunk: int) -> None:
@@ -155,12 +176,45 @@ class ProcessLane(_CpuLane):
         pids, readers = self.pids, self.links.stack_readers
         return stacks.told({number: stacks.of_process(pids[number], readers[number]) for number in self._suspects()})
 
+    def stuck_at(self, worker: int) -> str:
+        """What one worker is at."""
+        return stacks.told({worker: stacks.of_process(self.pids[worker], self.links.stack_readers[worker])})
+
+    def kill(self, worker: int, stuck: str) -> None:
+        """End a worker that has hung; ``stuck`` says what it was at, and comes back with its ``Exit``."""
+        if self._pool is not None:
+            self._stuck[worker] = stuck
+            self._pool.kill(worker)
+
     def exits(self) -> list[Exit]:
         """Workers that ended since the last call."""
-        return [] if self._pool is None else self._pool.exits()
+        found = [] if self._pool is None else self._pool.exits()
+        for exit_ in found:
+            exit_.stuck = self._stuck.pop(exit_.number, "")
+        return found
+
+    def bury(self, worker: int) -> Claim:
+        """What a worker had taken last; it has ended, and all its reports have been received."""
+        claim = self.links.board.claim(worker)
+        self._free_large(claim.run, claim.chunk)
+        return claim
+
+    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
+        """Start another worker in its place; ``blocks`` (offset, bytes) of what it laid down are still in use."""
+        self.links.arenas[worker].forsake(blocks)
+        self.links.board.forget(worker)
+        if self._pool is not None:
+            self.away += 1
+            self._pool.replace(worker, blocks)
+
+    def arrivals(self) -> tuple[int, list[Exit]]:
+        """How many replacements have started since the last call, and those that could not be."""
+        count, failed = (0, []) if self._pool is None else self._pool.arrivals()
+        self.away -= count
+        return count, failed
 
     def fds(self) -> list[int]:
-        """Readable when there is something to receive, or a worker has ended."""
+        """Readable when there is something to receive; when a worker has ended, or a replacement has started."""
         exits = [] if self._pool is None else self._pool.fds()
         return [self.links.report_receiver.fileno(), *exits]
 
@@ -181,6 +235,8 @@ class ProcessLane(_CpuLane):
 
 class ThreadLane(_CpuLane):
     """Worker threads. They cannot be killed: one that is stuck in a sample stays until Python ends."""
+
+    advice = "It was not replaced: threads cannot be ended from outside. worker_kind='process' can."
 
     def __init__(self, links: Links, job: Job) -> None:
         super().__init__(links)
@@ -226,6 +282,10 @@ class ThreadLane(_CpuLane):
     def stuck(self) -> str:
         """What the workers that are busy are at, in words: for the message of an error."""
         return stacks.told({number: stacks.of_thread(self._threads[number]) for number in self._suspects()})
+
+    def stuck_at(self, worker: int) -> str:
+        """What one worker is at."""
+        return stacks.told({worker: stacks.of_thread(self._threads[worker])})
 
     def exits(self) -> list[Exit]:
         """Threads do not end by themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,12 +46,11 @@ class DaliGraph:
         self._sources: dict[str, tuple[int, str]] = {}  # input of the graph -> stage, drawn parameter
         self._inputs: frozenset[str] = frozenset()
         self._graph: Any = None
+        self._building = threading.Lock()
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
-        if self._graph is None:
-            self.builds += 1
-            self._graph = self._build(drawn[0])
+        self.build(drawn[0])
         try:
             outputs = self._graph.run(self.stream, **self._feed(batch, drawn))
         except BaseException as error:
@@ -61,6 +61,18 @@ class DaliGraph:
         if self._device == "cpu":
             columns = [[np.asarray(tensor) for tensor in column] for column in columns]
         return [dict(zip(self._writes, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    @property
+    def built(self) -> bool:
+        """See Segment."""
+        return self._graph is not None
+
+    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """See Segment."""
+        with self._building:
+            if self._graph is None:
+                self.builds += 1
+                self._graph = self._build(params)
 
     def load(self) -> None:
         """See Segment."""

@@ -63,6 +63,20 @@ class DeviceExecutor:
         self.made = frozenset(made).intersection(self.makes)
 
     @property
+    def built(self) -> bool:
+        """Whether the next run builds no graph."""
+        return all(segment.built for segment in self._segments)
+
+    def draws(self, fields: Fields, seed: int) -> dict[int, Mapping[str, Any]]:
+        """The parameters of the sample for ``build``; of ``fields`` only what the host read made is looked at."""
+        return {number: self.pipeline.draw(number, fields, seed) for number in self._stages}
+
+    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """Build the graphs ahead of need, from the parameters of any sample; in whatever thread."""
+        for segment in self._segments:
+            segment.build(params)
+
+    @property
     def builds(self) -> int:
         """How many graphs have been built so far; a run that builds one takes much longer than others."""
         return sum(segment.builds for segment in (*self._segments, *self._apart))

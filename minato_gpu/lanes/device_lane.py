@@ -13,10 +13,11 @@ import os
 import queue
 import threading
 from collections import deque
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Failure, Local, Piece, Report, Task, failure
+from minato_gpu.lanes.base import Failure, Handed, Local, Part, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
@@ -25,6 +26,7 @@ from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
@@ -37,6 +39,7 @@ class DeviceLane:
 
     name = "device"
     slots = 1
+    away = 0
 
     def __init__(
         self,
@@ -50,14 +53,22 @@ class DeviceLane:
     ) -> None:
         self._links = links
         self._pipeline = pipeline
-        first = pipeline.host_prefix
-        self._executor = build_executor(pipeline, first, device=device, max_batch=micro_batch, threads=threads)
+        self._first = pipeline.host_prefix
+        self._executors = {
+            split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads)
+            for split in (self._first, *pipeline.cuts)
+        }
+        self._executor = self._executors[self._first]
+        self._builder: threading.Thread | None = None
+        self._transfers = transfers
+        self.bytes_per_s = float("inf")  # of what is brought to the device; measured where samples can be cut
         self._store = Store(-1, links, None, links.board)
-        self._outlet = Outlet(self._store, self._executor.made, transfers)
+        self._outlet = Outlet(self._store, transfers)
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._repeated = 0  # samples of the current task that ran a second time, on the CPU
+        self._looked = 0  # graphs built when their threads were last looked for
         self._may_retire = may_retire
         self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
@@ -108,7 +119,10 @@ class DeviceLane:
         self._tasks.put(None)
         self._thread.join()
         self._thread = None
-        self._executor.close()
+        if self._builder is not None:
+            self._builder.join()
+        for executor in self._executors.values():
+            executor.close()
         os.close(self._arrived)
         return True
 
@@ -131,7 +145,10 @@ class DeviceLane:
     def _load(self) -> None:
         """Import what stages need. Without it the CPU's implementations prepare the samples, in the lane there is."""
         try:
-            self._executor.load()
+            for executor in self._executors.values():
+                executor.load()
+            if self._pipeline.cuts:
+                self.bytes_per_s = measured_rate(None if self._transfers is None else self._transfers.accelerator)
         except ImportError as error:
             how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
             say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
@@ -142,22 +159,47 @@ class DeviceLane:
         if self._links.board.words[ATTENTION]:
             os.eventfd_write(self._links.wake, 1)
 
+    def offers(self, split: int) -> bool:
+        """Whether samples that come cut at ``split`` find everything built."""
+        return self._executors[split].built and not self.retired
+
+    def _build_ahead(self, draws: dict[int, dict[int, Mapping[str, Any]]]) -> None:
+        """Build the graphs of all split points, in a thread of their own: no batch waits for that."""
+        if self._executor.device == "cpu":
+            give_way()
+        for split, params in draws.items():
+            try:
+                self._executors[split].build(params)
+            except Exception as error:
+                LOGGER.warning("no sample is cut before stage %d: its graph cannot be built (%s)", split, error)
+
     def _run(self, task: Task, cores: CoreTime) -> Report:
-        begin, used, builds = perf_counter(), cores(), self._executor.builds
+        begin = perf_counter()
         self._repeated = 0
+        self._look(cores)
         tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
-        try:
-            items = self._prepare(task, tickets)
-        except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
-            items = [self._failure(task, piece, at, error) for piece, at in tickets]
+        items: list[Any] = [None] * len(tickets)
+        times: list[float] = [0.0] * len(tickets)
+        usual = True
+        for split, numbers in self._by_split(tickets).items():
+            started, used, builds = perf_counter(), cores(), self._executors[split].builds
+            chosen = [tickets[number] for number in numbers]
+            try:
+                found = self._prepare(task, chosen, split)
+            except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
+                found = [self._failure(task, piece, at, error) for piece, at in chosen]
+            took = perf_counter() - started
+            if self._executor.device == "cpu":  # what it waited for a core is not the sample's cost
+                took = min(max(cores() - used, 1e-6), took)
+            usual = usual and self._executors[split].builds == builds and self._repeated == 0
+            for number, item in zip(numbers, found, strict=True):
+                items[number], times[number] = item, took / len(numbers)
         end = perf_counter()
         count = len(tickets)
-        usual = self._executor.builds == builds and self._repeated == 0
-        if not usual:
-            cores.look()
-        took = end - begin
-        if self._executor.device == "cpu":  # what it waited for a core is not the sample's cost
-            took = min(max(cores() - used, 1e-6), took)
+        self._look(cores)
+        parts: list[Part | None] | None = None
+        if usual and self._pipeline.cuts:
+            parts = [(_split(*ticket, self._first), (each,)) for ticket, each in zip(tickets, times, strict=True)]
         return Report(
             run=task.run,
             chunk=task.chunk,
@@ -170,28 +212,48 @@ class DeviceLane:
             final=True,
             nbytes=sum(item.nbytes for item in items if isinstance(item, Local)),
             items=items if any(item is not None for item in items) else None,
-            times=[took / count] * count if usual else None,
+            times=times if usual else None,
+            parts=parts,
             layout=self._learned(),
             repeated=self._repeated,
         )
+
+    def _look(self, cores: CoreTime) -> None:
+        """Graphs that have been built, here or ahead, have brought threads of their own."""
+        builds = sum(executor.builds for executor in self._executors.values())
+        if builds != self._looked or self._repeated:
+            self._looked = builds
+            cores.look()
 
     def _learned(self) -> bytes | None:
         """What a sample looks like, to be reported once."""
         layout, self._outlet.layout = self._outlet.layout, None
         return layout
 
-    def _prepare(self, task: Task, tickets: list[tuple[Piece, int]]) -> list[Any]:
+    def _by_split(self, tickets: list[tuple[Piece, int]]) -> dict[int, list[int]]:
+        """The tickets' numbers by the split point at which they come."""
+        found: dict[int, list[int]] = {}
+        for number, ticket in enumerate(tickets):
+            found.setdefault(_split(*ticket, self._first), []).append(number)
+        return found
+
+    def _prepare(self, task: Task, tickets: list[tuple[Piece, int]], split: int) -> list[Any]:
+        executor = self._executors[split]
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
         fields = [self._fields(*tickets[number], task) for number in ready]
+        if self._builder is None and fields and self._pipeline.cuts and self._may_retire:
+            draws = {cut: self._executors[cut].draws(*fields[0]) for cut in self._pipeline.cuts}
+            self._builder = threading.Thread(target=self._build_ahead, args=(draws,), name="minato-build", daemon=True)
+            self._builder.start()
         room = self._outlet.room
         if room is not None:
-            self._executor.limit = min(self._executor.max_batch, max(1, room))
+            executor.limit = min(executor.max_batch, max(1, room))
         with self._outlet.working():
-            results = self._executor.run(fields, self._outlet.stream)
+            results = executor.run(fields, self._outlet.stream)
             for number, (given, seed), result in zip(ready, fields, results, strict=True):
                 piece, at = tickets[number]
-                items[number] = self._finish(task, piece, at, given, seed, result)
+                items[number] = self._finish(task, piece, at, given, seed, result, split)
             return self._outlet.finish(items)
 
     def _known_failure(self, piece: Piece, at: int) -> Failure | None:
@@ -202,9 +264,13 @@ class DeviceLane:
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int]:
         assert piece.sources is not None
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
-        return self._store.get(piece.sources[at]), sample_seed(task.seed, 0, piece.keys[at], occurrence)
+        source = piece.sources[at]
+        lying = source.fields if isinstance(source, Handed) else source
+        return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
-    def _finish(self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any) -> Any:
+    def _finish(
+        self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any, split: int
+    ) -> Any:
         """Put a result where it belongs; on failure ask the CPU implementation."""
         failed = isinstance(result, StageError)
         if failed:
@@ -212,10 +278,10 @@ class DeviceLane:
             if is_out_of_memory(result):
                 self._retire(result)
             try:
-                result = self._pipeline.run(fields, seed, start=self._pipeline.host_prefix)
+                result = self._pipeline.run(fields, seed, start=split)
             except Exception as error:
                 return self._failure(task, piece, at, error)
-        return self._outlet.put(task, piece, at, result, on_device=not failed)
+        return self._outlet.put(task, piece, at, result, frozenset() if failed else self._executors[split].made)
 
     def _retire(self, error: Exception) -> None:
         """The device has no memory for even one sample."""
@@ -225,10 +291,10 @@ class DeviceLane:
 
     def stats(self) -> dict[str, Any]:
         """Counters as plain data."""
-        executor = self._executor
+        executors = self._executors.values()
         return {
-            "micro_batch": executor.limit,
-            "short_of_memory": executor.short_of_memory,
+            "micro_batch": min(executor.limit for executor in executors),
+            "short_of_memory": sum(executor.short_of_memory for executor in executors),
             "spilled_to_host": self._outlet.spilled,
             "retired": self.retired,
         }
@@ -237,6 +303,12 @@ class DeviceLane:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
         cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)
+
+
+def _split(piece: Piece, at: int, first: int) -> int:
+    """The split point at which the ticket comes."""
+    source = None if piece.sources is None else piece.sources[at]
+    return source.stage if isinstance(source, Handed) else first
 
 
 def _refused(task: Task) -> Report:

@@ -35,6 +35,14 @@ class FunctionSegment:
         """See Segment."""
         return [self._one(fields, params) for fields, params in zip(batch, drawn, strict=True)]
 
+    @property
+    def built(self) -> bool:
+        """See Segment."""
+        return True
+
+    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """See Segment."""
+
     def load(self) -> None:
         """See Segment."""
         if not isinstance(self._members[0].device, CupyFunction):
@@ -69,7 +77,7 @@ class FunctionSegment:
     def _taken(self, name: str, value: Any) -> Any:
         """A field from outside, in the library's own type."""
         if isinstance(self._members[0].device, CupyFunction):
-            return _on_device(self._xp(), value)
+            return _on_device(self._xp(), value, copies=self._device == "cpu" and name not in self._made)
         torch = importlib.import_module("torch")
         if self._device == "cpu" and name in self._made and _lendable(value):
             return torch.utils.dlpack.from_dlpack(value)
@@ -81,7 +89,8 @@ def _lendable(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.flags.writeable and all(stride >= 0 for stride in value.strides)
 
 
-def _on_device(xp: Any, value: Any) -> Any:
+def _on_device(xp: Any, value: Any, *, copies: bool) -> Any:
+    """``copies``: of memory that must stay as it is: a function may work in place, and be tried again."""
     if isinstance(value, (np.ndarray, np.generic)):
-        return xp.asarray(value)
+        return xp.array(value) if copies else xp.asarray(value)
     return xp.from_dlpack(value) if hasattr(value, "__dlpack__") else value

@@ -50,6 +50,7 @@ class Links:
         self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
         self.parent_ends: list[Any] = [*self.task_senders, self.report_receiver, *self.stack_readers]
+        self.late_ends: list[Any] = []  # those too, but not before the workers have left
         _open_links.add(self)
 
     def buffer(self, owner: int) -> Any:
@@ -72,7 +73,7 @@ class Links:
     def close(self) -> None:
         """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
-        for end in (*self.parent_ends, *self.task_receivers, self.report_sender, *self.stack_writers):
+        for end in (*self.parent_ends, *self.late_ends, *self.task_receivers, self.report_sender, *self.stack_writers):
             end.close()
         if self.wake >= 0:
             for fd in (self.wake, *self.pokes):
@@ -111,6 +112,7 @@ class Links:
         self.stack_writers = [socket.socket(fileno=dup.detach()) for dup in state["stacks"]]
         self.report_receiver = socket.socket()
         self.parent_ends = []
+        self.late_ends = []
 
 
 def close_inherited_ends() -> None:
@@ -118,6 +120,8 @@ def close_inherited_ends() -> None:
     for links in list(_open_links):
         with contextlib.suppress(OSError):
             links.close_parent_ends()
+            for end in links.late_ends:
+                end.close()
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

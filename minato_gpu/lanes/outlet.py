@@ -25,15 +25,13 @@ from minato_gpu.memory.transfers import Transfers
 
 
 class Outlet:
-    """For one thread. ``made``: names of the fields that device implementations make; ``layout``: the pickled layout
-    of a sample, where a task came without one (the engine wants to know it). ``spilled``: samples that the budget sent
-    to the host."""
+    """For one thread. ``layout``: the pickled layout of a sample, where a task came without one (the engine wants to
+    know it). ``spilled``: samples that the budget sent to the host."""
 
-    def __init__(self, store: Store, made: frozenset[str], transfers: Transfers | None) -> None:
+    def __init__(self, store: Store, transfers: Transfers | None) -> None:
         self.layout: bytes | None = None
         self.spilled = 0
         self._store = store
-        self._names = made
         self._transfers = transfers
         self._stream: Any = None
         self._made = Made(None)
@@ -58,13 +56,13 @@ class Outlet:
         self._placed = []
         return nullcontext() if self._transfers is None else self._transfers.accelerator.working(self.stream)
 
-    def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], *, on_device: bool) -> Any:
-        """The reference of a sample. ``on_device``: device implementations made it, not the CPU's."""
+    def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], made: frozenset[str]) -> Any:
+        """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
         if piece.slab >= 0 and task.layout:
             layout = self._store.layout(task.layout)
             views = self._store.views(piece.slab, piece.rows, task.layout)
             try:
-                leaves = self._leaves(layout, result) if on_device else {}
+                leaves = self._leaves(layout, result, made) if made else {}
                 objects = layout.write(views, piece.row + at, result, skip=leaves)
             except Mismatch:
                 pass
@@ -81,13 +79,13 @@ class Outlet:
             self.layout = None if found is None else pickle.dumps(found)
         return Local(value, approximate_bytes(value))
 
-    def _leaves(self, layout: Layout, result: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    def _leaves(self, layout: Layout, result: Mapping[str, Any], made: frozenset[str]) -> dict[int, torch.Tensor]:
         """The result's fields on the device, by leaf. Raises Mismatch for one that the layout has otherwise."""
         if self._transfers is None:
             return {}
         found = {}
         for name, number in layout.by_name.items():
-            if name in self._names and name in result:
+            if name in made and name in result:
                 leaf, tensor = layout.leaves[number], self._transfers.accelerator.adopt(result[name])
                 if leaf.dtype is not tensor.dtype or leaf.shape != tuple(tensor.shape):
                     raise Mismatch

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import default_collate
 
-from minato_gpu.lanes.base import Extra, Failure, NoSample, Piece, Task, Unshippable, failure
+from minato_gpu.lanes.base import Extra, Failure, Joined, NoSample, Piece, Task, Unshippable, failure
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout, Mismatch
+from minato_gpu.samples import Origin
 
 Put = Callable[[int, Any], Any]
 """From an offset in the piece and its sample to the reference of where it was put."""
@@ -25,6 +27,7 @@ class Placement:
         self._job = job
         self._store = store
         self._who = who
+        self._sends_all = job.auto_collation and job.collate_fn is default_collate
         self._learned: bytes | None = None
 
     def putter(self, task: Task, piece: Piece, progress: Progress) -> Put:
@@ -38,29 +41,37 @@ class Placement:
                 try:
                     objects = write(first + at, value)
                 except Mismatch:
-                    return self._shipped(value)
+                    return self._shipped(task, piece, at, value)
                 return None if objects is None else Extra(objects)
 
             return put_row
 
         def put_blob(at: int, value: Any) -> Any:
             self._learn(progress, value)
-            return self._shipped(value)
+            return self._shipped(task, piece, at, value)
 
         return put_blob
 
-    def _shipped(self, value: Any) -> Any:
+    def _shipped(self, task: Task, piece: Piece, at: int, value: Any) -> Any:
+        """Where a sample lies that is to be joined with others.
+
+        One that cannot be sent has failed, unless a ``collate_fn`` of the user's own may make something of it here.
+        """
         try:
             return self._store.put(value)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            return Unshippable()
+        except Exception as error:
+            return self._unsent(task, piece, at, error) if self._sends_all else Unshippable()
+
+    def _unsent(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
+        """This sample could not be pickled."""
+        origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage="send", lane="cpu")
+        return failure(error, f"{self._who} ({origin})", origin=origin)
 
     def _learn(self, progress: Progress, sample: Any) -> None:
         """Describe the sample to the engine as long as it does not know the layout."""
         if progress.task.layout == b"":
             if self._learned is None:
-                layout = Layout.of(sample)
-                self._learned = b"" if layout is None else pickle.dumps(layout)
+                self._learned = _described(sample)
             progress.layout = self._learned
 
     def join(self, progress: Progress, piece: Piece, start: int, samples: list[Any]) -> None:
@@ -68,41 +79,87 @@ class Placement:
 
         ``start``: where its references begin among those that are not reported.
         """
+        task, items = progress.task, progress.items
         empty = isinstance(piece.keys[0], NoSample)
-        failed = [isinstance(item, Failure) for item in progress.items[start:]]
-        if self._job.skips and any(failed):  # the others are joined later, without those that failed
-            good = iter(samples)
-            for at, bad in enumerate(failed, start=start):
-                if not bad:
-                    progress.items[at] = self._shipped(next(good))
-            return
-        if any(isinstance(item, Failure) for item in progress.items[start:]) or not (samples or empty):
+        prepared = [at for at, item in enumerate(items[start:]) if not isinstance(item, Failure)]
+        failed = len(prepared) < len(items) - start
+        if (failed and not self._job.skips) or not (samples or empty):
             return
         if empty:
-            progress.items[start] = self.joined([], progress.task.epoch, piece)
+            items[start] = self.joined([], task.epoch, piece)
             return
         if len(samples) == len(piece.keys):
             self._learn(progress, samples[0])
-            progress.items[start] = self.joined(samples, progress.task.epoch, piece)
-            return
-        for at, sample in enumerate(samples, start=start):
-            progress.items[at] = self._shipped(sample)
+            items[start] = self.joined(samples, task.epoch, piece)
+            if not self._blames_samples(items[start]) or not self._unsendable(task, piece, samples, prepared):
+                return
+        # joined later: without those that failed, or together with the rest of a batch that was cut short
+        for at, sample in zip(prepared, samples, strict=True):
+            items[start + at] = self._shipped(task, piece, at, sample)
+            if isinstance(items[start + at], Unshippable) and len(samples) == len(piece.keys):
+                items[start + at] = self._unsendable(task, piece, [sample], [at])[0]
+
+    def alone(self, task: Task, samples: dict[int, Any], bad: list[Failure]) -> Any:
+        """A batch of samples that only this worker has, by their offsets; ``bad`` are those that failed.
+
+        Where samples may be left out, it comes without them and without those that cannot be sent.
+        """
+        piece = task.pieces[0]
+        if bad and not self._job.skips:
+            return replace(bad[0], collated=True)
+        item = self.joined(list(samples.values()), task.epoch, piece) if samples else None
+        unsent = self._unsendable(task, piece, samples.values(), samples) if self._blames_samples(item) else []
+        if unsent:
+            positions = {each.origin.position for each in unsent if each.origin is not None}
+            rest = {at: value for at, value in samples.items() if piece.position_of(at) not in positions}
+            return self.alone(task, rest, bad + unsent)
+        return Joined(item, bad) if bad else item
+
+    def _blames_samples(self, item: Any) -> bool:
+        """Whether one of its samples may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
+        if not isinstance(item, Failure) or item.origin is None:
+            return False
+        return item.origin.stage == "send" or (self._job.skips and self._sends_all)
+
+    def _unsendable(self, task: Task, piece: Piece, samples: Iterable[Any], offsets: Iterable[int]) -> list[Failure]:
+        """Those of the samples that cannot be sent."""
+        found = []
+        for at, sample in zip(offsets, samples, strict=True):
+            try:
+                self._store.discard(self._store.put(sample))
+            except Exception as error:
+                found.append(self._unsent(task, piece, at, error))
+        return found
 
     def joined(self, samples: list[Any], epoch: int, piece: Piece) -> Any:
+        stage, hint = "collate", ""
         try:
             batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
+            stage = "send"
             return self._store.put(batch, collated=True)
         except Exception as error:
-            ragged = self._job.collate_fn is default_collate and "equal size" in str(error)
-            hint = ": samples of different shapes need a collate_fn that pads them" if ragged else ""
-            return self.batch_failure(error, f"collate{hint}", epoch, piece)
+            if self._job.collate_fn is default_collate and "equal size" in str(error):
+                hint = ": samples of different shapes need a collate_fn that pads them"
+            return self.batch_failure(error, f"{stage}{hint}", epoch, piece, stage)
 
-    def batch_failure(self, error: Exception, what: str, epoch: int, piece: Piece | None = None) -> Failure:
+    def batch_failure(
+        self, error: Exception, what: str, epoch: int, piece: Piece | None = None, stage: str | None = None
+    ) -> Failure:
         parts = [what, f"epoch {epoch}"]
         if piece is not None:
             positions = sorted(piece.position_of(at) for at in range(len(piece.keys)))
             parts += [f"positions {positions[0]} to {positions[-1]}", f"indices {_short(piece.keys)}"]
-        return failure(error, f"{self._who} ({', '.join(parts)}, lane cpu)", collated=True)
+        origin = Origin(epoch, stage=stage, lane="cpu")
+        return failure(error, f"{self._who} ({', '.join(parts)}, lane cpu)", collated=True, origin=origin)
+
+
+def _described(sample: Any) -> bytes:
+    """The pickled layout of a sample; empty where it has none, or is of a class that cannot be pickled."""
+    layout = Layout.of(sample)
+    try:
+        return b"" if layout is None else pickle.dumps(layout)
+    except Exception:
+        return b""
 
 
 def _short(keys: list[Any]) -> str:

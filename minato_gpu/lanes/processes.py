@@ -1,11 +1,14 @@
-"""Worker processes: started, watched, and ended with the parent whatever happens to it.
+"""Worker processes: started, watched, replaced, and ended with the parent whatever happens to it.
 
 A worker ends when its channel closes, and at the latest with the parent, even if that is killed: the kernel sends it
 SIGKILL (PR_SET_PDEATHSIG) where the parent's main thread forked it. Otherwise a thread in the worker waits for a
 connection to close, because PR_SET_PDEATHSIG follows the *thread* that forked, which may end early.
 
-Rejected: a spawner, forked first, that forks all workers. It costs a process and, one fork after another, an eighth of
-the time to the first batch.
+A replacement must not be forked from the parent, which runs threads by then. With fork it comes from a process that was
+forked at the start for this alone (spawner.py), and that only where workers are replaced at all. With another start
+method the context given starts it, in a thread: that takes as long as importing the program.
+
+Rejected: to let that process fork all workers. One fork after another costs an eighth of the time to the first batch.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import ctypes
 import gc
 import os
 import pickle
+import select
 import signal
 import threading
 import warnings
-from collections.abc import Callable
-from multiprocessing.process import BaseProcess
+from collections import deque
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -31,25 +35,42 @@ from minato_gpu.lanes import stacks
 from minato_gpu.lanes.links import Links, close_inherited_ends
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.spawner import LOST, Spawner
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
+from minato_gpu.memory import room
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _LIBC = ctypes.CDLL(None)
 
 
-class Exit:
-    """A worker process that ended: its number, process id and exit code (negative: the signal)."""
+Blocks = Sequence[tuple[int, int]]
+"""Offset and bytes of what lies in a worker's arena."""
 
-    def __init__(self, number: int, pid: int, code: int | None) -> None:
+
+class WorkerDied(RuntimeError):
+    """A worker process ended while it was needed."""
+
+
+class Exit:
+    """A worker process that ended: its number, process id and exit code (negative: the signal).
+
+    ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it could not even be started.
+    """
+
+    def __init__(self, number: int, pid: int, code: int | None, stuck: str = "", unborn: str = "") -> None:
         self.number = number
         self.pid = pid
         self.code = code
+        self.stuck = stuck
+        self.unborn = unborn
 
     def message(self) -> str:
         """What PyTorch says of a dead worker, with what is known besides."""
+        if self.stuck or self.unborn:
+            return self.stuck or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
         if self.code is not None and self.code < 0:
             name = signal.strsignal(-self.code) or f"signal {-self.code}"
             return (
@@ -57,12 +78,13 @@ class Exit:
                 "It is possible that the worker ran out of memory; see the kernel's log."
                 if self.code == -signal.SIGKILL
                 else f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
+                + (f"{room.SHORT} " if self.code == -signal.SIGBUS else "")
             )
         return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
 
 
-def worker_main(number: int, job: Job, links: Links, tie: Tie) -> None:
-    """Entry of a worker process."""
+def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = ()) -> None:
+    """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
     gc.freeze()  # else the first full collection would copy every page that was inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _set_worker_signal_handlers()
@@ -76,6 +98,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie) -> None:
         id=number, num_workers=job.num_workers, seed=job.base_seed + number, dataset=job.dataset
     )
     torch_worker._worker_info = info
+    links.arenas[number].occupy(blocks)
     store = Store(number, links, links.arenas[number], links.board)
     if store.handover is not None:
         store.handover.serve()
@@ -127,21 +150,29 @@ def _end_with(connection: Any) -> None:
 
 
 class Workers:
-    """The worker processes of one lane."""
+    """The worker processes of one lane. ``replaceable``: one that has ended can be replaced."""
 
-    def __init__(self, context: Any, links: Links, job: Job, count: int, *, forks: bool) -> None:
+    def __init__(
+        self, context: Any, links: Links, job: Job, count: int, *, forks: bool, replaceable: bool = False
+    ) -> None:
         self.pids: list[int] = []
-        self._gone: set[int] = set()
-        self._processes: list[BaseProcess] = []
+        self._context, self._links, self._job = context, links, job
+        self._running: dict[int, Any] = {}  # by number: processes as multiprocessing has them, or as the spawner does
+        self._ended: list[Any] = []
+        self._watch = select.epoll()
+        self._watched: dict[int, int] = {}  # by number: what becomes readable when it ends
+        self._spawner: Spawner | None = None
+        self._starting: list[threading.Thread] = []
+        self._started: deque[tuple[int, Any]] = deque()  # by threads: a process, or why it could not be started
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watch.register(self._bell, select.EPOLLIN)
         tie = Tie(context, links, forks=forks)
         try:
             for number in range(count):
-                process = context.Process(target=worker_main, args=(number, job, links, tie))
-                process.daemon = True
-                _start(process)
-                self._processes.append(process)
-                assert process.pid is not None
-                self.pids.append(process.pid)
+                self._adopt(number, self._start(number, tie))
+            if replaceable and forks:
+                self._spawner = Spawner(context, links, self._replacement)
+                self._watch.register(self._spawner.fileno(), select.EPOLLIN)
         except BaseException:
             links.close_parent_ends()
             self.close(0.0)
@@ -149,35 +180,116 @@ class Workers:
         finally:
             tie.started()
 
+    def _start(self, number: int, tie: Tie, blocks: Blocks = ()) -> Any:
+        process = self._context.Process(target=worker_main, args=(number, self._job, self._links, tie, blocks))
+        process.daemon = True
+        _start(process)
+        return process
+
+    def _replacement(self, number: int, blocks: Blocks) -> Any:
+        """In the spawner: a new worker, which ends with the spawner as that does with the parent."""
+        return self._start(number, Tie(self._context, self._links, forks=True), blocks)
+
+    def _adopt(self, number: int, process: Any) -> None:
+        assert process.pid is not None
+        self.pids[number : number + 1] = [process.pid]
+        self._running[number] = process
+        self._watched[number] = process.sentinel
+        self._watch.register(process.sentinel, select.EPOLLIN)
+
     def fds(self) -> list[int]:
-        """Readable when a worker has ended."""
-        return [p.sentinel for n, p in enumerate(self._processes) if n not in self._gone]
+        """Readable when a worker has ended, or a replacement has started."""
+        return [self._watch.fileno()]
 
     def exits(self) -> list[Exit]:
         """Workers that ended since the last call."""
-        out = []
-        for number, process in enumerate(self._processes):
-            if number not in self._gone and process.exitcode is not None:
-                self._gone.add(number)
-                out.append(Exit(number, self.pids[number], process.exitcode))
-        return out
+        self._take_news()
+        found = []
+        for number, process in list(self._running.items()):
+            if process.exitcode is not None:
+                self._watch.unregister(self._watched.pop(number))
+                self._ended.append(self._running.pop(number))
+                found.append(Exit(number, self.pids[number], process.exitcode))
+        return found
+
+    def replace(self, number: int, blocks: Blocks) -> None:
+        """Start another worker in the place of one that has ended; ``arrivals`` tells when it has been."""
+        if self._spawner is not None:
+            if self._spawner.gone:
+                self._started.append((number, RuntimeError(LOST)))
+                os.eventfd_write(self._bell, 1)
+            else:
+                self._spawner.request(number, blocks)
+            return
+        thread = threading.Thread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
+        self._starting.append(thread)
+        thread.start()
+
+    def _start_apart(self, number: int, blocks: Blocks) -> None:
+        tie = Tie(self._context, self._links, forks=False)
+        try:
+            self._started.append((number, self._start(number, tie, blocks)))
+        except Exception as error:
+            self._started.append((number, error))
+        finally:
+            tie.started()
+            os.eventfd_write(self._bell, 1)
+
+    def arrivals(self) -> tuple[int, list[Exit]]:
+        """How many replacements have started since the last call, and those that could not be."""
+        self._take_news()
+        count, failed = 0, []
+        while self._started:
+            number, process = self._started.popleft()
+            if isinstance(process, Exception):
+                failed.append(Exit(number, -1, None, unborn=str(process)))
+            else:
+                self._adopt(number, process)
+                count += 1
+        return count, failed
+
+    def _take_news(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        spawner = self._spawner
+        if spawner is None or spawner.gone:
+            return
+        self._started.extend(spawner.news())
+        if spawner.lost():
+            self._watch.unregister(spawner.fileno())
+
+    def kill(self, number: int) -> None:
+        """End this worker at once."""
+        if number in self._running:
+            self._running[number].kill()
 
     def close(self, timeout: float) -> None:
         """Give the workers ``timeout`` seconds to leave by themselves, then terminate, then kill them.
 
         Their channel must be closed already.
         """
-        act: tuple[Callable[[BaseProcess], None] | None, ...] = (None, BaseProcess.terminate, BaseProcess.kill)
+        for thread in self._starting:
+            thread.join()
+        self.arrivals()
+        processes = list(self._running.values())
+        act: tuple[Callable[[Any], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
         for step, grace in zip(act, (timeout, 1.0, None), strict=True):
             end = None if grace is None else monotonic() + grace
-            for process in self._processes:
+            for process in processes:
                 if step is not None and process.exitcode is None:
                     step(process)
-            for process in self._processes:
+            for process in processes:
                 process.join(None if end is None else max(0.0, end - monotonic()))
+        if self._spawner is not None:
+            for process in self._spawner.close():  # those that were on their way
+                process.close()
+        for process in (*processes, *self._ended):
+            process.close()
+        self._watch.close()
+        os.close(self._bell)
 
 
-def _start(process: BaseProcess) -> None:
+def _start(process: Any) -> None:
     try:
         process.start()
     except (TypeError, AttributeError, pickle.PicklingError):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.lanes.base import Failure, Features, Piece, Task, failure
+from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
-from minato_gpu.samples import Origin, explain, sample_seed
+from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 Produce = Callable[[int], Any]
 """From an offset in the piece to the prepared sample."""
@@ -33,6 +36,7 @@ class Job:
     seeds_samples: bool  # process workers seed the global generators per sample; threads share them
     skips: bool = False  # a batch is delivered without the samples that failed
     retries: bool = False  # a sample that raised is tried once more, with the same draws
+    cuts: tuple[int, ...] = ()  # the stages before which a sample may be handed over to another lane
 
 
 class KnownFailure(Exception):
@@ -46,13 +50,18 @@ class KnownFailure(Exception):
 class Producer:
     """The data set of one worker, with its seeding."""
 
-    def __init__(self, number: int, job: Job, store: Store) -> None:
+    def __init__(self, number: int, job: Job, store: Store, on_stage: Callable[[int], None]) -> None:
+        """``on_stage`` is called with its number before each stage of the pipeline, and with -1 before the data set."""
         self.who = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self._job = job
         self._store = store
+        self.handing_over: Callable[[], bool] = lambda: False  # whether the current sample is to go to another lane
+        self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
+        self._wanted = {cut: job.pipeline.live(cut) | {"path"} for cut in job.cuts}
+        self._part: Part | None = None
         self._getitems = many if callable(many) and job.auto_collation and job.pipeline is None else None
         if job.worker_init_fn is not None:
             self._initialise(job.worker_init_fn, number)
@@ -75,6 +84,10 @@ class Producer:
         if self.seeder is None or self._init_error is not None or self._job.pipeline is not None:
             return False
         return self.seeder.begin_unseeded(samples)
+
+    def fetches_many(self, task: Task) -> bool:
+        """Whether the data set is asked for the samples of a piece at once."""
+        return self._getitems is not None and not task.singly
 
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         """The way to prepare the samples of this piece."""
@@ -101,10 +114,17 @@ class Producer:
 
     def _inspect(self, task: Task, piece: Piece, at: int) -> Features:
         pipeline = self._job.pipeline
-        fields = pipeline.run(self._seeded(task, piece, at), self._seed_of(task, piece, at), stop=pipeline.host_prefix)
+        self._on_stage(-1)
+        source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
+        fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
         wanted = pipeline.live(pipeline.host_prefix) | {"path"}
         kept = {name: value for name, value in fields.items() if name in wanted}
-        return Features(self._store.put(kept), pipeline.features(fields))
+        try:
+            reference = self._store.put(kept)
+        except Exception as error:
+            path = str(fields["path"]) if "path" in fields else None
+            raise StageError("the host read cannot be sent", Origin(stage="send", path=path)) from error
+        return Features(reference, pipeline.features(fields))
 
     def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         """The error of one sample, with its origin, ready to be raised in the training process."""
@@ -129,11 +149,49 @@ class Producer:
     def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Any:
         pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
         if piece.sources is not None:
-            source = piece.sources[at]
+            source, start = piece.sources[at], pipeline.host_prefix
             if isinstance(source, Failure):
                 raise KnownFailure(source)
-            return pipeline.run(self._store.get(source), seed, start=pipeline.host_prefix)
-        return pipeline.run(self._seeded(task, piece, at), seed)
+            if isinstance(source, Handed):
+                source, start = source.fields, source.stage
+            fields = self._store.get(source)
+            if self._job.retries:  # a stage that works in place must not see what its first try left
+                fields = copy.deepcopy(fields)
+            if self._job.cuts:
+                return self._in_parts(fields, seed, start, task.stop)
+            return pipeline.run(fields, seed, start=start, before_stage=self._on_stage)
+        self._on_stage(-1)
+        return pipeline.run(self._seeded(task, piece, at), seed, before_stage=self._on_stage)
+
+    def _in_parts(self, fields: Any, seed: int, start: int, stop: int) -> Any:
+        """The sample, or what there is of it where it is to be handed over: at ``stop``, or where that is asked for."""
+        pipeline, end = self._job.pipeline, len(self._job.pipeline.stages)
+        first, seconds, before = start, [], perf_counter()
+        for cut in (*(cut for cut in self._job.cuts if cut > start), end):
+            fields = pipeline.run(fields, seed, start=start, stop=cut, before_stage=self._on_stage)
+            start, now = cut, perf_counter()
+            seconds.append(now - before)
+            before = now
+            if cut < end and (cut == stop or self.handing_over()):
+                handed = self._handed(fields, cut)
+                if handed is not None:
+                    fields = handed
+                    break
+        self._part = first, tuple(seconds)
+        return fields
+
+    def _handed(self, fields: Any, cut: int) -> Handed | None:
+        """What later stages need, laid down for them; None where it cannot leave this process."""
+        wanted = self._wanted[cut]
+        try:
+            return Handed(self._store.put({name: value for name, value in fields.items() if name in wanted}), cut)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
+
+    def take_part(self) -> Part | None:
+        """What the parts of the last sample took; None if it failed, or was not done in parts."""
+        part, self._part = self._part, None
+        return part
 
     def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Any] | None:
         """All samples of the piece by one ``__getitems__``, or None when they must be fetched one by one.
@@ -142,7 +200,7 @@ class Producer:
         that raises, to find the sample that it raises for.
         """
         assert self._getitems is not None
-        if not unseeded and self.seeder is not None:
+        if task.singly or (not unseeded and self.seeder is not None):
             return None
         try:
             batch = list(self._getitems(list(piece.keys)))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.base import Part, Report, Task
 
 REPORT_S = 10e-3  # a chunk in the making is reported at the first sample boundary after so long
 _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
@@ -30,6 +30,7 @@ class Progress:
         self.reported = 0
         self.items: list[Any] = []
         self.times: list[float] = []  # an item counts once its time is there
+        self.parts: list[Part | None] | None = None  # of pipelines that can be cut
         self.layout: bytes | None = None
         self.told: Any = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
@@ -58,6 +59,8 @@ class Progress:
         items = self.items.copy()
         self.items.clear()
         self.times.clear()
+        if self.parts is not None:
+            self.parts.clear()
         self._waited = 0.0
         self.done = self.reported
         return items
@@ -66,6 +69,9 @@ class Progress:
         """The first ``ready`` of what is not reported yet (all of it); one thread at a time."""
         count = len(self.times) if ready is None else ready
         items, times = self.items[:count], self.times[:count]
+        parts = None if self.parts is None else self.parts[:count]
+        if self.parts is not None:
+            del self.parts[:count]
         first = self.reported
         self.reported += count
         del self.items[:count], self.times[:count]
@@ -91,4 +97,5 @@ class Progress:
             layout,
             status,
             told=self.told,
+            parts=parts if telling else None,
         )

@@ -8,7 +8,7 @@ made belongs to nobody else. What the host read left is copied, because a functi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from minato_gpu.lanes.dali_graph import Batch, DaliGraph, Drawn
@@ -34,6 +34,15 @@ class Segment(Protocol):
 
     def load(self) -> None:
         """Import what ``run`` will need."""
+        ...
+
+    @property
+    def built(self) -> bool:
+        """Whether ``run`` would find everything built."""
+        ...
+
+    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+        """Build what ``run`` would build, from the drawn parameters of any sample. May run beside ``run``."""
         ...
 
     def close(self) -> None:

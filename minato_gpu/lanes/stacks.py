@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import traceback
+from pathlib import Path
 
 SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual data set uses
 _FIRST_S = 0.5  # for the first line of a dump; a worker that the kernel holds never answers
@@ -31,6 +32,8 @@ def offer(end: socket.socket) -> None:
 
 def of_process(pid: int, end: socket.socket) -> str:
     """The stacks of a worker process, read from the other end; empty where it does not answer."""
+    if not _listens(pid):  # one that is still starting would be killed by the signal
+        return ""
     end.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while end.recv(_MOST):  # what an earlier dump left
@@ -45,6 +48,16 @@ def of_process(pid: int, end: socket.socket) -> str:
             break
         out, wait = out + data, _NEXT_S
     return out.decode("utf-8", "replace").rstrip()
+
+
+def _listens(pid: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return False
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
 
 
 def of_thread(thread: threading.Thread) -> str:

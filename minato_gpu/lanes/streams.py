@@ -26,10 +26,14 @@ class StreamStart(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a worker says of its stream after a batch: ``state`` pickled (None: it cannot tell), ``ended``: no more."""
+    """What a worker says of its stream after a batch: ``state`` pickled (None: it cannot tell), ``ended``: no more.
+
+    ``error``: what asking for the state raised; it matters to nobody but who saves.
+    """
 
     state: bytes | None
     ended: bool
+    error: str | None = None
 
 
 class Stream:
@@ -75,8 +79,10 @@ class Stream:
     def told(self) -> Told:
         """Where the stream stands now."""
         iterator, ended = self.fetcher.dataset_iter, bool(getattr(self.fetcher, "ended", False))
-        if is_stateful(iterator):
-            return Told(pickle.dumps(("iterator", iterator.state_dict())), ended)
-        if is_stateful(self._dataset):
-            return Told(pickle.dumps(("dataset", self._dataset.state_dict())), ended)
+        for name, part in (("iterator", iterator), ("dataset", self._dataset)):
+            if is_stateful(part):
+                try:
+                    return Told(pickle.dumps((name, part.state_dict())), ended)
+                except Exception as error:
+                    return Told(None, ended, f"{type(part).__name__}.state_dict(): {type(error).__name__}: {error}")
         return Told(None, ended)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import struct
 from collections import deque
 from multiprocessing.reduction import ForkingPickler
 from typing import Protocol
@@ -22,6 +23,7 @@ from minato_gpu.memory.board import ATTENTION
 
 LARGE = 96 * 1024
 BUFFER = 1 << 18
+HEAD = struct.Struct("qq")  # run and chunk of a task, before its pickle: read in the inbox of a worker that died
 
 
 class Channel(Protocol):
@@ -44,12 +46,12 @@ class SocketChannel:
         self._reports = links.report_sender
         self._words = links.board.words
         self._wake = links.wake
+        self._inbox = links.board.inbox(worker)
 
     def receive(self) -> Task | None:
-        data = self._tasks.recv(BUFFER)
-        if not data:
+        if not self._tasks.recv_into(self._inbox):
             return None
-        message = pickle.loads(data)
+        message = pickle.loads(self._inbox[HEAD.size :])
         if len(message) == 2:
             offset, nbytes = message
             message = pickle.loads(bytes(np.ndarray((nbytes,), np.uint8, self._links.buffer(-1), offset)))

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Task
 from minato_gpu.lanes.delay import RunQueueDelay
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
@@ -22,7 +21,19 @@ from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream
 from minato_gpu.lanes.wire import Channel
-from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
+from minato_gpu.memory.board import (
+    CHUNK,
+    FETCHING,
+    HAND,
+    JOINING,
+    LIMIT,
+    NO_LIMIT,
+    RUN,
+    SINCE_NS,
+    STAGE,
+    STARTED,
+    Board,
+)
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -38,7 +49,8 @@ class Worker:
         self._board = board
         self._words = board.words
         self._row = board.row(number)
-        self._producer = Producer(number, job, store)
+        self._producer = Producer(number, job, store, self._show_stage)
+        self._producer.handing_over = lambda: self._words[self._row + HAND] == self._words[self._row + CHUNK]
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None
@@ -54,8 +66,10 @@ class Worker:
         words, row, delay = self._words, self._row, RunQueueDelay()
         while (task := self._channel.receive()) is not None:
             progress = Progress(task, delay)
+            words[row + HAND] = -1
             words[row + LIMIT] = NO_LIMIT
-            words[row + STARTED] = 0
+            words[row + STARTED] = words[row + STAGE] = 0
+            words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
             status = kinds[task.kind](task, progress)
@@ -69,6 +83,8 @@ class Worker:
 
     def _prepare(self, task: Task, progress: Progress) -> str:
         """Samples of a map-style data set, with or without a pipeline."""
+        if self._job.cuts:
+            progress.parts = []
         unseeded = self._producer.begin_unseeded(progress.size)
         if not self._attempt(task, progress, unseeded):
             for item in progress.rewind():
@@ -104,6 +120,7 @@ class Worker:
     def _inspect(self, task: Task, progress: Progress) -> str:
         for piece in task.pieces:
             for at in range(len(piece.keys)):
+                self._show(progress.done + 1)
                 try:
                     item: Any = self._producer.inspect(task, piece, at)
                 except Exception as error:
@@ -115,16 +132,18 @@ class Worker:
         """Join samples that other workers prepared, or that could not be sent between processes."""
         piece = task.pieces[0]
         if task.items is not None:
+            self._show(0, JOINING)
             progress.add(self._placement.joined([self._store.get(item) for item in task.items], task.epoch, piece))
             return ""
-        produce, samples = self._producer.of(task, piece, False), []
+        produce, samples, bad = self._producer.of(task, piece, False), dict[int, Any](), list[Failure]()
         for at in range(len(piece.keys)):
+            self._show(at + 1)
             try:
-                samples.append(produce(at))
+                samples[at] = produce(at)
             except Exception as error:
-                progress.add(replace(self._producer.failure(task, piece, at, error), collated=True))
-                return ""
-        progress.add(self._placement.joined(samples, task.epoch, piece))
+                bad.append(self._producer.failure(task, piece, at, error))
+        self._show(len(piece.keys), JOINING)
+        progress.add(self._placement.alone(task, samples, bad))
         return ""
 
     def _next(self, task: Task, progress: Progress) -> str:
@@ -149,6 +168,16 @@ class Worker:
         progress.add(item)
         return status
 
+    def _show_stage(self, number: int) -> None:
+        self._words[self._row + STAGE] = number + 1
+
+    def _show(self, started: int, stage: int = 0) -> None:
+        """Tell the board what begins now."""
+        words, row = self._words, self._row
+        words[row + STAGE] = stage
+        words[row + STARTED] = started
+        words[row + SINCE_NS] = int(1e9 * perf_counter())
+
     # --- samples -------------------------------------------------------------------------------------------
 
     def _attempt(self, task: Task, progress: Progress, unseeded: bool) -> bool:
@@ -159,21 +188,28 @@ class Worker:
             if skip >= size:
                 skip, before = skip - size, before + size
                 continue
-            whole = piece.whole and piece.slab < 0
+            whole = piece.whole and piece.slab < 0 and (not self._job.cuts or isinstance(piece.keys[0], NoSample))
             samples: list[Any] = []
             start = len(progress.items)
             self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
+            if self._producer.fetches_many(task):
+                self._show(progress.done + 1, FETCHING)
             produce = self._producer.of(task, piece, unseeded)
+            self._words[self._row + STAGE] = 0
             put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
+            elif self._job.cuts:
+                put = _unless_handed(put)
             while skip < size and self._go_on(progress, piece, skip, produce, put, to_end=whole):
                 if not self._publish(progress, unseeded):
                     return False
                 skip = progress.done - before
             before, skip = before + size, 0
             if whole:
+                self._show(progress.done, JOINING)
                 self._placement.join(progress, piece, start, samples)
+                self._words[self._row + STAGE] = 0
                 if progress.now > progress.report_at and not self._publish(progress, unseeded):
                     return False
         with self._lock:
@@ -186,7 +222,7 @@ class Worker:
         words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown = progress.now, progress.done, progress.delayed, 0.0
-        ready, took = progress.items.append, progress.times.append
+        ready, took, parts = progress.items.append, progress.times.append, progress.parts
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -200,6 +236,8 @@ class Worker:
                 item = put(at, produce(at))
             except Exception as error:
                 item = self._producer.failure(progress.task, piece, at, error)
+            if parts is not None:
+                parts.append(self._producer.take_part())
             if delayed:
                 progress.add(item)
                 now = progress.now
@@ -236,6 +274,10 @@ class Worker:
 
 def _append_to(samples: list[Any]) -> Put:
     return lambda at, value: samples.append(value)
+
+
+def _unless_handed(put: Put) -> Put:
+    return lambda at, value: value if isinstance(value, Handed) else put(at, value)
 
 
 def _nothing(*_: Any) -> None:

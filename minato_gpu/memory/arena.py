@@ -20,6 +20,7 @@ import mmap
 import os
 import threading
 from bisect import bisect_right
+from collections.abc import Iterable
 
 _ALIGN = 4096
 _KEEP_FREE = 256 << 20  # bytes of memory kept beyond what was lately in use at once
@@ -32,7 +33,8 @@ def round_up(nbytes: int, unit: int) -> int:
 
 
 class Arena:
-    """A sparse shared mapping of ``capacity`` bytes. Only the process that owns it may allocate and free.
+    """A sparse shared mapping of ``capacity`` bytes. Only the process that owns it may allocate and free;
+    another can be its next owner when that has died.
 
     With ``fd`` the memory of an arena made elsewhere is mapped; its owner passes the exact capacity along.
     """
@@ -81,15 +83,40 @@ class Arena:
             self.allocated -= size
             self._kept += size
             at = self._join(offset, offset + size)
-            if self._begins[at] >= self._held and self._kept + self.allocated > self._peak + _KEEP_FREE:
-                self._map.madvise(mmap.MADV_REMOVE, self._begins[at], self._ends[at] - self._begins[at])
-                self._kept -= self._used[at]
-                self._used[at] = 0
+            begin, end = max(self._begins[at], self._held), self._ends[at]
+            if begin < end and self._kept + self.allocated > self._peak + _KEEP_FREE:
+                self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+                left = min(self._used[at], begin - self._begins[at])
+                self._kept -= self._used[at] - left
+                self._used[at] = left
 
     def keep(self, end: int) -> None:
         """Pages below this offset stay where they are from now on: a device reads them by their physical address."""
         with self._lock:
-            self._held = max(self._held, end)
+            self._held = end
+
+    def occupy(self, blocks: Iterable[tuple[int, int]]) -> None:
+        """In a new owner's arena: these blocks (offset and bytes) of its last owner are in use, and will be freed."""
+        with self._lock:
+            self._begins, self._ends, self._sizes, self.allocated, at = [], [], {}, 0, 0
+            for offset, nbytes in sorted(blocks):
+                if at < offset:
+                    self._begins.append(at)
+                    self._ends.append(offset)
+                at = offset + round_up(max(nbytes, 1), _ALIGN)
+                self._sizes[offset] = at - offset
+                self.allocated += at - offset
+            self._begins.append(at)
+            self._ends.append(self.capacity)
+            self._used, self._kept = [0] * len(self._begins), 0
+
+    def forsake(self, blocks: Iterable[tuple[int, int]]) -> None:
+        """The owner has died: give back the memory of all but these blocks (offset and bytes)."""
+        at = 0
+        for offset, nbytes in (*sorted(blocks), (self.capacity, 0)):
+            if at < offset:
+                self._map.madvise(mmap.MADV_REMOVE, at, offset - at)
+            at = offset + round_up(max(nbytes, 1), _ALIGN)
 
     def _join(self, begin: int, end: int) -> int:
         """Put a freed block among the free extents, joined with its neighbours; returns the extent's number."""

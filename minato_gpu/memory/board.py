@@ -1,12 +1,21 @@
 """The board: a page of shared memory on which every worker shows what it is doing, without a message.
 
 One row of 64-bit words per worker. A worker writes CHUNK, STARTED, SINCE_NS; the parent writes LIMIT to take
-samples back that have not started. The hand-shake is Dekker's: a worker writes STARTED, then reads LIMIT; the
-parent writes LIMIT, then reads STARTED; a lock operation between the two (a full fence on the processors that
-PyTorch supports) makes sure that at least one of them sees the other.
+samples back that have not started. It writes HAND, the number of a chunk whose samples are to be handed over to another
+lane at the next stage where they can be cut: a wish, which needs no hand-shake. For LIMIT the hand-shake is Dekker's: a
+worker writes STARTED, then reads LIMIT; the parent writes LIMIT, then reads STARTED; a lock operation between the two
+(a full fence on the processors that PyTorch supports) makes sure that at least one of them sees the other.
 
 Each worker also has a ring of offsets in its own arena that the parent has freed: written by the parent at TAIL,
 taken by the worker at HEAD.
+
+And each has an *inbox*: the kernel puts a task there as it takes it out of the socket, in one system call, so the
+parent reads in the inbox of a worker that was killed, at whatever moment, which task it had taken. Its pages are
+touched before the first task: the copy must not fault, because a process that is being killed may fail a fault, and
+lose the message.
+
+Decision: neither a claim that the worker writes (between taking a task and writing that, it can be killed) nor a lock
+(it can be killed holding it).
 """
 
 from __future__ import annotations
@@ -14,8 +23,11 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from typing import NamedTuple
 
-CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN = range(7)
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE = range(9)
+JOINING, FETCHING = -1, -2  # in STAGE: collating a batch, in __getitems__; a pipeline's stage is its number + 1, else 0
+INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
 _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
@@ -23,11 +35,21 @@ ATTENTION = 0
 _HEADER = 8
 
 
+class Claim(NamedTuple):
+    """What a worker had taken when it died: samples 0 to ``started`` of the chunk had been begun, in ``stage``."""
+
+    run: int
+    chunk: int
+    started: int
+    stage: int
+
+
 class Board:
     """Shared words; see the module's head for who writes what."""
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
-        nbytes = 8 * (_HEADER + workers * (_ROW + _RING))
+        self._inboxes_at = 8 * (_HEADER + workers * (_ROW + _RING))
+        nbytes = self._inboxes_at + workers * INBOX
         self.workers = workers
         self.fd = os.memfd_create("minato-board", os.MFD_CLOEXEC) if fd is None else fd
         if fd is None:
@@ -35,9 +57,10 @@ class Board:
         self._map = mmap.mmap(self.fd, nbytes)
         self.words = memoryview(self._map).cast("q")
         self.barrier = threading.Lock()  # taking and releasing it is a full memory barrier
+        self._inboxes: dict[int, memoryview] = {}
         if fd is None:
             for worker in range(workers):
-                self.words[self.row(worker) + CHUNK] = -1
+                self.forget(worker)
 
     def row(self, worker: int) -> int:
         """Index of the first word of the worker's row."""
@@ -71,6 +94,30 @@ class Board:
             return None
         return max(keep, self.words[row + STARTED])
 
+    def hand_over(self, run: int, chunk: int) -> None:
+        """Ask the worker that is at the chunk, if any, to hand its current sample over at the next cut."""
+        worker = self.find(run, chunk)
+        if worker is not None:
+            self.words[self.row(worker) + HAND] = chunk
+
+    def claim(self, worker: int) -> Claim:
+        """What a worker that has ended took last, whether it was through with it or not."""
+        row, inbox = self.row(worker), self._inbox_word(worker)
+        run, chunk = self.words[inbox], self.words[inbox + 1]
+        if (self.words[row + RUN], self.words[row + CHUNK]) != (run, chunk):
+            return Claim(run, chunk, 0, 0)
+        return Claim(run, chunk, self.words[row + STARTED], self.words[row + STAGE])
+
+    def forget(self, worker: int) -> None:
+        """The worker has ended, or has not begun: it has taken nothing, and has nothing to free."""
+        row, inbox = self.row(worker), self._inbox_word(worker)
+        self.words[row + CHUNK] = self.words[row + HAND] = self.words[inbox] = self.words[inbox + 1] = -1
+        self.words[row + STARTED] = self.words[row + STAGE] = 0
+        self.words[row + HEAD] = self.words[row + TAIL]
+
+    def _inbox_word(self, worker: int) -> int:
+        return (self._inboxes_at + worker * INBOX) // 8
+
     def give_back(self, worker: int, offset: int) -> bool:
         """Tell the worker that a block of its arena is free; False when the ring is full (try again later)."""
         row = self.row(worker)
@@ -82,6 +129,15 @@ class Board:
         return True
 
     # --- worker -------------------------------------------------------------------------------------------
+
+    def inbox(self, worker: int) -> memoryview:
+        """Where this worker's tasks are to be received."""
+        if worker not in self._inboxes:
+            begin = self._inboxes_at + worker * INBOX
+            self._inboxes[worker] = inbox = memoryview(self._map)[begin : begin + INBOX]
+            for at in range(0, INBOX, 512):
+                inbox[at] = inbox[at]
+        return self._inboxes[worker]
 
     def returned(self, worker: int) -> list[int]:
         """Offsets freed by the parent since the last call."""
@@ -96,7 +152,8 @@ class Board:
 
     def close(self) -> None:
         """Unmap; the memory goes with the last process that maps it."""
-        self.words.release()
+        for view in (self.words, *self._inboxes.values()):
+            view.release()
         self._map.close()
         if self.fd >= 0:
             os.close(self.fd)

@@ -34,9 +34,10 @@ def is_small(nbytes: int, block_bytes: int) -> bool:
 class _Lease(ref):  # type: ignore[type-arg]
     """A weak reference that remembers which block it watches."""
 
-    __slots__ = ("block",)
+    __slots__ = ("block", "nbytes")
 
     block: tuple[int, int]
+    nbytes: int
 
 
 class Leases:
@@ -53,6 +54,7 @@ class Leases:
         array = np.frombuffer(buffer, np.uint8, nbytes, offset)
         lease = _Lease(array, self._dead.append)
         lease.block = (owner, offset)
+        lease.nbytes = nbytes
         self._live[id(lease)] = lease
         return array
 
@@ -69,6 +71,11 @@ class Leases:
             self._live.pop(id(lease), None)  # None: an interrupt came while it was lent
             blocks.append(lease.block)
         return blocks
+
+    def lent_by(self, owner: int) -> list[tuple[int, int]]:
+        """Offset and bytes of the blocks of this owner that have not come back."""
+        leases = list(self._live.values())
+        return [(lease.block[1], lease.nbytes) for lease in leases if lease.block[0] == owner]
 
     @property
     def live(self) -> int:

@@ -44,11 +44,12 @@ class Pinned:
         if end <= begin or self.refused is not None:
             return
         upto = min(round_up(max(end, 2 * begin), self._step), self._arena.capacity)
-        self._arena.keep(upto)
+        self._arena.keep(upto)  # before: what is given back between the two would be pinned elsewhere
         try:
             self._accelerator.pin(self._address + begin, upto - begin)
         except RuntimeError as error:
             self.refused = str(error)
+            self._arena.keep(begin)
             return
         self.ends.append(upto)
 

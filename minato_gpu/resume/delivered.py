@@ -13,6 +13,8 @@ from itertools import islice
 
 import numpy as np
 
+from minato_gpu.samples import Ticket
+
 Span = tuple[int, int]
 
 HISTORY = 256  # batches that can be taken back
@@ -20,13 +22,20 @@ _MOST_SPANS = 1 << 17  # above the line, in a state from a file
 
 
 class Delivered:
-    """Positions delivered in one epoch, in ``batches`` batches: all below ``low``, and the spans ``above`` it."""
+    """Positions delivered in one epoch, in ``batches`` batches: all below ``low``, and the spans ``above`` it.
 
-    def __init__(self, batches: int = 0, low: int = 0, above: Iterable[Span] = ()) -> None:
+    ``survivor``: the last sample that did not fail, in a job where a batch that loses all of its own repeats it.
+    """
+
+    def __init__(
+        self, batches: int = 0, low: int = 0, above: Iterable[Span] = (), survivor: Ticket | None = None
+    ) -> None:
         self.batches = batches
         self.low = low
+        self.survivor = survivor
         self.above: list[Span] = sorted(above)  # disjoint, not touching, all above ``low``
-        self._recent: deque[tuple[int, Sequence[Span]]] = deque(maxlen=HISTORY)  # low before, and the batch
+        # what came before a batch (low, the survivor), and the batch
+        self._recent: deque[tuple[int, Ticket | None, Sequence[Span]]] = deque(maxlen=HISTORY)
 
     @property
     def floor(self) -> int:
@@ -43,10 +52,11 @@ class Delivered:
         """All that has been delivered lies below this position."""
         return self.above[-1][1] if self.above else self.low
 
-    def add(self, batch: Sequence[Span]) -> None:
-        """A batch of these positions was delivered."""
-        self._recent.append((self.low, batch))
+    def add(self, batch: Sequence[Span], survivor: Ticket | None = None) -> None:
+        """A batch of these positions was delivered; ``survivor``: the last of them that did not fail."""
+        self._recent.append((self.low, self.survivor, batch))
         self.batches += 1
+        self.survivor = survivor or self.survivor
         if not self.above and len(batch) == 1 and batch[0][0] == self.low:  # in order
             self.low = batch[0][1]
             return
@@ -77,10 +87,10 @@ class Delivered:
                 "taken back"
             )
         taken = list(islice(self._recent, len(self._recent) - batches, None))
-        back = sorted(span for _, spans in taken for span in spans)
-        low = taken[0][0]
+        back = sorted(span for _, _, spans in taken for span in spans)
+        low, survivor, _ = taken[0]
         spans = [(low, self.low), *self.above] if self.low > low else self.above
-        return Delivered(self.batches - batches, low, _without(spans, back))
+        return Delivered(self.batches - batches, low, _without(spans, back), survivor)
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
         """What is still to be delivered of the positions ``lo`` to ``hi``."""

@@ -138,13 +138,16 @@ class Order:
         self._before_next = mark
 
     def mark(self) -> dict[str, Any] | None:
-        """The sampler's state now (a copy), if it has one."""
+        """The sampler's state now (a copy), if it has one; or, as "error", why it could not be had."""
         if self.way != STATE:
             return None
         if self._before_next is not None:
             return self._before_next
         saved = {"sampler": self._sampler, "iterator": self._iterator}
-        return {name: None if part is None else copy.deepcopy(part.state_dict()) for name, part in saved.items()}
+        try:
+            return {name: None if part is None else copy.deepcopy(part.state_dict()) for name, part in saved.items()}
+        except Exception as error:  # it matters to nobody but who saves
+            return {"error": f"the sampler's state_dict(): {type(error).__name__}: {error}"}
 
     def generator_states(self) -> dict[str, str]:
         """What the generators must be set to for this way back, packed: keys that are stored are not drawn again."""

@@ -22,9 +22,13 @@ _MOST_RANKS = 1 << 20
 
 
 def rank_of(sampler: Any) -> dict[str, Any] | None:
-    """Which share of the order a sampler has; None where it is not torch's DistributedSampler."""
+    """Which share of the order a sampler has; None where it has all, as far as is known.
+
+    Known are torch's DistributedSampler, and batch samplers that say it as Accelerate's do.
+    """
     if type(sampler) is not DistributedSampler:
-        return None
+        shares = (getattr(sampler, "num_processes", None), getattr(sampler, "process_index", None))
+        return {"replicas": shares[0], "rank": shares[1]} if all(type(number) is int for number in shares) else None
     return {
         "replicas": sampler.num_replicas,
         "rank": sampler.rank,
@@ -53,7 +57,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
                     "ranks must be saved at the same step"
                 )
-    alone = len(all_) == 1 and first["source"].get("rank") is None  # nothing was dealt out
+    # nothing was dealt out, or by another sampler, which all the same is not shared out again
+    alone = len(all_) == 1 and first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})
     if alone or not first["begun"]:
         return first
     shares = [_share(state) for state in all_]
@@ -101,7 +106,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
                 "states of all ranks with merge_state_dicts() to resume with other ranks"
             )
         return state
-    if mine is None:
+    if mine is None or type(sampling.inner) is not DistributedSampler:
         raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
     source = dict(s.mapping(state, "source"))
     share = s.mapping(source, "share")

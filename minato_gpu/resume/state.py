@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from minato_gpu.lanes.base import NoSample
+from minato_gpu.samples import Ticket
 
 FORMAT, VERSION = "minato_gpu.DataLoader", 1
 _LARGEST = (1 << 63) - 1
@@ -54,6 +55,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     """How far an epoch has come. Raises ValueError."""
     for name in ("batches", "below"):
         number(progress, name)
+    survivor_of(progress, 0)
     if len(unpacked(progress, "above")) > _MOST_BYTES:
         raise ValueError("state: 'above' is longer than any window")
 
@@ -132,6 +134,28 @@ def _bytes_of(value: Any, name: str) -> bytes:
     except (binascii.Error, ValueError):
         pass
     raise ValueError(f"state: {name!r} must be a base64 string, got {value!r:.60}")
+
+
+# --- survivors ----------------------------------------------------------------------------------------------
+
+
+def plain_survivor(ticket: Ticket | None) -> State | None:
+    """A ticket as plain data; None where its key cannot be stored, as after an epoch's start."""
+    if ticket is None:
+        return None
+    try:
+        key = plain_key(ticket.index)
+    except ValueError:
+        return None
+    return {"position": ticket.position, "key": key, "occurrence": ticket.occurrence}
+
+
+def survivor_of(progress: Mapping[str, Any], epoch: int) -> Ticket | None:
+    """The ticket that ``plain_survivor`` made plain. Raises ValueError for anything else."""
+    if progress.get("survivor") is None:
+        return None
+    plain = mapping(progress, "survivor")
+    return Ticket(epoch, number(plain, "position"), key_of(plain.get("key")), number(plain, "occurrence"))
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

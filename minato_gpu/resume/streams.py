@@ -55,7 +55,10 @@ class Streams:
         self.ended.add(worker)
 
     def state(self, ahead: int) -> s.State:
-        """Plain data but for the data set's own states. Raises ValueError for an ``ahead`` that goes too far back."""
+        """Plain data but for the data set's own states.
+
+        Raises ValueError for an ``ahead`` that goes too far back, and where a data set could not tell its state.
+        """
         if ahead > len(self._recent):
             raise ValueError(
                 f"ahead={ahead}: this iterator has delivered {self.batches} batches, and the last {len(self._recent)} "
@@ -72,6 +75,8 @@ class Streams:
         ended = {number for number, (_, told) in workers.items() if told.ended} | (self.ended - waiting)
         streams = []
         for number, (batches, told) in workers.items():
+            if told.error is not None:
+                raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
             own = None if told.state is None else pickle.loads(told.state)
             state = None if own is None else {"of": own[0], "state": own[1]}
             streams.append({"batches": batches, "ended": number in ended, "state": state})

@@ -3,7 +3,7 @@
 *LP bound.* All samples on ``C`` CPU slots and ``D`` devices, divisible and known in advance: the fractional
 relaxation of scheduling on unrelated machines (Lawler and Labetoulle, JACM 1978). With two kinds of machine it is a
 fractional knapsack: sort by cost ratio, cut where both kinds end together. Also no less than the cheapest way to
-prepare the dearest sample.
+prepare the dearest sample. Samples that can be cut have steps instead of one ratio (see ``plans``).
 
 *Limit.* As the LP bound, but the cut is a threshold on the predicted ratio, chosen in hindsight, and the time is that
 of the true costs: what the best threshold can do with these predictions.
@@ -25,16 +25,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from minato_gpu.scheduling.plans import END, WHOLE, Plan, Step, hull
 from minato_gpu.scheduling.work import Array, Integers, Work
 
 
 def lp_bound(work: Work) -> float:
     """Seconds that the whole work takes at least, from the start, worker start-up included."""
     device = _device(work)
-    alone = work.startup_s + float((work.cpu if device is None else np.minimum(work.cpu, device)).max())
+    alone = work.startup_s + float(_alone(work).max())
     if device is None:
         return max(alone, float(_cpu_time(work, work.cpu.sum())))
-    return max(alone, _cut(work, np.argsort(-work.cpu / device, kind="stable"), divisible=True))
+    cpu, device = _steps(work)
+    return max(alone, _cut(work, cpu, device, np.argsort(-cpu / device, kind="stable"), divisible=True))
 
 
 def threshold_limit(work: Work) -> float:
@@ -42,8 +44,58 @@ def threshold_limit(work: Work) -> float:
     device = _device(work)
     if device is None or work.predicted_device is None:
         return lp_bound(work)
-    order = np.argsort(-work.predicted_cpu / work.predicted_device, kind="stable")
-    return max(lp_bound(work), _cut(work, order, divisible=False))
+    if work.cuts:
+        order, cpu, device = _predicted_steps(work)
+    else:
+        order, cpu = np.argsort(-work.predicted_cpu / work.predicted_device, kind="stable"), work.cpu
+    return max(lp_bound(work), _cut(work, cpu, device, order, divisible=False))
+
+
+def _plans(work: Work) -> tuple[Array, Array]:
+    """True seconds of every plan on the CPU and on the device, each of shape (plans, serials)."""
+    nothing, cuts = np.zeros(len(work.cpu)), work.cuts
+    device = _device(work)
+    if device is None:
+        return work.cpu[None], nothing[None]
+    cpu = [work.cpu, *(cut.cpu for cut in cuts), nothing]
+    return np.array(cpu), np.array([nothing, *(cut.device for cut in cuts), device])
+
+
+def _alone(work: Work) -> Array:
+    """Least seconds from the start of each sample to its end."""
+    cpu, device = _plans(work)
+    least: Array = (cpu + device).min(axis=0)
+    return least
+
+
+def _steps(work: Work) -> tuple[Array, Array]:
+    """What each step between the plans worth having saves and costs; with two plans these are the samples."""
+    assert work.device is not None
+    if not work.cuts:
+        return work.cpu, work.device
+    steps: list[Step] = []
+    for serial, (cpu, device) in enumerate(zip(work.cpu.tolist(), work.device.tolist(), strict=True)):
+        plans = [Plan(cut.split, float(cut.cpu[serial]), float(cut.device[serial])) for cut in work.cuts]
+        steps += hull(cpu, device, plans)
+    return np.array([step.cpu for step in steps]), np.array([step.device for step in steps])
+
+
+def _predicted_steps(work: Work) -> tuple[Integers, Array, Array]:
+    """The order of the steps by what is predicted, and what each of them truly saves and costs."""
+    assert work.predicted_device is not None
+    cpu, device = _plans(work)
+    rows = {END: 0, WHOLE: len(cpu) - 1, **{cut.split: row for row, cut in enumerate(work.cuts, start=1)}}
+    told = zip(work.predicted_cpu.tolist(), work.predicted_device.tolist(), strict=True)
+    ratios, saved, spent = [], [], []
+    for serial, pair in enumerate(told):
+        before = 0
+        for step in hull(*pair, work.plans(serial)):
+            row = rows[step.plan.split]
+            ratios.append(step.ratio)
+            saved.append(cpu[before, serial] - cpu[row, serial])
+            spent.append(device[row, serial] - device[before, serial])
+            before = row
+    return np.argsort(-np.array(ratios), kind="stable"), np.array(saved), np.array(spent)
 
 
 def _device(work: Work) -> Array | None:
@@ -61,10 +113,9 @@ def _cpu_time(work: Work, seconds: float | Array) -> Array:
     return times
 
 
-def _cut(work: Work, order: Integers, divisible: bool) -> float:
+def _cut(work: Work, cpu: Array, device: Array, order: Integers, divisible: bool) -> float:
     """Time of the best cut of this order: the samples before it on the devices, the others on the CPU slots."""
-    assert work.device is not None
-    cpu, device = work.cpu[order], work.device[order]
+    cpu, device = cpu[order], device[order]
     on_device = work.startup_s + np.concatenate(([0.0], np.cumsum(device))) / work.devices
     on_cpu = _cpu_time(work, np.maximum(cpu.sum() - np.concatenate(([0.0], np.cumsum(cpu))), 0.0))
     best = int(np.argmin(np.maximum(on_device, on_cpu)))
@@ -91,7 +142,8 @@ def _duals(work: Work) -> tuple[Array, Array]:
     else:
         ratios = np.quantile(work.cpu / device, np.linspace(0.02, 0.98, 33)).tolist()
         prices = [1.0 / (work.slots + ratio * work.devices) for ratio in ratios]
-        rows = [np.minimum(work.cpu, ratio * device) * u for ratio, u in zip(ratios, prices, strict=True)]
+        on_cpu, on_device = _plans(work)
+        rows = [(on_cpu + ratio * on_device).min(axis=0) * u for ratio, u in zip(ratios, prices, strict=True)]
     sums = np.cumsum(np.array(rows), axis=1)
     return np.array(prices), np.concatenate((np.zeros((len(rows), 1)), sums), axis=1)
 
@@ -101,8 +153,7 @@ def held_bound(work: Work, window: int, lateness: int, period: float) -> float:
     prices, sums = _duals(work)
     late = np.array(work.ready_times()) - work.startup_s  # CPU time lost to workers that start one by one
     lost, all_ready = prices * late.sum(), work.startup_s + float(late.max())
-    device = _device(work)
-    alone = work.cpu if device is None else np.minimum(work.cpu, device)
+    alone = _alone(work)
     firsts, batches = work.firsts, work.batches
     starts = np.concatenate(([0], np.minimum(firsts[:-1] + window, firsts[-1])))  # the first serial that had to wait
     needed = _needed(work, lateness)

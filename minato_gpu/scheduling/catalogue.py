@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from minato_gpu.scheduling.scenarios import Costs, Scenario, hybrid_costs, published_costs
+from minato_gpu.scheduling.scenarios import Costs, Scenario, hybrid_costs, published_costs, two_part_costs
 from minato_gpu.scheduling.work import Array
 
 _DETECTION = published_costs((11, 28, 30, 35, 176), 31, 19)
@@ -52,6 +52,19 @@ _ALL = (
         windows=(128, 256),
         errors=(0.0, 0.3, 1.0),
         policy={"micro_batch": 1, "ahead_s": 2e-4},
+    ),
+    Scenario(
+        "hybrid-cut",
+        "The same sums in two parts, decoding and the rest, which can be done on different lanes",
+        hybrid_costs,
+        batch=64,
+        epoch_samples=(4000,),
+        slots=14,
+        devices=1,
+        windows=(128, 256),
+        errors=(0.0, 0.3, 1.0),
+        policy={"micro_batch": 1, "ahead_s": 2e-4},
+        parts=two_part_costs,
     ),
     Scenario(
         "object-detection",

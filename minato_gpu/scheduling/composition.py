@@ -8,6 +8,9 @@ out of order only when ``eager``, because until then an older sample may still b
 Why free composition can always keep that promise: before batch n is composed, every sample of the places up
 to n - 1 - lateness has been delivered, so all that must be in batch n belong to place n - lateness, and a batch
 has room for one place. (Batch n has the size of place n, and epochs never mix.)
+
+With ``spreads``, free composition gives every batch a sample that did not fail, if one is ready or under way: it
+changes places with the youngest failed one of the batch. Samples that did not fail come no later for it.
 """
 
 from __future__ import annotations
@@ -75,14 +78,16 @@ class FixedComposition:
 class FreeComposition:
     """Batches of whatever is ready, oldest first, at most ``lateness`` batches after its place."""
 
-    def __init__(self, places: Places, lateness: int) -> None:
+    def __init__(self, places: Places, lateness: int, spreads: bool = False) -> None:
         self._places = places
         self._lateness = lateness
+        self._spreads = spreads
         self._due: deque[tuple[int, int]] = deque()  # epoch and size of the next batches
         self._starts: list[tuple[int, int]] = []  # (first serial, epoch) of each epoch with samples to deliver
         self._ready: list[Span] = []  # ready and in no batch, sorted, never touching
         self._counts: dict[int, int] = {}  # epoch -> samples ready and in no batch
         self._failed: set[int] = set()
+        self._in_place_of: dict[int, int] = {}  # ready serials that have changed places, each with the other
         self._next = 0
 
     def resume(self, order: int) -> None:
@@ -120,6 +125,8 @@ class FreeComposition:
         overtakes = oldest is not None and oldest.first < self._ready[0][0] + size
         if overtakes and (not eager or self.held_back):
             return None
+        if self._spreads and self._failed and not self._has_survivor(epoch, size):
+            return None
         return self._take(epoch, size)
 
     @property
@@ -138,9 +145,35 @@ class FreeComposition:
             if hi <= lo:
                 break
 
+    def _has_survivor(self, epoch: int, size: int) -> bool:
+        """Whether not all of the next batch has failed, or cannot be helped; False: it is worth waiting."""
+        end = next((start for start, later in self._starts if later > epoch), None)
+        serials = (s for lo, hi in self._ready for s in range(lo, hi) if end is None or s < end)
+        youngest = -1
+        for at, serial in enumerate(serials):
+            if self._in_place_of.get(serial, serial) not in self._failed:
+                if at >= size:
+                    swapped = self._in_place_of
+                    one, other = swapped.get(youngest, youngest), swapped.get(serial, serial)
+                    swapped[youngest], swapped[serial] = other, one
+                return True
+            youngest = serial if at < size else youngest
+        oldest = self._places.oldest
+        return oldest is None or oldest.epoch != epoch
+
+    def _real(self, spans: list[Span]) -> list[Span]:
+        """The spans with those in them that have changed places."""
+        swapped, out = self._in_place_of, list[Span]()
+        for serial in sorted(swapped.pop(s, s) for lo, hi in spans for s in range(lo, hi)):
+            if out and out[-1][1] == serial:
+                out[-1] = (out[-1][0], serial + 1)
+            else:
+                out.append((serial, serial + 1))
+        return out
+
     def _take(self, epoch: int, need: int) -> Compose:
         self._counts[epoch] -= need
-        spans = []
+        spans: list[Span] = []
         while need:
             lo, hi = self._ready[0]
             upto = min(hi, lo + need)
@@ -152,6 +185,8 @@ class FreeComposition:
                 self._ready[0] = (upto, hi)
         self._due.popleft()
         self._next += 1
+        if self._in_place_of:
+            spans = self._real(spans)
         failed = tuple(s for s in self._failed if any(lo <= s < hi for lo, hi in spans)) if self._failed else ()
         self._failed.difference_update(failed)
         return Compose(self._next - 1, tuple(spans), failed)

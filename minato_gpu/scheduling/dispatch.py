@@ -14,25 +14,16 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.flights import Flight, cut, spans_of
 from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
+from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.waiting import Entry, Waiting
 
 INSPECT_CHUNK = 8
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
-
-
-class Flight:
-    """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
-
-    __slots__ = ("chunk", "done", "look_at", "parts")
-
-    def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
-        self.chunk = chunk
-        self.parts = parts
-        self.done = 0
-        self.look_at: float | None = None
+LATE = 2.0  # a sample that has run this many times as long as predicted is slow
 
 
 class Dispatcher:
@@ -64,12 +55,14 @@ class Dispatcher:
             lo, hi = max(part.lo, part.lo + start - offset), min(part.hi, part.lo + stop - offset)
             offset += part.hi - part.lo
             if lo < hi:
-                self._ledger.running -= hi - lo
+                if flight.chunk.kind == "run":
+                    self._ledger.running -= hi - lo
                 self.waiting.add(part.part(lo, hi))
 
     def retire(self, number: int) -> Flight:
         """The chunk's lane is through with it."""
         flight = self.flights.pop(number)
+        self.intake.router.promised -= flight.promised
         self.lanes[flight.chunk.lane].remove(flight.chunk)
         return flight
 
@@ -78,8 +71,19 @@ class Dispatcher:
         chunk = flight.chunk
         seconds = chunk.seconds * keep / chunk.size
         self.lanes[chunk.lane].shorten(chunk.seconds - seconds)
+        self._promise(flight, flight.promised * keep / chunk.size)
         self.give_back(flight, keep, chunk.size)
         flight.chunk = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds)
+
+    def hand_on(self, flight: Flight, offset: int, stage: int) -> None:
+        """Sample number ``offset`` of the chunk has come to ``stage`` and waits for a lane that goes on with it."""
+        part, serial = flight.at(offset)
+        self.intake.add_rest(part.rest(serial, stage))
+
+    def _promise(self, flight: Flight, seconds: float) -> None:
+        """So much is to follow on the device when the chunk is done."""
+        self.intake.router.promised += seconds - flight.promised
+        flight.promised = seconds
 
     # --- looking into chunks ----------------------------------------------------------------------------------
 
@@ -113,8 +117,8 @@ class Dispatcher:
                     job = self.jobs.popleft()
                     self._dispatch(lane, "collate", (), (), job.seconds, job.order)
                     continue
-                entry = self._pick(lane)
-                if entry is None or not (self._send(lane, entry) or self._send_oldest(lane, entry)):
+                picked = self._pick(lane)
+                if picked is None or not (self._send(lane, *picked) or self._send_oldest(lane, picked[0])):
                     break
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
@@ -122,13 +126,12 @@ class Dispatcher:
         entry = self.waiting.oldest()
         if entry is None or entry is refused or (lane.is_device and entry.device is None):
             return False
-        return self._send(lane, entry)
+        return self._send(lane, entry, None if lane.is_device else self.intake.router.cut(entry))
 
-    def _pick(self, lane: LaneState) -> Entry | None:
-        """The ticket that the free lane should take next, or None."""
+    def _pick(self, lane: LaneState) -> tuple[Entry, Plan | None] | None:
+        """The ticket that the free lane should take next, and where it should hand it over; or None."""
         if not (lane.is_device or self.policy.cpu_runs):
-            reading = self.waiting.first(m.CPU)
-            return reading if reading is not None and reading.inspect else None
+            return self._pick_for_reader()
         patience = 0.0
         if self.policy.max_lateness and not lane.is_device:
             patience = self.intake.pace.defer(self.samples_ready)
@@ -136,23 +139,30 @@ class Dispatcher:
                 patience = float("inf")
         entry = self.waiting.first(lane.side, patience)
         if entry is not None and not (lane.is_device and entry.device is None):
-            return entry
+            return entry, None if lane.is_device else self.intake.router.cut(entry)
         return None if not self.policy.threshold else self.intake.router.steal(lane, self.intake.newest)
 
-    def _send(self, lane: LaneState, entry: Entry) -> bool:
-        """Dispatch a chunk that begins with ``entry``; False when memory forbids it."""
+    def _pick_for_reader(self) -> tuple[Entry, Plan | None] | None:
+        """For a CPU lane that only reads: what is to be read."""
+        reading = self.waiting.first(m.CPU)
+        return (reading, None) if reading is not None and reading.inspect else None
+
+    def _send(self, lane: LaneState, entry: Entry, plan: Plan | None) -> bool:
+        """Dispatch a chunk that begins with ``entry``, up to the plan's split; False when memory forbids it."""
         if entry.inspect:
             part = entry.part(entry.lo, min(entry.hi, entry.lo + INSPECT_CHUNK))
             self.waiting.take(entry, part.hi - part.lo)
             self._dispatch(lane, "inspect", ((part.lo, part.hi),), (part,), 0.0)
             return True
-        parts, seconds = self._gather(lane, entry)
+        parts, seconds = self._gather(lane, entry, plan)
         if not parts:
             return False
-        self._dispatch(lane, "run", _spans(parts), parts, seconds)
+        flight = self._dispatch(lane, "run", spans_of(parts), parts, seconds, stop=_split(plan))
+        if plan is not None:
+            self._promise(flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0]))
         return True
 
-    def _gather(self, lane: LaneState, entry: Entry) -> tuple[list[Entry], float]:
+    def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
         limit, target = lane.chunk_limits()
         if not lane.is_device:
@@ -161,7 +171,7 @@ class Dispatcher:
         total, seconds = 0, 0.0
         following: Entry | None = entry
         while following is not None:
-            each = lane.predict(following)
+            each = lane.predict(following) if plan is None else plan.cpu
             if total and (following.inspect or seconds + each > target):
                 break
             count = min(following.hi - following.lo, limit - total)
@@ -181,6 +191,10 @@ class Dispatcher:
             if total >= limit or not whole or each == 0.0:
                 break
             following = self._next_after(lane, following)
+            if following is not None and (plan is not None or following.steps is not None) and not lane.is_device:
+                before, plan = plan, self.intake.router.cut(following)
+                if _split(before) != _split(plan):
+                    break
         return parts, seconds
 
     def _next_after(self, lane: LaneState, entry: Entry) -> Entry | None:
@@ -221,8 +235,9 @@ class Dispatcher:
         parts: Sequence[Entry],
         seconds: float,
         order: int = -1,
-    ) -> None:
-        chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order)
+        stop: int = END,
+    ) -> Flight:
+        chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop)
         self._next_chunk += 1
         flight = self.flights[chunk.number] = Flight(chunk, parts)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
@@ -231,29 +246,11 @@ class Dispatcher:
             self._ledger.running += size
             if size > 1 and not lane.is_device:
                 self.look_again(flight, max(PATIENCE_S, 2 * seconds + lane.backlog_s()))
+            elif not lane.is_device and stop == END and self.intake.router.may_rescue(parts[0]):
+                self.look_again(flight, max(PATIENCE_S, LATE * seconds))
         self.out.append(m.Dispatch(chunk))
+        return flight
 
 
-def cut(spans: tuple[m.Span, ...], start: int, stop: int) -> tuple[m.Span, ...]:
-    """The spans of samples number ``start`` to ``stop`` of a chunk."""
-    out: list[m.Span] = []
-    offset = 0
-    for lo, hi in spans:
-        a, b = max(start - offset, 0), min(stop - offset, hi - lo)
-        if a < b:
-            out.append((lo + a, lo + b))
-        offset += hi - lo
-    return tuple(out)
-
-
-def _spans(parts: Sequence[Entry]) -> tuple[m.Span, ...]:
-    """The serials of the entries, in their order; neighbours joined."""
-    if len(parts) == 1:
-        return ((parts[0].lo, parts[0].hi),)
-    out: list[m.Span] = []
-    for part in parts:
-        if out and out[-1][1] == part.lo:
-            out[-1] = (out[-1][0], part.hi)
-        else:
-            out.append((part.lo, part.hi))
-    return tuple(out)
+def _split(plan: Plan | None) -> int:
+    return END if plan is None else plan.split

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.messages import CPU, Policy, Span
 from minato_gpu.scheduling.pacing import Pace
+from minato_gpu.scheduling.plans import Plan, Step, hull
 from minato_gpu.scheduling.routing import Router
 from minato_gpu.scheduling.waiting import DEVICE, FASTER, Entry, Waiting
 
@@ -48,15 +49,28 @@ class Intake:
     def _reconsider(self, entry: Entry) -> None:
         """Which lane suits the entry, and when it should start, anew."""
         cost, other = entry.cpu, entry.device
-        if cost is not None and other is not None:
+        if entry.steps is not None:
+            self._reconsider_steps(entry, entry.steps)
+        elif cost is not None and other is not None:
             entry.ratio = cost / other if other > 0 else FASTER
             if other < cost and cost > self.pace.patience():
                 entry.ratio = FASTER  # it would hold up the window: the faster lane, whatever the ratio
         self.rank(entry)
 
+    def _reconsider_steps(self, entry: Entry, steps: tuple[Step, ...]) -> None:
+        """The same for a sample that can be cut: what would hold up the window takes the fastest of its plans."""
+        last = steps[-1]
+        entry.ratio, entry.haste = last.ratio if last.plan.cpu <= 0 else 0.0, FASTER
+        if entry.cpu is not None and entry.cpu > self.pace.patience():
+            entry.haste = 1.0
+            if last.plan.cpu <= 0:
+                entry.ratio = FASTER if last.ratio > 1.0 else 0.0
+
     def rank(self, entry: Entry) -> None:
         """When the entry should start, for what it costs on its side."""
         cost = entry.device if entry.side == DEVICE else entry.cpu
+        if entry.steps is not None and entry.side != DEVICE and (plan := self.router.cut(entry)) is not None:
+            cost = plan.cpu + plan.device
         if cost is not None and entry.hi - entry.lo == 1:
             entry.slow = self.pace.is_slow(cost)
             entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
@@ -87,10 +101,12 @@ class Intake:
         cpu: Sequence[float],
         device: Sequence[float] | None,
         read: bool = False,
+        between: Sequence[Sequence[Plan]] | None = None,
     ) -> None:
         """Queue tickets with predicted costs: neighbours that are cheap as one entry, costly ones alone.
 
         ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
+        ``between``: the plans of each ticket that do a part on either lane.
         """
         self.newest = max(self.newest, spans[-1][1])
         if self._policy.whole_places:
@@ -108,7 +124,8 @@ class Intake:
                 else:
                     self._add_run(serial, base, run)
                     run = []
-                    self._add_one(serial, base, cost, None if device is None else device[at], read)
+                    plans = () if between is None else between[at]
+                    self._add_one(serial, base, cost, None if device is None else device[at], read, plans)
                 at += 1
             self._add_run(hi, base, run)
         self._since_route += at
@@ -124,18 +141,33 @@ class Intake:
                 self.pace.expect(mean, None, len(costs))
             self._waiting.add(Entry(end - len(costs), end, base, mean if known else None))
 
-    def _add_one(self, serial: int, base: int, cpu: float, device: float | None, read: bool) -> None:
+    def add_rest(self, entry: Entry) -> None:
+        """A sample that was handed over waits for a lane that goes on with it."""
+        if entry.cpu is not None:
+            entry.set_steps(hull(entry.cpu, entry.device, entry.between), entry.between)
+            self._settle(entry)
+        self._waiting.add(entry)
+
+    def _settle(self, entry: Entry) -> None:
+        """Choose the side of a ticket whose costs are known."""
+        self._reconsider(entry)
+        beyond = self._policy.threshold and entry.ratio >= self.router.threshold
+        if entry.device is not None and (beyond or not self._policy.cpu_runs):
+            entry.side = DEVICE
+            self.rank(entry)
+
+    def _add_one(
+        self, serial: int, base: int, cpu: float, device: float | None, read: bool, between: Sequence[Plan] = ()
+    ) -> None:
         cost, other = self._guess(cpu, device)
         entry = Entry(serial, serial + 1, base, cost, other)
         entry.read = read
         entry.cold = self.cold
         if cost is not None:
-            self.pace.expect(cost, other)
-            self._reconsider(entry)
-            beyond = self._policy.threshold and entry.ratio >= self.router.threshold
-            if other is not None and (beyond or not self._policy.cpu_runs):
-                entry.side = DEVICE
-                self.rank(entry)
+            if between and all(plan.cpu >= 0 <= plan.device for plan in between):  # none is nan
+                entry.set_steps(hull(cost, other, between), between)
+            self.pace.expect(cost, other, 1, entry.steps)
+            self._settle(entry)
         elif other is not None and not self._policy.cpu_runs:
             entry.side = DEVICE
         self._waiting.add(entry)

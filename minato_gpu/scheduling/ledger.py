@@ -33,15 +33,24 @@ class Ledger:
 
     def ready(self, samples: int, nbytes: int, read: int = 0) -> None:
         """``samples`` running ones became ready and hold ``nbytes`` together; ``read`` of them had been read before."""
-        if read:
-            share = self._read_bytes * read // self._read
-            self._read -= read
-            self._read_bytes -= share
+        self._forget(read)
         self.running -= samples
         self.pool += samples
         self._pool_bytes += nbytes
         weight = max(0.02, samples / (samples + 32)) if self.sample_bytes else 1.0
         self.sample_bytes += (nbytes / samples - self.sample_bytes) * weight
+
+    def handed(self, samples: int, nbytes: int, read: int) -> None:
+        """``samples`` running ones wait again for another lane, and hold ``nbytes`` instead of what was read before."""
+        self._forget(read)
+        self.running -= samples
+        self.read(samples, nbytes)
+
+    def _forget(self, read: int) -> None:
+        if read:
+            share = self._read_bytes * read // self._read
+            self._read -= read
+            self._read_bytes -= share
 
     def compose(self, order: int, samples: int) -> None:
         """Batch ``order`` takes ``samples`` of the ready ones."""

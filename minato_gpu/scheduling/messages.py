@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minato_gpu.scheduling.plans import Plan
+
 Span = tuple[int, int]
 """A half-open range of serials."""
 
@@ -26,6 +28,7 @@ class Chunk:
     ``kind`` is ``"run"`` (prepare the samples), ``"inspect"`` (host read only: reports cost features), ``"collate"``
     (join the prepared samples of the composed batch ``order``) or ``"next"`` (the next batch of the worker's own
     stream, from ``StreamScheduler``; its one serial numbers the ticket). ``seconds`` is the predicted time.
+    ``stop``: the stage before which the lane stops and hands the samples back for another one (-1: none).
     """
 
     number: int
@@ -34,6 +37,7 @@ class Chunk:
     spans: tuple[Span, ...]
     seconds: float
     order: int = -1
+    stop: int = -1
 
     @property
     def size(self) -> int:
@@ -58,8 +62,9 @@ class Admitted:
     """The sampler's next batch: serials ``first`` to ``first + size``.
 
     ``cpu`` and ``device`` are predicted seconds for each sample on one slot of that lane; None where nothing
-    is known. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where that is not
-    the place's own, because an earlier run delivered part of the place (0: that batch too, or another event tells).
+    is known. ``between``: for each sample the plans that do its first stages on the CPU and the others on the device,
+    where there are any. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where
+    that is not the place's own, as an earlier run delivered part of it (0: that batch too, or another event tells).
     """
 
     time: float
@@ -71,6 +76,7 @@ class Admitted:
     device: Sequence[float] | None = None
     last: bool = False
     batch: int | None = None
+    between: Sequence[Sequence[Plan]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +102,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """Chunk ``chunk`` of kind inspect is done; predicted seconds for each of its serials, in its order."""
+    """Chunk ``chunk`` of kind inspect is done; predictions (see ``Admitted``) for each of its serials, in its order."""
 
     time: float
     chunk: int
     cpu: Sequence[float]
     device: Sequence[float]
     nbytes: int = 0
+    between: Sequence[Sequence[Plan]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,9 @@ class Finished:
 
     ``seconds`` and ``nbytes`` are those of the samples newly reported. A final report with ``done`` smaller
     than the chunk gives the rest back: it was revoked before it started. ``failed`` lists offsets in the
-    chunk, among those newly reported, that raised an error instead of a sample.
+    chunk, among those newly reported, that raised an error instead of a sample; ``handed`` those that are not ready but
+    handed over, each with the stage that it has come to. What these hold until they are ready is ``handed_bytes``,
+    apart from ``nbytes``.
     """
 
     time: float
@@ -121,6 +130,24 @@ class Finished:
     nbytes: int = 0
     final: bool = True
     failed: tuple[int, ...] = ()
+    handed: tuple[tuple[int, int], ...] = ()
+    handed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker of the lane has died, and a slot is gone with it; a replacement comes as ``LaneOpened``.
+
+    What it had of ``chunk`` (None: it had none) and has not reported waits again, but for the offsets ``settled``:
+    those are given up. They count as ready, ``failed`` of them (at least one) as errors, and hold ``nbytes``.
+    """
+
+    time: float
+    lane: str
+    chunk: int | None = None
+    settled: Span = (0, 0)
+    failed: tuple[int, ...] = ()
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +216,7 @@ Event = (
     | Ended
     | Inspected
     | Finished
+    | Lost
     | Exhausted
     | Running
     | Revoked
@@ -218,6 +246,17 @@ class Revoke:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """The sample of the chunk that runs is to be handed over at the next stage where it can be cut, if it comes to one.
+
+    What becomes of that is told by ``Finished``, as ever.
+    """
+
+    lane: str
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
 class Compose:
     """The batch to deliver as number ``order`` (rising, without gaps) consists of ``spans``, in this order.
 
@@ -230,7 +269,7 @@ class Compose:
     failed: tuple[int, ...] = ()
 
 
-Instruction = Dispatch | Revoke | Compose
+Instruction = Dispatch | Revoke | HandOver | Compose
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +289,9 @@ class Policy:
     otherwise first come, first served. ``micro_batch``: most samples of one device chunk; ``device_s``: its target.
     ``compose_ahead``: while fewer batches than this are composed and not delivered, one is composed even if it
     overtakes an older sample, so that assembly overlaps with the consumer's step. ``spares_device``: the device trains
-    too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up.
+    too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up. ``rescue``:
+    the rest of a sample that turns out slow on the CPU is moved to a device that would sooner be through with it.
+    ``spreads``: a batch that is composed from what is ready has a sample that did not fail, if one is to be had.
     """
 
     window: int
@@ -272,3 +313,5 @@ class Policy:
     device_s: float = 10e-3
     compose_ahead: int = 1
     spares_device: bool = False
+    rescue: bool = True
+    spreads: bool = False

@@ -12,8 +12,10 @@ has been lost, where a prediction decides before the sample starts.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from minato_gpu.scheduling.messages import Policy
+from minato_gpu.scheduling.plans import Step
 from minato_gpu.scheduling.routing import threshold
 
 _MEMORY = 256  # recent samples that tau is taken from
@@ -33,6 +35,8 @@ class Pace:
         self._policy = policy
         self._recent: deque[tuple[float, float]] = deque(maxlen=_MEMORY)
         self._fresh = 0
+        self._seen = 0
+        self._cuttable: deque[tuple[int, Sequence[Step]]] = deque(maxlen=_MEMORY)  # with their numbers among those seen
         self.slots = 0  # of all lanes
         self.cpu_slots = 0
         self.batch = 1  # samples of a place
@@ -40,8 +44,11 @@ class Pace:
         self.tau = 0.0
         self.cpu_tau = 0.0  # the same for the CPU lane alone
 
-    def expect(self, cpu: float, device: float | None, samples: int = 1) -> None:
-        """``samples`` with these predicted costs were admitted."""
+    def expect(self, cpu: float, device: float | None, samples: int = 1, steps: Sequence[Step] | None = None) -> None:
+        """``samples`` with these predicted costs were admitted; ``steps``: one that can be cut."""
+        if steps is not None:
+            self._cuttable.append((self._seen, steps))
+        self._seen += samples
         self._recent.extend([(cpu, cpu if device is None else device)] * min(samples, _MEMORY))
         self._fresh += samples
         if self._fresh >= min(_MEMORY, 1 + len(self._recent) // 2):
@@ -52,9 +59,24 @@ class Pace:
         self._fresh = 0
         if self._recent and self.slots:
             cpu, device = zip(*self._recent, strict=True)
-            _, seconds = threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots)
+            if self._cuttable:
+                seconds = self._drain(list(cpu), list(device))
+            else:
+                _, seconds = threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots)
             self.tau = seconds / len(cpu)
             self.cpu_tau = sum(cpu) / len(cpu) / self.cpu_slots if self.cpu_slots else 0.0
+
+    def _drain(self, cpu: list[float], device: list[float]) -> float:
+        """The seconds in which all lanes would prepare the recent samples, some of which can be cut."""
+        begin, left = self._seen - len(cpu), 0.0
+        while self._cuttable and self._cuttable[0][0] < begin:
+            self._cuttable.popleft()
+        for number, steps in self._cuttable:
+            cpu[number - begin] = device[number - begin] = 0.0
+            cpu += [step.cpu for step in steps]
+            device += [step.device for step in steps]
+            left += steps[-1].plan.cpu
+        return threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots, left)[1]
 
     def is_slow(self, cost: float) -> bool:
         """Whether a sample takes much longer than the others, and long enough to keep a batch from the consumer."""

@@ -17,6 +17,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.scheduler import Scheduler
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*m.Event.__args__, *m.Instruction.__args__)}
@@ -104,6 +105,10 @@ def _restore(key: str, value: Any) -> Any:
         return _decode(value)
     if key == "spans":
         return tuple((lo, hi) for lo, hi in value)
-    if key in ("failed", "ended"):
+    if key in ("failed", "ended", "settled"):
         return tuple(value)
+    if key == "handed":
+        return tuple((offset, stage) for offset, stage in value)
+    if key == "between" and value is not None:
+        return [[Plan(*plan) for plan in plans] for plans in value]
     return value

@@ -1,5 +1,7 @@
 """Which lane: the threshold on cpu_cost / device_cost at which both kinds of lane drain the window together.
 
+For samples that can be cut it is a threshold on the steps between their plans (see ``plans``).
+
 Preparing a window of samples on unlike lanes is a linear program whose optimum is a threshold on the cost ratio
 (the fractional relaxation of scheduling on unrelated machines, Lawler and Labetoulle 1978; with two kinds of
 machine it is a fractional knapsack). FusionFlow (VLDB 2023) adapts a size threshold; this one is recomputed.
@@ -7,13 +9,14 @@ machine it is a fractional knapsack). FusionFlow (VLDB 2023) adapts a size thres
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.messages import CPU, Policy
+from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
 
 
@@ -61,6 +64,7 @@ class Router:
         self.threshold = float("inf")
         self.price = 1.0  # what a second of device work counts
         self.spared = False  # devices are to get nothing
+        self.promised = 0.0  # device seconds of what runs on the CPU lane and will be handed over
         self._policy = policy
         self._lanes = lanes
         self._waiting = waiting
@@ -74,13 +78,17 @@ class Router:
         if not entries:
             return
         cpu = self._lanes.get(CPU)
+        if self._waiting.cuttable:
+            on_cpu, on_device, left = _steps(entries)
+        else:
+            on_cpu, on_device, left = [e.cpu or 0.0 for e in entries], [e.device or 0.0 for e in entries], 0.0
         ratio, _ = threshold(
-            [e.cpu or 0.0 for e in entries],
-            [self.price * (e.device or 0.0) for e in entries],
+            on_cpu,
+            [self.price * seconds for seconds in on_device],
             cpu.slots if cpu and self._policy.cpu_runs else 0,
             0 if self._leaves_alone() else sum(lane.slots for lane in devices),
-            cpu.seconds if cpu else 0.0,
-            self.price * sum(lane.seconds for lane in devices),
+            left + (cpu.seconds if cpu else 0.0),
+            self.price * (self.promised + sum(lane.seconds for lane in devices)),
         )
         self.threshold = ratio * self.price
         self._waiting.move(self.threshold, rank)
@@ -90,10 +98,35 @@ class Router:
         cpu = self._lanes.get(CPU)
         return self.spared and self._policy.cpu_runs and cpu is not None and cpu.slots > 0
 
-    def steal(self, thief: LaneState, newest: int) -> Entry | None:
+    def cut(self, entry: Entry) -> Plan | None:
+        """Where a CPU slot that takes the entry should hand it over; None: nowhere."""
+        return None if entry.steps is None or self._no_device() else entry.cut(self.threshold)
+
+    def may_rescue(self, entry: Entry) -> bool:
+        """Whether a device could go on with the sample."""
+        return bool(entry.between) and self._policy.rescue and not self._no_device()
+
+    def rescues(self, entry: Entry, factor: float, since_s: float) -> bool:
+        """Whether a device would be through with the rest of a sample before the CPU, where it has run for ``since_s``.
+
+        That is ``factor`` times what was predicted, so the rest is taken to be as much too long; on the CPU as much
+        may follow as has passed, which is what heavy tails do.
+        """
+        if not self.may_rescue(entry):
+            return False
+        devices = [lane for lane in self._lanes.values() if lane.is_device and lane.slots > 0]
+        queued = sum(lane.seconds for lane in devices)  # not what waits: it would be among the oldest
+        rest = max(plan.device for plan in entry.between) * factor
+        return self.price * (queued / sum(lane.slots for lane in devices) + rest) < since_s
+
+    def _no_device(self) -> bool:
+        return self._leaves_alone() or not any(lane.is_device and lane.slots > 0 for lane in self._lanes.values())
+
+    def steal(self, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:
         """The ticket nearest to the threshold that the thief would finish before its own side; None if there is none.
 
-        When the own side would come to it is estimated from how far back it stands among the serials up to ``newest``.
+        With it, where a CPU slot should hand it over. When the own side would come to it is estimated from how far back
+        it stands among the serials up to ``newest``.
         """
         if thief.is_device and self._leaves_alone():
             return None
@@ -101,14 +134,40 @@ class Router:
         owners = [lane for lane in self._lanes.values() if lane.side == owner]
         slots = sum(lane.slots for lane in owners)
         if slots <= 0:
-            return self._waiting.nearest(owner)
+            entry = self._waiting.nearest(owner)
+            return None if entry is None else (entry, None if thief.is_device else self.cut(entry))
         oldest = self._waiting.oldest()
         first = oldest.lo if oldest is not None else 0
         running = sum(lane.seconds for lane in owners)
         per_position = self._waiting.seconds(owner) / max(1, newest - first)
         for entry in self._waiting.near(owner):
             device, cpu = self.price * (entry.device or 0.0), entry.cpu or 0.0
-            mine, theirs = (device, cpu) if thief.is_device else (cpu, device)
-            if mine <= (running + per_position * (entry.lo - first)) / slots + theirs:
-                return entry
+            wait = (running + per_position * (entry.lo - first)) / slots
+            if thief.is_device:
+                plan = self.cut(entry)
+                if device <= wait + (cpu if plan is None else plan.cpu + self.price * plan.device):
+                    return entry, None
+                continue
+            if entry.steps is not None and len(entry.steps) > 1:
+                plan = entry.steps[-2].plan  # the last before all on the device
+                if max(plan.cpu, wait) + self.price * plan.device <= wait + device:
+                    return entry, plan
+            if cpu <= wait + device:
+                return entry, None
         return None
+
+
+def _steps(entries: Sequence[Entry]) -> tuple[list[float], list[float], float]:
+    """What each step saves and costs, and the CPU's seconds of those that the device cannot take altogether."""
+    cpu: list[float] = []
+    device: list[float] = []
+    left = 0.0
+    for entry in entries:
+        if entry.steps is None:
+            cpu.append(entry.cpu or 0.0)
+            device.append(entry.device or 0.0)
+        else:
+            cpu += [step.cpu for step in entry.steps]
+            device += [step.device for step in entry.steps]
+            left += entry.steps[-1].plan.cpu
+    return cpu, device, left

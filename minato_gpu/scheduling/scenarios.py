@@ -14,9 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.scheduling.work import Array, Work
+from minato_gpu.scheduling.work import Array, Cut, Work
 
 Costs = Callable[[np.random.Generator, int], tuple[Array, Array | None]]
+
+
+Parts = Callable[[np.random.Generator, int], tuple[Array, Array, Array]]
+"""Draws the seconds of each part of n samples on the CPU and on the device, shape (parts, n) each, and those that it
+takes to bring to the device what there is before each part."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class Scenario:
     """A kind of work and the settings in which it is simulated.
 
     ``costs(rng, n)`` draws the seconds of n samples on the CPU and, where there is one, the device. ``policy`` holds
-    arguments of ``messages.Policy`` that differ from its defaults.
+    arguments of ``messages.Policy`` that differ from its defaults. ``parts`` (see ``Parts``) replaces ``costs`` where
+    samples can be cut.
     """
 
     name: str
@@ -41,10 +47,13 @@ class Scenario:
     stagger_s: float = 0.0
     device_run_s: float = 0.0
     policy: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Parts | None = None
 
     def work(self, seed: int, error: float) -> Work:
         """The work of one seed, with log-normal prediction errors of sigma ``error``, drawn apart for each lane."""
         samples = sum(self.epoch_samples)
+        if self.parts is not None:
+            return self._cuttable(self.parts, seed, error, samples)
         cpu, device = self.costs(np.random.default_rng([seed, 1]), samples)
         noise = np.random.default_rng([seed, 2])
         told_cpu = cpu * np.exp(error * noise.standard_normal(samples))
@@ -63,11 +72,54 @@ class Scenario:
             device_run_s=self.device_run_s,
         )
 
+    def _cuttable(self, parts: Parts, seed: int, error: float, samples: int) -> Work:
+        """The same, with an error of its own for each part on each lane."""
+        cpu, device, moving = parts(np.random.default_rng([seed, 1]), samples)
+        noise = np.random.default_rng([seed, 2])
+        told_cpu = cpu * np.exp(error * noise.standard_normal(cpu.shape))
+        told_device = device * np.exp(error * noise.standard_normal(device.shape))
+        cuts = tuple(
+            Cut(
+                split,
+                cpu[:split].sum(axis=0),
+                device[split:].sum(axis=0) + moving[split],
+                told_cpu[:split].sum(axis=0),
+                told_device[split:].sum(axis=0) + moving[split],
+            )
+            for split in range(1, len(cpu))
+        )
+        return Work(
+            cpu=cpu.sum(axis=0),
+            predicted_cpu=told_cpu.sum(axis=0),
+            batch=self.batch,
+            epoch_samples=self.epoch_samples,
+            slots=self.slots,
+            device=device.sum(axis=0) + moving[0],
+            predicted_device=told_device.sum(axis=0) + moving[0],
+            devices=self.devices,
+            startup_s=self.startup_s,
+            stagger_s=self.stagger_s,
+            device_run_s=self.device_run_s,
+            cuts=cuts,
+        )
+
 
 def hybrid_costs(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
     """CPU 4 ms x, device (0.5 + 0.5 x) ms times an own factor of sigma 0.3, x log-normal of sigma 1."""
     x, factor = rng.lognormal(0.0, 1.0, n), rng.lognormal(0.0, 0.3, n)
     return 4e-3 * x, (0.5e-3 + 0.5e-3 * x) * factor
+
+
+def two_part_costs(rng: np.random.Generator, n: int) -> tuple[Array, Array, Array]:
+    """The sums of ``hybrid_costs`` in two parts: one that the device is not much better at (decoding), one that it is.
+
+    CPU 2.4 ms x and 1.6 ms x; device (0.45 + 0.45 x) ms and (0.05 + 0.05 x) ms, each times an own factor of sigma 0.3;
+    0.05 ms x to bring what the first part made to the device.
+    """
+    x, factors = rng.lognormal(0.0, 1.0, n), rng.lognormal(0.0, 0.3, (2, n))
+    cpu = np.array([2.4e-3 * x, 1.6e-3 * x])
+    device = np.array([0.45e-3 + 0.45e-3 * x, 0.05e-3 + 0.05e-3 * x]) * factors
+    return cpu, device, np.array([np.zeros(n), 0.05e-3 * x])
 
 
 def published_costs(quantiles: tuple[float, float, float, float, float], mean: float, std: float) -> Costs:

@@ -12,7 +12,8 @@ from typing import Any
 
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
-from minato_gpu.scheduling.dispatch import PATIENCE_S, Dispatcher, Flight, cut
+from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
+from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.harm import Harm
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
@@ -24,8 +25,10 @@ class Scheduler:
     def __init__(self, policy: m.Policy) -> None:
         self.policy = policy
         self._places = Places()
-        composition = FixedComposition if policy.fixed else FreeComposition
-        self._composition = composition(self._places, policy.max_lateness)
+        places, lateness = self._places, policy.max_lateness
+        self._composition: FixedComposition | FreeComposition = (
+            FixedComposition(places, lateness) if policy.fixed else FreeComposition(places, lateness, policy.spreads)
+        )
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger)
         self._intake = self._work.intake
@@ -42,6 +45,7 @@ class Scheduler:
             m.Ended: self._ended,
             m.Inspected: self._inspected,
             m.Finished: self._finished,
+            m.Lost: self._lost,
             m.Running: self._running,
             m.Revoked: self._revoked,
             m.CollateNeeded: lambda event: self._work.jobs.append(event),
@@ -122,7 +126,7 @@ class Scheduler:
         if event.cpu is None or not known:
             self._intake.add_unknown(event.first, end)
         else:
-            self._intake.add_costed([(event.first, end)], event.first, event.cpu, event.device)
+            self._intake.add_costed([(event.first, end)], event.first, event.cpu, event.device, between=event.between)
 
     def _ended(self, event: m.Ended) -> None:
         self._intake.pace.ending = True
@@ -130,7 +134,8 @@ class Scheduler:
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._work.retire(event.chunk)
         self._ledger.read(flight.chunk.size, event.nbytes)
-        self._intake.add_costed(flight.chunk.spans, flight.parts[0].base, event.cpu, event.device, read=True)
+        base = flight.parts[0].base
+        self._intake.add_costed(flight.chunk.spans, base, event.cpu, event.device, True, event.between)
 
     def _finished(self, event: m.Finished) -> None:
         flight = self._work.flights.get(event.chunk)
@@ -146,29 +151,88 @@ class Scheduler:
             lane.measured(event.seconds, fresh)
             if lane.is_device:
                 self.harm.worked(event.seconds)
-            self._ledger.ready(fresh, event.nbytes, fresh if flight.parts[0].read else 0)
-            self._mark(flight, event.done, event.failed)
+            held = flight.held(flight.done, event.done)
+            if event.handed:
+                self._hand_on(flight, event, held)
+            else:
+                self._ledger.ready(fresh, event.nbytes, held)
+                self._mark(flight, event.done, event.failed)
         if event.final:
             self._work.retire(event.chunk)
             if event.done < chunk.size:
                 self._work.give_back(flight, event.done, chunk.size)
+
+    def _hand_on(self, flight: Flight, event: m.Finished, held: int) -> None:
+        """Some of the samples newly reported have only come to a later stage."""
+        before = flight.done
+        of_handed = sum(flight.at(offset)[0].read for offset, _ in event.handed)
+        self._ledger.handed(len(event.handed), event.handed_bytes, of_handed)
+        ready = event.done - before - len(event.handed)
+        if ready:
+            self._ledger.ready(ready, event.nbytes, held - of_handed)
+        for offset, stage in event.handed:
+            self._work.hand_on(flight, offset, stage)
+            self._mark(flight, offset, event.failed)
+            flight.done = offset + 1
+        self._mark(flight, event.done, event.failed)
+
+    def _lost(self, event: m.Lost) -> None:
+        self._intake.open(event.lane, -1)
+        if event.chunk is None or event.chunk not in self._work.flights:
+            return
+        flight = self._work.retire(event.chunk)
+        chunk, done = flight.chunk, flight.done
+        if chunk.kind == "collate":
+            self._work.jobs.appendleft(m.CollateNeeded(event.time, chunk.order, chunk.seconds))
+            return
+        lo, hi = event.settled
+        if lo < hi:
+            if chunk.kind == "inspect":
+                self._ledger.running += hi - lo
+            self._ledger.ready(hi - lo, event.nbytes, flight.held(lo, hi))
+            self._work.give_back(flight, done, lo)
+            flight.done = done = lo
+            self._mark(flight, hi, event.failed)
+            done = hi
+        self._work.give_back(flight, done, chunk.size)
 
     def _running(self, event: m.Running) -> None:
         flight = self._work.flights.get(event.chunk)
         if flight is None or flight.look_at is None:
             return
         chunk, keep = flight.chunk, event.done + 1
+        if keep >= chunk.size:
+            self._rescue(flight, event)
+            return
         others = self._work.lanes[chunk.lane].slots > 1 and not self.policy.whole_places
-        if others and keep < chunk.size and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
+        if others and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))
         elif flight.look_at <= event.time:
             self._work.look_again(flight, PATIENCE_S)
 
+    def _rescue(self, flight: Flight, event: m.Running) -> None:
+        """Let a device go on with a chunk's last sample that has run for longer than it should, if that helps."""
+        chunk = flight.chunk
+        predicted = chunk.seconds / chunk.size
+        if chunk.stop < 0 and event.since_s >= max(PATIENCE_S, LATE * predicted):
+            factor = event.since_s / max(predicted, PATIENCE_S / LATE)
+            if self._intake.router.rescues(flight.at(event.done)[0], factor, event.since_s):
+                flight.look_at = None
+                self._work.out.append(m.HandOver(chunk.lane, chunk.number))
+                return
+        if flight.look_at is not None and flight.look_at <= event.time:
+            early = LATE * predicted - event.since_s
+            self._work.look_again(flight, max(PATIENCE_S, early if early > 0 else event.since_s / 2))
+
     def _revoked(self, event: m.Revoked) -> None:
         flight = self._work.flights.get(event.chunk)
-        if flight is not None and event.keep < flight.chunk.size:
+        if flight is None:
+            return
+        if event.keep < flight.chunk.size:
             self._work.shorten(flight, event.keep)
+        if self._intake.router.may_rescue(flight.at(flight.chunk.size - 1)[0]):
+            self._work.look_again(flight, PATIENCE_S)
 
     def _was_asked(self, event: m.Asked) -> None:
         self._asked = self._next_order not in self._sizes

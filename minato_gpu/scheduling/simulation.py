@@ -123,7 +123,7 @@ def run_ablation(seeds: int = 10) -> list[Row]:
     ended). The row with everything on has an empty string; the other columns are those of ``run``.
     """
     rows: list[Row] = []
-    for name in ("hybrid", "speech-10s", "tail", "burst", "short-epochs"):
+    for name in ("hybrid", "hybrid-cut", "speech-10s", "tail", "burst", "short-epochs"):
         scenario = SCENARIOS[name]
         window, lateness = scenario.windows[-1], scenario.latenesses[-1]
         variants = {
@@ -135,6 +135,8 @@ def run_ablation(seeds: int = 10) -> list[Row]:
             "pacing and free order": (0, _ours(scenario, window, 0, early=False, reserve=False)),
             "epoch overlap": (lateness, _ours(scenario, window, lateness, overlap=False)),
         }
+        if scenario.parts is not None:
+            variants["split points"] = lateness, _uncut(_ours(scenario, window, lateness))
         if not scenario.devices:
             del variants["threshold"]
         if len(scenario.epoch_samples) == 1:
@@ -152,6 +154,19 @@ def _blind(simulate: _Simulate) -> _Simulate:
     def told_means(work: Work, period: float) -> Outcome:
         device = None if work.device is None else np.full_like(work.device, work.device.mean())
         blind = replace(work, predicted_cpu=np.full_like(work.cpu, work.cpu.mean()), predicted_device=device)
-        return simulate(blind, period)
+        means = [
+            replace(
+                cut,
+                predicted_cpu=np.full_like(cut.cpu, cut.cpu.mean()),
+                predicted_device=np.full_like(cut.device, cut.device.mean()),
+            )
+            for cut in work.cuts
+        ]
+        return simulate(replace(blind, cuts=tuple(means)), period)
 
     return told_means
+
+
+def _uncut(simulate: _Simulate) -> _Simulate:
+    """The same, all of a sample on one lane; the bounds stay those of samples that can be cut."""
+    return lambda work, period: simulate(replace(work, cuts=()), period)

@@ -8,6 +8,7 @@ and give back what is revoked. Nothing is random: the work brings its own number
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -72,6 +73,10 @@ class VirtualLoader:
         self._step_s = 0.0  # of the consumer's last step
         self._device_s = 0.0  # device work that the next step will feel
         self.device_samples = 0
+        self.rescued = 0  # samples that were told to, while they ran
+        self.handed = 0  # samples that went on from the CPU lane to a device
+        self._stage: dict[int, int] = {}  # of those samples
+        self._cuts = {cut.split: (cut.cpu.tolist(), cut.device.tolist()) for cut in work.cuts}
 
     def run(self) -> Outcome:
         """Simulate until every batch is delivered."""
@@ -128,16 +133,27 @@ class VirtualLoader:
             self.device_samples += count
         spent = self._now - run.begin
         report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * count)
+        if run.chunk.stop >= 0:
+            report = self._handed(report, run.chunk)
         if self._trip_s:
             self._push(report.time, "report", report)
         else:
             self._tell(report)
 
+    def _handed(self, report: m.Finished, chunk: m.Chunk) -> m.Finished:
+        """The chunk's samples have come to its stop."""
+        count = report.done
+        serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)][:count]
+        self._stage.update(dict.fromkeys(serials, chunk.stop))
+        self.handed += count
+        handed = tuple((offset, chunk.stop) for offset in range(count))
+        return replace(report, nbytes=0, handed=handed, handed_bytes=1000 * count)
+
     def _look(self, now: float) -> None:
         """Report every unfinished chunk of several samples, as the shell does when ``wake_at`` comes."""
         self._now = now
         for run in list(self._runs.values()):
-            if run.chunk.kind == "run" and len(run.ends) > 1:
+            if run.chunk.kind == "run" and (len(run.ends) > 1 or self._cuts):
                 done = run.done(now)
                 since = now - (run.ends[done - 1] if done else run.begin)
                 if done < len(run.ends) and run.chunk.lane == m.CPU:
@@ -154,6 +170,8 @@ class VirtualLoader:
                 self._start(lane)
             elif isinstance(instruction, m.Compose):
                 self._composed[instruction.order] = instruction
+            elif isinstance(instruction, m.HandOver):
+                self._hand_over(instruction)
             else:
                 self._revoke(instruction)
 
@@ -162,15 +180,39 @@ class VirtualLoader:
             lane.free -= 1
             chunk = lane.queue.popleft()
             device = lane.name != m.CPU
-            costs = self._device if device else self._cpu
             time = self._now + (self._work.device_run_s if device else 0.0)
             ends = []
             for lo, hi in chunk.spans:
                 for serial in range(lo, hi):
-                    time += costs[serial]
+                    time += self._seconds(serial, device, chunk.stop)
                     ends.append(time)
             self._runs[chunk.number] = _Run(chunk, self._now, ends)
             self._push(time, "end", (chunk.number, 0))
+
+    def _hand_over(self, instruction: m.HandOver) -> None:
+        """The sample stops at its next cut, if there is one before its end."""
+        run = self._runs.get(instruction.chunk)
+        if run is None or len(run.ends) != 1:
+            return
+        serial = run.chunk.spans[0][0]
+        at = self._stage.get(serial)
+        begin = run.begin - (0.0 if at is None else self._cuts[at][0][serial])
+        for split, (cpu, _) in self._cuts.items():
+            if (at is None or split > at) and self._now <= begin + cpu[serial] < run.ends[0]:
+                run.chunk = replace(run.chunk, stop=split)
+                run.ends = [begin + cpu[serial]]
+                run.version += 1
+                self.rescued += 1
+                self._push(run.ends[0], "end", (instruction.chunk, run.version))
+                return
+
+    def _seconds(self, serial: int, device: bool, stop: int) -> float:
+        """What the rest of the sample takes on a slot, as far as ``stop``."""
+        at = self._stage.get(serial)
+        if device:
+            return self._device[serial] if at is None else self._cuts[at][1][serial]
+        upto = self._cpu[serial] if stop < 0 else self._cuts[stop][0][serial]
+        return upto if at is None else upto - self._cuts[at][0][serial]
 
     def _revoke(self, instruction: m.Revoke) -> None:
         run = self._runs.get(instruction.chunk)
@@ -198,7 +240,8 @@ class VirtualLoader:
             device = None if self._told_device is None else self._told_device[first:stop]
             last = self._admitted == work.batches or work.epochs[at + 1] != epoch
             cpu = self._told_cpu[first:stop]
-            self._tell(m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last)))
+            between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
+            self._tell(m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), between=between))
 
     def _consume(self) -> None:
         while self._now >= self._consumer_ready:

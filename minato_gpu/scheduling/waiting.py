@@ -7,10 +7,11 @@ lazily: an item counts only while its entry still waits on the heap's side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from minato_gpu.scheduling.messages import CPU
+from minato_gpu.scheduling.plans import Plan, Step, rest
 
 DEVICE = "device"
 NEAR = 15  # heap items looked at for one to steal
@@ -24,13 +25,23 @@ class Entry:
     A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``ratio`` says how much dearer
     the CPU is than the device: the larger, the more the device lane gains. ``base`` is the first serial of its place.
     ``inspect`` marks tickets whose costs must be read from their headers first, ``read`` those whose host read is held.
+
+    One that can be cut has the plans ``between`` as well, and the ``steps`` between those worth having. ``at``: the
+    stage that its sample has come to (0: none is done but the host read); costs are those of what is left. ``haste``:
+    the price of device time for it is at most this.
     """
 
+    charge: float | None  # the seconds that it counts with where it waits
+
     __slots__ = (
+        "at",
         "base",
+        "between",
+        "charge",
         "cold",
         "cpu",
         "device",
+        "haste",
         "hi",
         "inspect",
         "lo",
@@ -39,6 +50,7 @@ class Entry:
         "read",
         "side",
         "slow",
+        "steps",
         "waits",
     )
 
@@ -55,6 +67,9 @@ class Entry:
         self.side = CPU
         self.slow = False
         self.waits = False
+        self.at = 0
+        self.between: Sequence[Plan] = ()
+        self.steps: tuple[Step, ...] | None = None
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
     def part(self, lo: int, hi: int) -> Entry:
@@ -62,6 +77,39 @@ class Entry:
         entry = Entry(lo, hi, self.base, self.cpu, self.device)
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
+        entry.at, entry.between = self.at, self.between
+        if self.steps is not None:
+            entry.steps, entry.haste = self.steps, self.haste
+        return entry
+
+    def set_steps(self, steps: tuple[Step, ...], between: Sequence[Plan]) -> None:
+        """The sample can be cut. Where nothing but all or nothing is worth having, it is like any other."""
+        self.between = between
+        if steps and steps[-1].plan.cpu > 0:  # the device cannot do all of it, or should not
+            self.ratio = 0.0
+        elif len(steps) < 2:
+            return
+        else:
+            self.ratio = steps[-1].ratio
+        self.steps, self.haste = steps, FASTER
+
+    def cut(self, threshold: float) -> Plan | None:
+        """The plan to begin with on the CPU at this threshold; None: it stays there to the end."""
+        chosen: Plan | None = None
+        if self.steps is not None and threshold <= FASTER:
+            limit = min(threshold, self.haste)
+            for step in self.steps:
+                if step.ratio < limit or step.plan.cpu <= 0:
+                    break
+                chosen = step.plan
+        return chosen
+
+    def rest(self, serial: int, split: int) -> Entry:
+        """A new entry for one of the serials, whose stages before ``split`` are done."""
+        entry = Entry(serial, serial + 1, self.base)
+        entry.read, entry.at, entry.cold = True, split, self.cold
+        if self.cpu is not None:
+            entry.cpu, entry.device, entry.between = rest(self.cpu, self.between, split)
         return entry
 
     def __lt__(self, other: Entry) -> bool:
@@ -82,10 +130,14 @@ class Waiting:
         self._oldest: list[int] = []
         self._seconds = dict.fromkeys(SIDES, 0.0)
         self._samples: dict[int, int] = {}  # first serial of a place -> its samples that wait
+        self._threshold = float("inf")
+        self.cuttable = 0  # entries with steps
 
     def add(self, entry: Entry) -> None:
         """Queue an entry on its side."""
         entry.waits = True
+        if entry.steps is not None:
+            self.cuttable += 1
         self._entries[entry.lo] = entry
         self._samples[entry.base] = self._samples.get(entry.base, 0) + entry.hi - entry.lo
         heappush(self._oldest, entry.lo)
@@ -112,12 +164,19 @@ class Waiting:
 
     def _account(self, entry: Entry, sign: int) -> None:
         cost = entry.device if entry.side == DEVICE else entry.cpu
+        if entry.steps is not None and entry.side == CPU:
+            if sign > 0:
+                plan = entry.cut(self._threshold)
+                entry.charge = entry.cpu if plan is None else plan.cpu
+            cost = entry.charge
         if cost:
             self._seconds[entry.side] += sign * cost * (entry.hi - entry.lo)
 
     def take(self, entry: Entry, count: int) -> None:
         """Remove the first ``count`` serials of the entry; the rest keeps waiting."""
         entry.waits = False
+        if entry.steps is not None:
+            self.cuttable -= 1
         del self._entries[entry.lo]
         left = self._samples.pop(entry.base) - (entry.hi - entry.lo)
         if left:
@@ -162,6 +221,7 @@ class Waiting:
 
     def move(self, threshold: float, rank: Callable[[Entry], None]) -> None:
         """Put every entry on the side of the threshold that its ratio is on; ``rank`` then says when it starts."""
+        self._threshold = threshold
         for side, other in ((DEVICE, CPU), (CPU, DEVICE)):
             while (entry := self.nearest(side)) is not None:
                 if (entry.ratio >= threshold) == (side == DEVICE):
@@ -187,8 +247,12 @@ class Waiting:
         return self._seconds[side]
 
     def costed(self) -> Iterator[Entry]:
-        """Entries whose costs are known for both kinds of lane."""
-        return (e for e in self._entries.values() if e.cpu is not None and e.device is not None)
+        """Entries whose costs are known for both kinds of lane, or that can be cut."""
+        return (
+            entry
+            for entry in self._entries.values()
+            if entry.cpu is not None and (entry.device is not None or entry.steps is not None)
+        )
 
     def __len__(self) -> int:
         return len(self._entries)

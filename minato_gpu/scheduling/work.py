@@ -8,8 +8,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu.scheduling.plans import Plan
+
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A split point: ``cpu`` seconds of each sample before it on the CPU, ``device`` seconds after it on the device."""
+
+    split: int
+    cpu: Array
+    device: Array
+    predicted_cpu: Array
+    predicted_device: Array
 
 
 @dataclass(frozen=True)
@@ -19,7 +32,7 @@ class Work:
     ``device`` is None without a device lane. ``predicted_*`` are what the scheduler is told. ``epoch_samples`` is the
     number of samples of each epoch. ``startup_s``: when the first worker is ready; ``stagger_s``: how much later each
     further one is. ``device_run_s``: what each micro-batch costs on top of its samples; ``harm``: seconds that the
-    consumer's step takes longer for each second of device work since the batch before.
+    consumer's step takes longer for each second of device work since the batch before. ``cuts``: split points, rising.
     """
 
     cpu: Array
@@ -34,6 +47,13 @@ class Work:
     stagger_s: float = 0.0
     device_run_s: float = 0.0
     harm: float = 0.0
+    cuts: tuple[Cut, ...] = ()
+
+    def plans(self, serial: int) -> list[Plan]:
+        """What is predicted for the serial's split points."""
+        return [
+            Plan(cut.split, float(cut.predicted_cpu[serial]), float(cut.predicted_device[serial])) for cut in self.cuts
+        ]
 
     @cached_property
     def sizes(self) -> Integers:

@@ -1,6 +1,6 @@
 """One rank of ``test_ranks``: started by torchrun, with a device of its own (a fake one), joined to the others by gloo.
 
-Arguments: a folder for what each rank has seen, the data set's length, and which lanes.
+Arguments: a folder for what each rank has seen, the data set's length, which lanes, and numbers that cannot be read.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -24,7 +25,26 @@ from tests.test_device_batches import PIPELINE, Numbers
 EPOCHS = 2
 
 
-def main(folder: str, length: str, lanes: str) -> None:
+def order(length: int, rank: int, epoch: int) -> list[int]:
+    """What the sampler gives to a rank."""
+    sampler: DistributedSampler[int] = DistributedSampler(range(length), 2, rank, seed=3)  # type: ignore[arg-type]
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+class Broken(Numbers):
+    """Some numbers cannot be read."""
+
+    def __init__(self, bad: set[int]) -> None:
+        self.bad = bad
+
+    def __getitem__(self, n: int) -> Any:
+        if n in self.bad:
+            raise ValueError(f"number {n} cannot be read")
+        return super().__getitem__(n)
+
+
+def main(folder: str, length: str, lanes: str, bad: str = "") -> None:
     """Train, as it were: every batch is a collective step, so ranks with unequal counts would never end."""
     torch.distributed.init_process_group("gloo")
     device = FakeDevice(torch.distributed.get_rank())
@@ -32,14 +52,14 @@ def main(folder: str, length: str, lanes: str) -> None:
         patch.object(accelerator, "available", lambda _: True),
         patch.object(building, "open_accelerator", lambda _: device),
     ):
-        train(folder, int(length), lanes, device)
+        train(folder, int(length), lanes, device, {int(number) for number in bad.split(",") if number})
     torch.distributed.destroy_process_group()
 
 
-def train(folder: str, length: int, lanes: str, device: FakeDevice) -> None:
+def train(folder: str, length: int, lanes: str, device: FakeDevice, bad: set[int]) -> None:
     """All epochs of this rank."""
     rank = torch.distributed.get_rank()
-    dataset: Subset[int] = Subset(Numbers(), range(length))
+    dataset: Subset[int] = Subset(Broken(bad), range(length))
     sampler: DistributedSampler[int] = DistributedSampler(dataset, seed=3)
     loader = DataLoader(
         dataset,
@@ -50,7 +70,9 @@ def train(folder: str, length: int, lanes: str, device: FakeDevice) -> None:
         pipeline=PIPELINE,
         lanes=lanes.split("+"),
         persistent_workers=True,
+        on_error="skip" if bad else "raise",
     )
+    padded = 0
     seen: list[list[int]] = []
     steps = torch.zeros(())
     for epoch in range(EPOCHS):
@@ -64,7 +86,10 @@ def train(folder: str, length: int, lanes: str, device: FakeDevice) -> None:
             assert total == steps * torch.distributed.get_world_size()
         device.finish()
         seen.append(labels)
-    Path(folder, f"{rank}.json").write_text(json.dumps({"seen": seen, "steps": int(steps)}), encoding="utf-8")
+        padded += loader.stats()["samples_padded"]
+    Path(folder, f"{rank}.json").write_text(
+        json.dumps({"seen": seen, "steps": int(steps), "padded": padded}), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.failures import BadSample, TooManyFailures
+from minato_gpu.pipeline import Field, TorchFunction
 from pipelines import example_photographs, image_classification
 from tests.contracts.datasets import Made
-from tests.contracts.modes import BOUNDED_8, MINATO, Mode
+from tests.contracts.modes import BOUNDED_8, BY_PROCESSES, MINATO, Mode
+from tests.raising import error_of, text_of
 
 _FORK = multiprocessing.get_context("fork")
 _BAD = (5, 6, 17, 30)
@@ -127,6 +130,57 @@ def test_retry(workers: int) -> None:
         list(DataLoader(Made(40, _broken), 4, num_workers=workers, on_error="retry"))
 
 
+def _shift_in_place(fields: Any, params: Any) -> Any:
+    """Works in place, as a CPU stage may, and raises afterwards at its first try of every other sample."""
+    row, tries = fields["row"], fields["tries"]
+    row += 100
+    tries += 1
+    index = int(fields["index"])
+    if index % 2 and not _TRIED[index]:
+        _TRIED[index] = 1
+        raise OSError("try again")
+    return {"row": row}
+
+
+_TRIED = _FORK.Array("i", 40)
+_ROW, _INDEX = Field(np.float32, (4,)), Field(np.int64)
+_IN_PLACE = Pipeline(
+    (
+        Stage(
+            "read",
+            reads=("number",),
+            writes={"row": _ROW, "index": _INDEX, "tries": Field(np.int64, (1,))},
+            cpu=lambda fields, params: {
+                "row": np.full(4, fields["number"], np.float32),
+                "index": fields["number"],
+                "tries": np.zeros(1, np.int64),
+            },
+        ),
+        Stage(
+            "shift",
+            reads=("row", "index", "tries"),
+            writes={"row": _ROW},
+            cpu=_shift_in_place,
+            device=TorchFunction(lambda fields, params: {"row": fields["row"] + 100}),
+        ),
+    ),
+    outputs=("row", "index"),
+)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("lanes", [("cpu",), ("cpu", "device")], ids="+".join)
+def test_a_second_try_sees_what_the_first_one_saw(lanes: tuple[str, ...], kind: str) -> None:
+    for index in range(40):
+        _TRIED[index] = 0
+    data = Made(40, lambda index: {"number": index})
+    loader = DataLoader(
+        data, 4, num_workers=1, pipeline=_IN_PLACE, lanes=lanes, worker_kind=kind, on_error="retry", shuffle=False
+    )
+    found = [row[0] for batch in loader for row in batch["row"].tolist()]
+    assert found == [index + 100.0 for index in range(40)]
+
+
 def test_what_was_left_out_is_not_asked_for_again() -> None:
     def make() -> Any:
         return BOUNDED_8.loader(Made(40, _broken), 4, num_workers=2, on_error="skip")
@@ -196,3 +250,89 @@ def test_broken_photographs(tmp_path: Path, lanes: tuple[str, ...]) -> None:
     for one, other in zip(rest, again, strict=True):
         assert torch.equal(one["label"], other["label"])
         assert torch.allclose(one["image"], other["image"], atol=0.1)
+
+
+# --- samples that cannot be sent ---------------------------------------------------------------------------------
+
+
+def _unsendable(index: int) -> Any:
+    return (lambda: index) if index in _BAD else torch.tensor(index)
+
+
+@pytest.mark.parametrize("collate", _COLLATE)
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_a_sample_that_cannot_be_pickled_is_left_out_alone(mode: Mode, collate: str) -> None:
+    loader = mode.loader(
+        Made(40, _unsendable), 4, num_workers=2, on_error="skip", collate_fn=_COLLATE[collate], shuffle=False
+    )
+    for _ in range(2):
+        assert sorted(_numbers(loader)) == _GOOD
+        stats = loader.stats()
+        assert (stats["samples_delivered"], stats["samples_failed"], stats["samples_skipped"]) == (36, 4, 0)
+        told = [(bad["epoch"], bad["position"], bad["index"], bad["stage"], bad["lane"]) for bad in stats["failures"]]
+        assert sorted(told) == [(told[0][0], index, str(index), "send", "cpu") for index in _BAD]
+
+
+@pytest.mark.parametrize("collate", _COLLATE)
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_the_error_of_a_sample_that_cannot_be_pickled_names_it(mode: Mode, collate: str) -> None:
+    """Where ``default_collate`` itself refuses the sample, its own error is what PyTorch raises too."""
+    data = Made(8, lambda index: (lambda: 1) if index == 5 else torch.tensor(index))
+    text = text_of(error_of(Exception, list, mode.loader(data, 4, num_workers=1, collate_fn=_COLLATE[collate])))
+    if "default_collate" not in text:
+        for part in ("epoch 0", "position 5", "index 5", "stage 'send'", "lane cpu"):
+            assert part in text, text
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_samples_that_a_collate_function_makes_sendable_are_fine(mode: Mode) -> None:
+    """And what really fails among them is left out, though one worker must prepare each batch."""
+
+    def make(index: int) -> Any:
+        return _broken(index), lambda: index
+
+    def collate(samples: list[Any]) -> Any:
+        return [int(value) + 100 * function() for value, function in samples]
+
+    loader = mode.loader(Made(40, make), 4, num_workers=2, on_error="skip", collate_fn=collate)
+    assert sorted(_numbers(loader)) == [101 * index for index in _GOOD]
+    assert loader.stats()["samples_failed"] == 4
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_batches_whose_samples_can_none_of_them_be_sent(mode: Mode) -> None:
+    loader = mode.loader(Made(8, lambda index: lambda: index), 2, num_workers=1, collate_fn=list, on_error="skip")
+    assert list(loader) == []
+    assert loader.stats()["samples_failed"] == 8
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_a_tensor_with_a_history(mode: Mode) -> None:
+    """It requires grad and is not a leaf: it cannot leave its worker."""
+
+    def make(index: int) -> Any:
+        value = torch.full((), float(index))
+        return value.requires_grad_() * 1 if index in _BAD else value
+
+    loader = mode.loader(Made(40, make), 4, num_workers=2, on_error="skip")
+    assert sorted(_numbers(loader)) == _GOOD
+    assert {bad["stage"] for bad in loader.stats()["failures"]} == {"send"}
+
+
+def test_a_collate_function_that_fails_is_not_its_samples_fault() -> None:
+    def collate(samples: list[Any]) -> Any:
+        raise ArithmeticError("mine")
+
+    with pytest.raises(ArithmeticError, match="mine"):
+        list(DataLoader(Made(8, _unsendable), 2, num_workers=1, collate_fn=collate, on_error="skip"))
+
+
+def test_what_was_left_out_is_in_the_order_log(tmp_path: Path) -> None:
+    """A recorded order replays, the batches that lost samples included."""
+
+    def run() -> Any:
+        log = tmp_path / "order"
+        loader = DataLoader(Made(40, _broken), 4, num_workers=2, on_error="skip", in_order=False, order_log=log)
+        return [batch.tolist() for batch in loader]
+
+    assert run() == run()

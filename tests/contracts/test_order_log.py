@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED, BOUNDED_8, IN_ORDER, Mode
 from tests.raising import error_of
@@ -117,3 +118,35 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="order_log"):
         _loader(BOUNDED_8, log, draw)
     assert log.read_text() == "this is no log\n"
+
+
+def test_what_was_left_out_or_raised_is_part_of_the_order(tmp_path: Path) -> None:
+    """Recorded or not, the bad samples are the sampler's: a replay leaves out the same, or raises at the same place."""
+
+    def make(index: int) -> Any:
+        if index in (5, 8, 9, 10, 11):
+            raise ValueError(f"sample {index} is broken")
+        return torch.tensor(index)
+
+    for on_error in ("skip", "raise"):
+        runs = []
+        for _ in range(2):
+            loader = DataLoader(
+                Made(40, make), 4, num_workers=1, in_order=False, order_log=tmp_path / on_error, on_error=on_error
+            )
+            runs.append(_outcomes(loader))
+        assert runs[0] == runs[1]
+        wanted = 35 if on_error == "skip" else 32
+        assert sum(len(batch) for batch in runs[0] if isinstance(batch, list)) == wanted
+
+
+def _outcomes(loader: Any) -> list[Any]:
+    """Each batch, or the last line of the error in its place."""
+    iterator, out = iter(loader), []
+    while True:
+        try:
+            out.append(next(iterator).tolist())
+        except StopIteration:
+            return out
+        except ValueError as error:
+            out.append(str(error).splitlines()[-1])

@@ -16,13 +16,18 @@ from tests.contracts import ranks_program
 RANKS = 2
 
 
-def run_ranks(folder: Path, length: int, lanes: str) -> list[dict[str, Any]]:
-    """What each rank has seen."""
+def results_of(folder: Path, program: Path, ranks: int, *arguments: str) -> list[dict[str, Any]]:
+    """What each rank of a program under torchrun has written into the folder."""
     torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    program = [f"--nproc-per-node={RANKS}", ranks_program.__file__, str(folder), str(length), lanes]
-    done = subprocess.run([*torchrun, *program], capture_output=True, text=True, check=False)
+    command = [*torchrun, f"--nproc-per-node={ranks}", str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
+
+
+def run_ranks(folder: Path, length: int, lanes: str, bad: str = "") -> list[dict[str, Any]]:
+    """What each rank has seen."""
+    return results_of(folder, Path(ranks_program.__file__), RANKS, str(folder), str(length), lanes, bad)
 
 
 @pytest.mark.parametrize(("length", "lanes"), [(48, "cpu"), (48, "cpu+device"), (45, "device")])
@@ -35,3 +40,13 @@ def test_ranks_share_an_epoch_out(tmp_path: Path, length: int, lanes: str) -> No
         assert sorted(seen) == list(range(length))
         assert seen.total() == -(-length // RANKS) * RANKS
     assert ranks[0]["seen"][0] != ranks[0]["seen"][1], "another order in each epoch"
+
+
+def test_a_rank_that_loses_batches_keeps_in_step(tmp_path: Path) -> None:
+    """The other rank waits for it in every step. Its third and fourth batch of the first epoch cannot be read."""
+    bad = ranks_program.order(48, rank=1, epoch=0)[8:16]
+    ranks = run_ranks(tmp_path, 48, "cpu", ",".join(map(str, bad)))
+    assert ranks[0]["steps"] == ranks[1]["steps"] == 2 * 6
+    seen = [Counter(label for rank in ranks for label in rank["seen"][epoch]) for epoch in range(2)]
+    assert set(seen[0]) == set(seen[1]) == set(range(48)) - set(bad)
+    assert sum(rank["padded"] for rank in ranks) == sum(count.total() - len(count) for count in seen) >= 2

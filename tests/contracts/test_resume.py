@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -525,7 +526,7 @@ def test_in_fresh_processes(more: dict[str, Any]) -> None:
     loader = DataLoader(Made(64, draw), 4, shuffle=True, generator=generator(), **more)
     reference = [[list(row) for row in rows([batch])] for batch in loader]
     state: Any = {}
-    found = []
+    found: list[Any] = []
     for point in _POINTS:
         got, state = _in_a_process(point - len(found), state, **more)
         found += got
@@ -535,3 +536,31 @@ def test_in_fresh_processes(more: dict[str, Any]) -> None:
         assert found == reference
     else:
         assert _flat(found) == _flat(reference)
+
+
+# --- samplers that cannot tell their state ---------------------------------------------------------------------------
+
+
+class _Untold(Sampler[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("not now")
+
+    def load_state_dict(self, state: Any) -> None:
+        """Never called."""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_cannot_tell_its_state(workers: int) -> None:
+    loader = DataLoader(Made(8, torch.tensor), 2, sampler=_Untold(), num_workers=workers)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    with pytest.raises(ValueError, match=r"cannot be saved: the sampler's state_dict\(\): RuntimeError: not now"):
+        loader.state_dict()
+    got += iterator
+    assert torch.cat(got).tolist() == list(range(8))

@@ -159,3 +159,27 @@ def test_another_number_of_workers() -> None:
         DataLoader(Streams([7, 7]), 3, num_workers=2).load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match="of a data set of kind 'iterable'"):
         DataLoader(Made(3, torch.tensor), 2).load_state_dict(loader.state_dict())
+
+
+class _Untold(Stateful):
+    """Its state cannot be had, which is nobody's business but of who saves."""
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("not now")
+
+
+class _Unpicklable(Stateful):
+    def state_dict(self) -> Any:
+        return {"at": lambda: self.at}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("kind", "message"), [(_Untold, "not now"), (_Unpicklable, "pickle")])
+def test_a_stream_that_cannot_tell_its_state(kind: type[Stateful], message: str, workers: int) -> None:
+    loader: Any = DataLoader(kind([8]), 2, num_workers=workers)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    with pytest.raises(ValueError, match=rf"cannot be saved: {kind.__name__}.state_dict\(\): .*{message}"):
+        loader.state_dict()
+    got += iterator
+    assert [row[1] for batch in got for row in batch.tolist()] == list(range(8))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
 from typing import Any
 
 import pytest
 import torch
 
 from minato_gpu import DataLoader
+from minato_gpu.lanes import stacks
 from tests.contracts.datasets import Made
 from tests.raising import error_of
 
@@ -47,6 +50,20 @@ def test_a_worker_that_does_not_come_to_take_work() -> None:
     text = str(error_of(RuntimeError, next, iterator))
     gate.set()
     assert "Worker 0 is at:" in text and "Worker 1 is at:" in text and "never_starts" in text
+
+
+def test_a_process_that_does_not_listen_yet_is_not_killed() -> None:
+    """A worker that is still starting would die of the signal."""
+    process = subprocess.Popen(["sleep", "60"])
+    ours, theirs = socket.socketpair()
+    try:
+        assert stacks.of_process(process.pid, ours) == ""
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+        ours.close()
+        theirs.close()
 
 
 def test_a_worker_that_cannot_answer() -> None:

@@ -221,13 +221,20 @@ def test_one_samples_failure_is_its_own(links: Links) -> None:
 
 @pytest.mark.parametrize("fits", [False, True], ids=["no layout", "layout known"])
 def test_an_object_that_cannot_travel_is_said_to_be_one(links: Links, fits: bool) -> None:
-    """Its batch must be prepared and joined by one worker, also when samples before it were stacked."""
-    bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key)))
+    """A ``collate_fn`` may still join its batch, where all of it is prepared; also when others were stacked before."""
+    bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key), collate_fn=list))
     slab = Slab(links, 1.0, 3)
     one = piece(range(3), slab=slab.offset if fits else -1)
     items = items_of(bench.run(task(one, layout=slab.bytes if fits else None)))
     assert isinstance(items[1], Unshippable)
     assert slab.batch()[2] == 2.0 if fits else bench.store.get(items[2]) == 2.0
+
+
+def test_an_object_that_cannot_travel_has_failed_where_it_cannot_be_stacked_either(links: Links) -> None:
+    bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key)))
+    items = items_of(bench.run(task(piece(range(3), position=20))))
+    assert bench.store.get(items[2]) == 2.0
+    assert "pickle" in error_of(items[1])[1] and "position 21, index 1, stage 'send', lane cpu" in error_of(items[1])[1]
 
 
 def test_what_worker_init_fn_raises_comes_with_every_sample(links: Links) -> None:

@@ -169,3 +169,35 @@ def test_threads_allocate_and_free_together() -> None:
 @pytest.mark.parametrize(("nbytes", "unit", "expected"), [(0, 64, 0), (1, 64, 64), (64, 64, 64), (65, 64, 128)])
 def test_round_up(nbytes: int, unit: int, expected: int) -> None:
     assert round_up(nbytes, unit) == expected
+
+
+def test_the_next_owner_of_an_arena() -> None:
+    """What the last one laid down stays, until the new one frees it, and its place is used again."""
+    first = Arena("first", 1 << 24)
+    offsets = [first.allocate(100_000) for _ in range(6)]
+    for offset in offsets:
+        first.buffer[offset : offset + 100_000] = bytes([offset % 251]) * 100_000
+    kept = [(offset, 100_000) for offset in (offsets[1], offsets[4])]
+    before = os.fstat(first.fd).st_blocks
+    first.forsake(kept)
+    assert os.fstat(first.fd).st_blocks <= before / 2
+    second = Arena("second", 1 << 24, fd=os.dup(first.fd))
+    second.occupy(reversed(kept))
+    new = [second.allocate(50_000) for _ in range(40)]
+    for offset in new:
+        assert all(offset + 50_000 <= lo or offset >= lo + 100_000 for lo, _ in kept)
+    for offset, _ in kept:
+        assert bytes(second.buffer[offset : offset + 100_000]) == bytes([offset % 251]) * 100_000
+    for offset in (*new, *(offset for offset, _ in kept)):
+        second.free(offset)
+    assert second.allocated == 0
+    assert second.allocate((1 << 24) - (1 << 20)) == 0, "the free extents were not joined"
+    second.close()
+    first.close()
+
+
+def test_an_arena_without_an_earlier_owner() -> None:
+    arena = Arena("new", 1 << 20)
+    arena.occupy([])
+    assert [arena.allocate(10), arena.allocate(10)] == [0, 4096]
+    arena.close()

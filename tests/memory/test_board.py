@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minato_gpu.memory.board import _RING, CHUNK, LIMIT, NO_LIMIT, RUN, SINCE_NS, STARTED, Board
+from minato_gpu.memory.board import (
+    _RING,
+    CHUNK,
+    JOINING,
+    LIMIT,
+    NO_LIMIT,
+    RUN,
+    SINCE_NS,
+    STAGE,
+    STARTED,
+    Board,
+    Claim,
+)
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -149,3 +162,20 @@ def test_closing_twice_is_allowed() -> None:
     board.close()
     board.close()
     assert board.fd == -1
+
+
+def test_what_a_dead_worker_had_taken(board: Board) -> None:
+    """The inbox tells, whether or not the worker came to say that it has begun."""
+    assert board.claim(1) == Claim(-1, -1, 0, 0)
+    board.inbox(1)[:16] = struct.pack("qq", 3, 7)
+    assert board.claim(1) == Claim(3, 7, 0, 0)
+    take(board, 1, 3, 6)
+    assert board.claim(1) == Claim(3, 7, 0, 0), "what it shows is of the chunk before"
+    take(board, 1, 3, 7)
+    board.words[board.row(1) + STARTED] = 4
+    board.words[board.row(1) + STAGE] = JOINING
+    assert board.claim(1) == Claim(3, 7, 4, JOINING)
+    assert board.claim(0) == board.claim(2) == Claim(-1, -1, 0, 0)
+    assert board.give_back(1, 4096)
+    board.forget(1)
+    assert board.claim(1) == Claim(-1, -1, 0, 0) and board.returned(1) == []

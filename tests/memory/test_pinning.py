@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import numpy as np
 import pytest
@@ -45,6 +46,23 @@ def test_a_device_that_refuses_is_asked_once() -> None:
     pinned.cover(2)
     pinned.close()
     arena.close()
+
+
+def test_only_what_is_pinned_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a free extent goes back to the kernel, and so does all of it where the device has refused."""
+    monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
+    monkeypatch.setattr(arenas, "_LATELY", 1)
+    for device, kept in ((FakeDevice(), STEP), (_Refusing(), 0)):
+        arena = Arena("tests", 1 << 24)
+        pinned = Pinned(arena, device, STEP)
+        pinned.cover(1)
+        for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
+            offset = arena.allocate(size)
+            np.frombuffer(arena.buffer, np.uint8, size, offset)[:] = 7
+            arena.free(offset)
+        assert os.fstat(arena.fd).st_blocks * 512 <= kept + mmap.PAGESIZE
+        pinned.close()
+        arena.close()
 
 
 def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.resume.delivered import HISTORY, Delivered
+from minato_gpu.samples import Ticket
 
 
 def _spans(positions: list[int]) -> list[tuple[int, int]]:
@@ -60,6 +61,15 @@ def test_a_record_with_more_spans_than_a_run_leaves() -> None:
     Delivered.of_bits(1, 0, b"\xaa" * (1 << 15))
     with pytest.raises(ValueError, match="'above' has 131076 spans"):
         Delivered.of_bits(1, 0, b"\xaa" * ((1 << 15) + 1))
+
+
+def test_the_survivor_is_that_of_the_last_batch_that_has_one() -> None:
+    record = Delivered()
+    tickets = [None, Ticket(0, 4, "a"), None, Ticket(0, 13, "b", 2)]
+    for number, ticket in enumerate(tickets):
+        record.add([(4 * number, 4 * number + 4)], ticket)
+    known = [record.rewound(back).survivor for back in range(5)]
+    assert known == [tickets[3], tickets[1], tickets[1], None, None]
 
 
 def test_further_back_than_was_delivered() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.scheduler import Scheduler
 
 SAMPLE_BYTES = 100
+CUTS = (2, 3)  # stages before which samples may be handed over
 
 
 class Shell:
@@ -23,10 +26,12 @@ class Shell:
         self.held: dict[int, m.Chunk] = {}  # chunks that lanes hold
         self.done: dict[int, int] = {}
         self.begun: set[int] = set()
+        self.asked: set[int] = set()  # chunks whose sample is to be handed over
         self.place_of: list[int] = []  # serial -> place
         self.sizes: list[int] = []  # place -> samples
         self.epoch_of: list[int] = []  # place -> epoch
         self.ready: set[int] = set()
+        self.stage: dict[int, int] = {}  # of the samples that were handed over, by serial
         self.failed: set[int] = set()
         self.composed: dict[int, m.Compose] = {}
         self.delivered: list[m.Compose] = []
@@ -41,6 +46,9 @@ class Shell:
                 self._dispatched(instruction.chunk)
             elif isinstance(instruction, m.Compose):
                 self._composed(instruction)
+            elif isinstance(instruction, m.HandOver):
+                assert self.held[instruction.chunk].lane == m.CPU == instruction.lane
+                self.asked.add(instruction.chunk)
             else:
                 self.revoke(instruction)
 
@@ -59,28 +67,53 @@ class Shell:
         self.tell(m.LaneOpened(self.tick(), lane, slots))
 
     def admit(
-        self, size: int, epoch: int, cpu: Sequence[float] | None = None, device: Sequence[float] | None = None
+        self,
+        size: int,
+        epoch: int,
+        cpu: Sequence[float] | None = None,
+        device: Sequence[float] | None = None,
+        between: Sequence[Sequence[Plan]] | None = None,
     ) -> None:
         """The sampler's next batch."""
         place, first = len(self.sizes), len(self.place_of)
         self.sizes.append(size)
         self.epoch_of.append(epoch)
         self.place_of += [place] * size
-        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device))
+        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device, between=between))
         assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
 
-    def finish(self, number: int, upto: int, failed: tuple[int, ...] = (), seconds: float = 0.01) -> None:
-        """The lane has the first ``upto`` samples of a chunk ready; all of them: it is through."""
+    def finish(
+        self, number: int, upto: int, failed: tuple[int, ...] = (), seconds: float = 0.01, heeds: bool = True
+    ) -> None:
+        """The lane has the first ``upto`` samples of a chunk ready; all of them: it is through.
+
+        Those of a chunk with a stop are handed over there; so is, at the next cut if the worker ``heeds`` it, the last
+        one of a chunk that was told to.
+        """
         chunk, before = self.held[number], self.done[number]
         final = upto == chunk.size
         serials = _serials(chunk.spans)
-        self.ready.update(serials[before:upto])
+        handed = {}
+        for offset in range(before, upto):
+            serial = serials[offset]
+            later = [cut for cut in CUTS if cut > self.stage.get(serial, 0)]
+            if offset in failed:
+                continue
+            if chunk.stop >= 0:
+                handed[offset] = chunk.stop
+            elif number in self.asked and heeds and later and offset == upto - 1:
+                handed[offset] = later[0]
+        for offset, stage in handed.items():
+            assert stage > self.stage.get(serials[offset], 0), "a stage would be applied twice"
+            self.stage[serials[offset]] = stage
+        self.ready.update(serials[offset] for offset in range(before, upto) if offset not in handed)
         self.failed.update(serials[offset] for offset in failed)
         self.done[number] = upto
         if final:
             self._forget(number)
-        nbytes = SAMPLE_BYTES * (upto - before)
-        self.tell(m.Finished(self.tick(), number, upto, seconds, nbytes, final, failed))
+        nbytes, held = SAMPLE_BYTES * (upto - before - len(handed)), SAMPLE_BYTES * len(handed)
+        pairs = tuple(handed.items())
+        self.tell(m.Finished(self.tick(), number, upto, seconds, nbytes, final, failed, pairs, held))
 
     def give_back(self, number: int) -> None:
         """The worker was lost: what it had not finished goes back."""
@@ -88,11 +121,24 @@ class Shell:
         self._forget(number)
         self.tell(m.Finished(self.tick(), number, done, 0.0))
 
+    def lose(self, number: int, settled: m.Span = (0, 0)) -> None:
+        """A worker died at the chunk; samples ``settled`` are given up, the first of them as an error."""
+        chunk = self.held[number]
+        lo, hi = settled
+        serials = _serials(chunk.spans)[lo:hi]
+        self.ready.update(serials)
+        self.failed.update(serials[:1])
+        self.lanes[chunk.lane] -= 1
+        self.lost_slots = True
+        self._forget(number)
+        failed = (lo,) if serials else ()
+        self.tell(m.Lost(self.tick(), chunk.lane, number, settled, failed, SAMPLE_BYTES * len(serials)))
+
     def look(self) -> None:
         """Report every chunk that has begun, its next sample having run for a second."""
         for number in sorted(self.begun):
             chunk = self.held.get(number)
-            if chunk is not None and chunk.kind == "run" and chunk.size > 1:
+            if chunk is not None and chunk.kind == "run":
                 self.tell(m.Running(self.tick(), number, self.done[number], 1.0))
         self.tell(m.Tick(self.tick()))
 
@@ -103,7 +149,7 @@ class Shell:
         if instruction.keep < chunk.size:
             kept = _serials(chunk.spans)[: instruction.keep]
             spans = tuple((serial, serial + 1) for serial in kept)
-            self.held[chunk.number] = m.Chunk(chunk.number, chunk.lane, chunk.kind, spans, chunk.seconds)
+            self.held[chunk.number] = replace(chunk, spans=spans)
             self.tell(m.Revoked(self.tick(), instruction.chunk, instruction.keep))
 
     def ask(self) -> bool:
@@ -121,7 +167,8 @@ class Shell:
 
     def _dispatched(self, chunk: m.Chunk) -> None:
         assert self.lanes.get(chunk.lane, 0) > 0
-        taken = {serial for held in self.held.values() for serial in _serials(held.spans)}
+        assert chunk.stop < 0 or chunk.lane == m.CPU
+        taken = {serial for at, held in self.held.items() for serial in _serials(held.spans)[self.done[at] :]}
         for serial in _serials(chunk.spans):
             assert serial not in taken
             assert serial not in self.ready
@@ -138,7 +185,10 @@ class Shell:
         assert set(batch.failed) == self.failed & set(serials)
         assert len({self.epoch_of[self.place_of[serial]] for serial in serials}) == 1
         for serial in serials:
-            assert batch.order - self.place_of[serial] <= self.policy.max_lateness
+            late = batch.order - self.place_of[serial]
+            assert late <= self.policy.max_lateness or (self.policy.spreads and serial in self.failed)
+        if self.policy.spreads and set(serials) == set(batch.failed):
+            self._check_nothing_better(self.epoch_of[self.place_of[serials[0]]])
         if self.policy.fixed:
             assert len({self.place_of[serial] for serial in serials}) == 1
             assert len(serials) == self.sizes[self.place_of[serials[0]]]
@@ -147,6 +197,13 @@ class Shell:
         if self.policy.max_lateness == 0:
             assert {self.place_of[serial] for serial in serials} == {batch.order}
         self.composed[batch.order] = batch
+
+    def _check_nothing_better(self, epoch: int) -> None:
+        """A batch of failed samples alone: every sample of the epoch has failed or is in another batch."""
+        batches = (*self.delivered, *self.composed.values())
+        gone = {serial for batch in batches for serial in _serials(batch.spans)} | self.failed
+        mine = (serial for serial, place in enumerate(self.place_of) if self.epoch_of[place] == epoch)
+        assert gone.issuperset(mine)
 
     def _forget(self, number: int) -> None:
         del self.held[number], self.done[number]
@@ -161,11 +218,15 @@ class Shell:
         """All serials delivered so far, in order."""
         return [serial for batch in self.delivered for serial in _serials(batch.spans)]
 
+    def waiting_on(self) -> int:
+        """Samples that were handed over and are not ready."""
+        return len(self.stage.keys() - self.ready)
+
     def drain(self) -> None:
         """The consumer takes all, and lanes finish what they hold, until every admitted sample is delivered."""
-        if not any(self.lanes.values()):
+        if self.lanes.get(m.CPU, 0) < 1:
             self.open(m.CPU, 1)
-        for _ in range(20 * len(self.place_of) + 20):
+        for _ in range(30 * len(self.place_of) + 20):
             if len(self.delivered_serials()) == len(self.place_of):
                 break
             if self.ask():

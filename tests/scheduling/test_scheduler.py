@@ -19,15 +19,20 @@ from hypothesis.stateful import (
 
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
-from tests.scheduling.model import SAMPLE_BYTES, Shell
+from minato_gpu.scheduling.plans import Plan
+from tests.scheduling.model import CUTS, SAMPLE_BYTES, Shell
 
 BATCH = 5
 COSTS = st.sampled_from([1e-6, 1e-4, 1e-3, 3e-3, 0.1, 2.0, nan])
+BETWEEN = st.sampled_from([CUTS, CUTS[:1], CUTS[1:], ()]).flatmap(
+    lambda cuts: st.tuples(*(st.builds(Plan, st.just(cut), COSTS, COSTS) for cut in cuts))
+)
 MODES: dict[str, dict[str, Any]] = {
     "fixed in order": {"fixed": True, "max_lateness": 0},
     "fixed out of order": {"fixed": True, "max_lateness": 2},
     "whole places": {"fixed": True, "max_lateness": 0, "whole_places": True},
     "free": {"fixed": False, "max_lateness": 3},
+    "free and spread": {"fixed": False, "max_lateness": 2, "spreads": True},
     "free under a budget": {"fixed": False, "max_lateness": 8, "budget_bytes": 12 * SAMPLE_BYTES},
     "in order under a budget": {"fixed": True, "max_lateness": 0, "budget_bytes": 3 * SAMPLE_BYTES},
 }
@@ -58,22 +63,24 @@ class Loader(RuleBasedStateMachine):
         size = BATCH
         if short == 0:
             size, self.ended = data.draw(st.integers(1, BATCH)), True
-        kind = data.draw(st.sampled_from(["unknown", "cpu", "both"]))
-        cpu = device = None
+        kind = data.draw(st.sampled_from(["unknown", "cpu", "both", "cut"]))
+        cpu = device = between = None
         if kind != "unknown":
             cpu = data.draw(st.lists(COSTS, min_size=size, max_size=size))
-        if kind == "both":
+        if kind in ("both", "cut"):
             device = data.draw(st.lists(COSTS, min_size=size, max_size=size))
-        self.shell.admit(size, self.epoch, cpu, device)
+        if kind == "cut":
+            between = data.draw(st.lists(BETWEEN, min_size=size, max_size=size))
+        self.shell.admit(size, self.epoch, cpu, device, between)
 
     @precondition(lambda self: any(chunk.kind == "run" for chunk in self.shell.held.values()))
-    @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.booleans())
-    def finish(self, choose: int, share: float, fails: bool) -> None:
+    @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.integers(0, 5), heeds=st.booleans())
+    def finish(self, choose: int, share: float, fails: int, heeds: bool) -> None:
         shell = self.shell
         number = sorted(shell.begun)[choose % len(shell.begun)] if shell.begun else min(shell.held)
         before, size = shell.done[number], shell.held[number].size
         upto = min(size, before + 1 + int(share * (size - before)))
-        shell.finish(number, upto, (before,) if fails else ())
+        shell.finish(number, upto, tuple(range(before, min(upto, before + fails))), heeds=heeds)
 
     @precondition(lambda self: bool(self.shell.held))
     @rule(choose=st.integers(0, 50))
@@ -84,6 +91,17 @@ class Loader(RuleBasedStateMachine):
         if shell.lanes[lane] > (lane == m.CPU):  # at least one worker of the CPU stays
             shell.open(lane, -1)
             shell.give_back(number)
+
+    @precondition(lambda self: bool(self.shell.held))
+    @rule(choose=st.integers(0, 50), lo=st.floats(0, 1), size=st.integers(0, 3))
+    def worker_dies(self, choose: int, lo: float, size: int) -> None:
+        """Its slot may have been the last of its lane; what it was at may be given up."""
+        shell = self.shell
+        number = sorted(shell.held)[choose % len(shell.held)]
+        if shell.lanes[shell.held[number].lane] > 0:
+            done, end = shell.done[number], shell.held[number].size
+            first = done + int(lo * (end - done))
+            shell.lose(number, (first, min(first + size, end)))
 
     @rule(choose=st.integers(0, 5))
     def gain_worker(self, choose: int) -> None:
@@ -112,7 +130,8 @@ class Loader(RuleBasedStateMachine):
         assert scheduler.room == self.policy.window - (len(shell.place_of) - delivered)
         ready_bytes = SAMPLE_BYTES * (len(shell.ready) - delivered)
         running = sum(chunk.size - shell.done[number] for number, chunk in shell.held.items())
-        assert abs(scheduler.bytes_in_flight - ready_bytes - SAMPLE_BYTES * running) <= SAMPLE_BYTES * running
+        held_bytes = ready_bytes + SAMPLE_BYTES * shell.waiting_on()
+        assert abs(scheduler.bytes_in_flight - held_bytes - SAMPLE_BYTES * running) <= SAMPLE_BYTES * running
         if self.policy.budget_bytes is not None and not shell.lost_slots:
             least = max(self.policy.budget_bytes, BATCH * SAMPLE_BYTES)  # a batch must fit, whatever the budget
             assert ready_bytes + SAMPLE_BYTES * running <= least + SAMPLE_BYTES * shell.most_slots

@@ -1,0 +1,77 @@
+"""Loaders in Hugging Face's Accelerate, whose own ``prepare`` would put PyTorch's DataLoader in a loader's place.
+
+``Accelerator.prepare`` makes a DataLoader anew, of torch's class and with torch's arguments alone, around a batch
+sampler that shares the batches out to ranks. ``prepare`` here lets it do so, takes the shared batches, and puts a
+loader of the original's class, with all its arguments, into the place of torch's. What Accelerate adds around a loader
+stays: it looks one batch ahead, so that gradient accumulation knows the last one, and counts what
+``gather_for_metrics`` leaves out.
+
+Decision: a function that the user calls, not a patch of Accelerate's module, which would change other loaders too. The
+loader refuses to be prepared without it, rather than be replaced unnoticed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate.data_loader import DataLoaderShard
+
+from minato_gpu.loader import DataLoader
+
+
+class PreparedLoader(DataLoaderShard):
+    """One rank's share of a loader. What it does not have itself (``stats``, say) it asks ``base_dataloader`` for."""
+
+    iteration: int
+    _ahead = 0  # batches that have been read of the loader, and not been handed on
+
+    @classmethod
+    def around(cls, shard: Any, loader: DataLoader[Any]) -> PreparedLoader:
+        """What Accelerate has made, with another loader in it."""
+        prepared = cls.__new__(cls)
+        prepared.__dict__.update(shard.__dict__)
+        # saved with the model it would be one file for all ranks, where each has a state of its own
+        prepared.__dict__.update(base_dataloader=loader, use_stateful_dataloader=False, _is_accelerate_prepared=True)
+        return prepared
+
+    def _update_state_dict(self) -> None:
+        """Called when one batch more than is handed on has been read: a state is only made when it is asked for."""
+        self._ahead = 0 if self.end_of_dataloader else 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank stands: see ``DataLoader.state_dict``. To be kept for each rank."""
+        state: dict[str, Any] = self.base_dataloader.state_dict(ahead=self._ahead)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next epoch go on from there: see ``DataLoader.load_state_dict``."""
+        self.base_dataloader.load_state_dict(state_dict)
+        self._ahead = 0
+        self.iteration = state_dict.get(
+            "epoch", self.iteration
+        )  # Accelerate's own count of epochs, by which it shuffles
+
+
+def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
+    """The loader as ``accelerator.prepare`` would return it, with batches that still come from this one.
+
+    Pipeline, lanes, lateness, device and all other arguments are kept. May be given to ``accelerator.prepare`` with
+    model and optimizer afterwards, which leaves it as it is. ``stats()`` counts what this rank has read. To go on in
+    the middle of an epoch, save ``state_dict()`` of every rank and load it on the same rank (``skip_first_batches``
+    would make a loader of torch's class).
+
+    Raises ValueError where Accelerate would read all batches on one rank and hand them out (``dispatch_batches``).
+    """
+    with loader._being_prepared():
+        shard = accelerator.prepare_data_loader(loader)
+    known = accelerator._dataloaders
+    at = next(number for number, each in enumerate(known) if each is shard)
+    if not hasattr(shard, "_update_state_dict") or type(shard) is not DataLoaderShard:
+        del known[at]
+        raise ValueError(
+            "minato_gpu.accelerated.prepare() needs every rank to read its own batches; pass "
+            "dataloader_config=DataLoaderConfiguration(dispatch_batches=False) to Accelerator"
+        )
+    known[at] = PreparedLoader.around(shard, loader._like(shard.base_dataloader))
+    prepared: PreparedLoader = known[at]
+    return prepared

@@ -1,0 +1,132 @@
+"""Predicted costs of samples that can be cut: of every part on the CPU, and of every rest on the device.
+
+On the CPU each part between two split points has a model of its own, and a plan costs the sum of its parts. On the
+device everything from a split point on runs as one, so each split point has a model of its own for all that follows,
+with the time that bringing its input there takes. Until a split point has been measured there, its rest is guessed: it
+is to all of the sample on the device as it is on the CPU, and its input comes at the rate measured when the lane began.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from minato_gpu.estimates import Estimator
+from minato_gpu.lanes.base import Part
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.history import Array
+from minato_gpu.scheduling.plans import Plan
+
+_GUESS_S = 1e-3
+
+
+class Offers(Protocol):
+    """What is asked of the device lane."""
+
+    bytes_per_s: float
+
+    def offers(self, split: int) -> bool:
+        """Whether samples may come cut at ``split``."""
+
+
+class _Mean:
+    """A running mean that follows slowly."""
+
+    def __init__(self, first: float) -> None:
+        self.value = first
+        self._count = 0
+
+    def add(self, value: float) -> None:
+        self._count += 1
+        self.value += (value - self.value) * max(1 / self._count, 0.02)
+
+
+def part_names(pipeline: Pipeline) -> tuple[str, ...]:
+    """The lanes of the cost model: CPU parts and device rests, by the stage with which they begin."""
+    begins = (pipeline.host_prefix, *pipeline.cuts)
+    return (*(f"cpu:{stage}" for stage in begins), *(f"device:{stage}" for stage in begins))
+
+
+class CutEstimator(Estimator):
+    """An ``Estimator`` for a pipeline with ``cuts``. ``model`` has the lanes ``part_names``."""
+
+    def __init__(self, model: CostModel, lanes: tuple[str, ...], pipeline: Pipeline, device: Offers) -> None:
+        super().__init__(model, lanes)
+        self._begins = (pipeline.host_prefix, *pipeline.cuts)
+        self._device = device
+        self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
+        self._laying = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to lay down what is handed over
+
+    def of_features(
+        self, serials: list[int], keys: list[Any], given: list[tuple[float, ...] | None]
+    ) -> tuple[Any, Any, Any]:
+        """See Estimator."""
+        self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
+        rows = [values or (np.nan,) * self.model.features for values in given]
+        upto = np.cumsum([self.model.predict(f"cpu:{stage}", rows, keys) for stage in self._begins], axis=0)
+        whole = self.model.predict(f"device:{self._begins[0]}", rows, keys)
+        slow, slow_device = (self._slowdown[lane] for lane in self._lanes)
+        plans = [
+            (cut, upto[at] * slow + self._laying[cut].value, self._rest(cut, upto, at, whole, rows, keys) * slow_device)
+            for at, cut in enumerate(self._begins[1:])
+            if self._device.offers(cut)
+        ]
+        cpu = np.where(np.isnan(upto[-1]), _GUESS_S, upto[-1]) * slow
+        device = np.where(np.isnan(whole), _GUESS_S, whole) * slow_device
+        known = ~np.isnan(upto[-1] + whole)
+        between = [
+            tuple(Plan(cut, float(c[n]), float(d[n])) for cut, c, d in plans) if known[n] else ()
+            for n in range(len(serials))
+        ]
+        return cpu.tolist(), device.tolist(), between
+
+    def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Any, keys: list[Any]) -> Array:
+        """Seconds on the device from the cut on."""
+        measured = self.model.predict(f"device:{cut}", rows, keys)
+        share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
+        guess: Array = whole * share + self._nbytes[cut].value / self._device.bytes_per_s
+        return np.where(np.isnan(measured), guess, measured)
+
+    def parts_measured(
+        self,
+        lane: str,
+        keys: list[Any],
+        serials: list[int],
+        seconds: list[float],
+        took: float,
+        parts: list[Part | None],
+        handed: list[int],
+    ) -> None:
+        """See Estimator. Features are kept of samples that go on elsewhere."""
+        self._slowdown[lane] += 0.02 * (min(took / max(sum(seconds), 1e-9), 10.0) - self._slowdown[lane])
+        unknown = (np.nan,) * self.model.features
+        found: dict[str, list[tuple[Any, tuple[float, ...], float]]] = {}
+        for key, serial, spent, part, nbytes in zip(keys, serials, seconds, parts, handed, strict=True):
+            row = self._features.get(serial, unknown) if nbytes >= 0 else self._features.pop(serial, unknown)
+            if part is None:
+                continue
+            first, each = part
+            share = min(1.0, spent / max(sum(each), 1e-9))  # without the time that it waited for a core
+            at = self._begins.index(first)
+            for stage, value in zip(self._begins[at:], each, strict=False):
+                found.setdefault(f"{lane}:{stage}", []).append((key, row, value * share))
+            if nbytes >= 0:
+                cut = self._begins[at + len(each)]
+                self._nbytes[cut].add(nbytes)
+                self._laying[cut].add(max(spent - sum(each), 0.0))
+        for name, entries in found.items():
+            self._observe(name, *map(list, zip(*entries, strict=True)), shared=lane != self._lanes[0])
+
+    def _observe(self, name: str, keys: list[Any], rows: list[Any], seconds: list[float], *, shared: bool) -> None:
+        """Learn; a micro-batch took one time, which is shared out as predicted (see Estimator)."""
+        if shared and len(seconds) > 1:
+            predicted = self.model.predict(name, rows, keys)
+            if not np.isnan(predicted).any():
+                seconds = (predicted * (sum(seconds) / predicted.sum())).tolist()
+        self.model.observe_many(name, keys, rows if self.model.features else None, seconds)
+
+    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
+        """Samples that no part is known of: they were prepared before the device lane was open."""
+        self.not_measured([(serial, serial + 1) for serial in serials])

@@ -1,0 +1,106 @@
+"""Whether there is room for shared memory: found out when a loader is made, not when a worker is killed for it.
+
+This loader puts its own data into anonymous memory, which no size of /dev/shm limits. It counts as the job's, so what
+limits it is the cgroup's ``memory.max`` (a container's memory) and the machine's. ``/dev/shm`` is used all the same
+where a worker runs PyTorch's ``default_collate``: by itself for samples that cannot be stacked in place, or from a
+user's ``collate_fn``. PyTorch makes its tensors there, one batch in each worker at a time, before they are copied on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from minato_gpu.notices import say_once
+
+_TMPFS = Path("/dev/shm")
+_CGROUP = Path("/sys/fs/cgroup")
+_LEAST = 16 << 20  # bytes in /dev/shm for each worker that may collate there; containers have 64 MiB in all by default
+_TRIED = 1 << 26  # what an arena needs at the least
+
+SHORT = (
+    "The kernel had no memory left for its shared memory: the container's memory limit or the machine's is reached, "
+    "or, where default_collate runs in a worker, /dev/shm is full (docker run --shm-size)."
+)
+
+
+def check(loader: Any, *, processes: bool) -> None:
+    """Say what will not do. Raises ValueError or RuntimeError where the loader cannot work, with what to do then."""
+    _check_budget(loader.host_memory_budget)
+    _check_mapping()
+    collates = loader.collate_fn is not default_collate and loader._auto_collation
+    if processes and collates:
+        _look_at_tmpfs(loader.num_workers)
+
+
+def _check_budget(budget: int | None) -> None:
+    limit, what = memory_limit()
+    if budget is not None and budget > limit:
+        raise ValueError(
+            f"host_memory_budget={budget} is more than the {limit} bytes of {what}, which samples in shared memory "
+            "count towards; the kernel would kill workers. Pass less, or give the job more (docker run --memory)"
+        )
+
+
+def _check_mapping() -> None:
+    try:
+        fd = os.memfd_create("minato-try", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _TRIED)
+            mmap.mmap(fd, _TRIED).close()
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise RuntimeError(
+            f"this process cannot map {_TRIED >> 20} MiB of shared memory ({error}); look at its limits for address "
+            "space and file size (ulimit -v, ulimit -f), or pass worker_kind='thread' or num_workers=0"
+        ) from error
+
+
+def _look_at_tmpfs(workers: int) -> None:
+    try:
+        found = os.statvfs(_TMPFS)
+    except OSError:
+        free = 0
+    else:
+        free = found.f_bavail * found.f_frsize
+    if free < workers * _LEAST:
+        say_once(
+            f"/dev/shm has {free >> 20} MiB left for {workers} workers. Where collate_fn calls default_collate, "
+            "PyTorch makes each worker's batch there, and a worker that finds no room is killed (bus error). Enlarge "
+            "it (docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm), or make tensors with "
+            "minato_gpu.shared_empty"
+        )
+
+
+def memory_limit() -> tuple[int, str]:
+    """The least of the limits that this process's memory has, in bytes, and what limits it."""
+    limits = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine's memory")]
+    for path in _cgroup_files():
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append((int(text), f"this job's memory limit ({path.name})"))
+    return min(limits)
+
+
+def _cgroup_files() -> list[Path]:
+    """Where the limits of this process's cgroup may stand, versions 2 and 1; in a container its own is the root."""
+    files = [_CGROUP / "memory.max", _CGROUP / "memory" / "memory.limit_in_bytes"]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return files
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root, name = (_CGROUP, "memory.max") if not controllers else (_CGROUP / "memory", "memory.limit_in_bytes")
+            own = root / path.lstrip("/")
+            files += [each / name for each in (own, *own.parents) if each.is_relative_to(root)]
+    return files

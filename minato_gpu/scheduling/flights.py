@@ -1,0 +1,62 @@
+"""A chunk under way: its tickets, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.waiting import Entry
+
+
+class Flight:
+    """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
+
+    __slots__ = ("chunk", "done", "look_at", "parts", "promised")
+
+    def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
+        self.chunk = chunk
+        self.parts = parts
+        self.done = 0
+        self.look_at: float | None = None
+        self.promised = 0.0  # seconds of the device that are to follow
+
+    def at(self, offset: int) -> tuple[Entry, int]:
+        """The ticket that sample number ``offset`` of the chunk belongs to, and its serial."""
+        for part in self.parts:
+            if offset < part.hi - part.lo:
+                return part, part.lo + offset
+            offset -= part.hi - part.lo
+        raise IndexError(f"chunk {self.chunk.number} has no sample {offset}")
+
+    def held(self, start: int, stop: int) -> int:
+        """Of how many of the samples number ``start`` to ``stop`` something lies ready that an earlier step left."""
+        if not any(part.read for part in self.parts):
+            return 0
+        if len(self.parts) == 1:
+            return stop - start
+        return sum(self.at(offset)[0].read for offset in range(start, stop))
+
+
+def cut(spans: tuple[m.Span, ...], start: int, stop: int) -> tuple[m.Span, ...]:
+    """The spans of samples number ``start`` to ``stop`` of a chunk."""
+    out: list[m.Span] = []
+    offset = 0
+    for lo, hi in spans:
+        a, b = max(start - offset, 0), min(stop - offset, hi - lo)
+        if a < b:
+            out.append((lo + a, lo + b))
+        offset += hi - lo
+    return tuple(out)
+
+
+def spans_of(parts: Sequence[Entry]) -> tuple[m.Span, ...]:
+    """The serials of the entries, in their order; neighbours joined."""
+    if len(parts) == 1:
+        return ((parts[0].lo, parts[0].hi),)
+    out: list[m.Span] = []
+    for part in parts:
+        if out and out[-1][1] == part.lo:
+            out[-1] = (out[-1][0], part.hi)
+        else:
+            out.append((part.lo, part.hi))
+    return tuple(out)

@@ -1,0 +1,368 @@
+"""Workers that die are replaced, and nothing is lost: what they were at is prepared by others, with the same draws."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from minato_gpu import DataLoader, Field, Pipeline, Stage
+from minato_gpu.scheduling import replay
+from tests.contracts.datasets import Costly, Made, Streams, draw, rows
+from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
+from tests.leaks import child_pids
+from tests.raising import error_of
+from tests.waiting import wait_until
+
+_FORK = multiprocessing.get_context("fork")
+_SAMPLES = 60
+
+DEATHS: dict[str, Callable[[], Any]] = {
+    "_exit": lambda: os._exit(3),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "segmentation fault": lambda: ctypes.string_at(0),
+    "no memory behind shared memory": lambda: os.kill(os.getpid(), signal.SIGBUS),
+}
+
+
+class Deadly(Dataset[Any]):
+    """The sample of key ``at`` kills its worker the first ``times`` times, by ``how``; samples are ``draw(key)``."""
+
+    def __init__(self, at: int, times: int, how: str = "SIGKILL", context: Any = _FORK) -> None:
+        self.at = at
+        self.how = how
+        self.left = context.Value("i", times, lock=False)
+
+    def __len__(self) -> int:
+        return _SAMPLES
+
+    def __getitem__(self, key: int) -> Any:
+        if key == self.at and self.left.value:
+            self.left.value -= 1
+            DEATHS[self.how]()
+        assert sum(range(2000)) > 0
+        return draw(key)
+
+
+def _loader(dataset: Any, mode: Mode = IN_ORDER, **more: Any) -> Any:
+    arguments: dict[str, Any] = {"num_workers": 2, "on_worker_death": "replace", **more}
+    seed = torch.Generator().manual_seed(5)
+    return mode.loader(dataset, 4, generator=seed, shuffle=True, **arguments)
+
+
+def _undisturbed(mode: Mode = IN_ORDER) -> list[Any]:
+    return rows(_loader(Deadly(-1, 0), mode))
+
+
+def _check(received: list[Any], mode: Mode = IN_ORDER) -> None:
+    """Every sample once, with the draws that it has in a run in which nobody dies; in order where that is strict."""
+    expected = _undisturbed(mode)
+    if mode.lateness:
+        received, expected = sorted(received), sorted(expected)
+    assert received == expected
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_death_loses_nothing(how: str) -> None:
+    loader = _loader(Deadly(17, 1, how))
+    _check(rows(loader))
+    assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 1}
+    assert loader.stats()["samples_repeated"] >= 1 and loader.stats()["samples_failed"] == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"num_workers": 1},
+        {"num_workers": 3, "prefetch_factor": 4},
+        {"collate_fn": torch.utils.data.default_collate},
+        {"batch_sampler": [[0, 1], list(range(2, 60))], "batch_size": 1, "shuffle": False},
+    ],
+    ids=lambda more: ", ".join(more) or "plain",
+)
+def test_out_of_order(more: dict[str, Any]) -> None:
+    if "batch_sampler" in more:
+        loader = BOUNDED_8.loader(
+            Deadly(17, 1),
+            batch_sampler=more["batch_sampler"],
+            num_workers=2,
+            on_worker_death="replace",
+            generator=torch.Generator().manual_seed(5),
+        )
+        assert sorted(row[0] for row in rows(loader)) == list(range(_SAMPLES))
+    else:
+        _check(rows(_loader(Deadly(17, 1), BOUNDED_8, **more)), BOUNDED_8)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_start_methods(method: str) -> None:
+    """The context given starts the replacement."""
+    context = multiprocessing.get_context(method)
+    loader = _loader(Deadly(17, 1, context=context), multiprocessing_context=method)
+    _check(rows(loader))
+    assert loader.stats()["workers"]["died"] == 1
+
+
+def test_a_loader_made_in_a_thread() -> None:
+    """The thread that starts the workers ends; the replacement lives on."""
+    made: list[Any] = []
+
+    def make() -> None:
+        loader = _loader(Deadly(50, 1))
+        made.extend((loader, iter(loader)))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    _check(rows(made[1]))
+
+
+def _ragged(key: int) -> Any:
+    return torch.full((key % 5 + 1, 40_000), key)
+
+
+def test_what_the_dead_had_laid_down_stays_as_it_was() -> None:
+    """Samples that travel as objects lie in the worker's own memory, which its replacement goes on with."""
+    left = _FORK.Value("i", 4, lock=False)
+
+    def make(key: int) -> Any:
+        if key % 20 == 19 and left.value * 20 > 100 - key:
+            left.value -= 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _ragged(key)
+
+    loader = DataLoader(Made(100, make), 2, num_workers=2, collate_fn=list, on_worker_death="replace")
+    kept = list(loader)
+    assert [int(sample[0, 0]) for batch in kept for sample in batch] == list(range(100))
+    assert all(torch.equal(sample, _ragged(int(sample[0, 0]))) for batch in kept for sample in batch)
+    assert loader.stats()["workers"]["died"] == 4
+
+
+def test_any_number_of_deaths_from_outside() -> None:
+    """Killed at any moment, at samples that cost next to nothing and travel by the hundred."""
+    rng = random.Random(3)
+    loader = _loader(Costly(4000), num_workers=2, persistent_workers=True)
+    deaths = 0
+    for _ in range(3):
+        received: list[int] = []
+        for number, batch in enumerate(loader):
+            received += batch.tolist()
+            if number % 90 == 45:
+                lane = loader._engine.pump.lanes["cpu"]
+                pid = rng.choice(lane.pids)
+                os.kill(pid, signal.SIGKILL)
+                deaths += 1
+                assert wait_until(lambda lane=lane, pid=pid: pid not in lane.pids)  # type: ignore[misc]
+        assert sorted(received) == list(range(4000))
+    assert deaths > 20
+
+
+def test_a_worker_with_nothing_to_do_is_replaced_while_the_consumer_is_away() -> None:
+    iterator = iter(_loader(Costly(8), prefetch_factor=4))
+    assert len(next(iterator)) == 4
+    lane = iterator._engine.pump.lanes["cpu"]
+    assert wait_until(lambda: not lane.at_work())
+    pid = lane.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: lane.pids[1] != pid)
+    assert len(next(iterator)) == 4
+
+
+def test_the_events_replay(tmp_path: Path) -> None:
+    loader = _loader(Deadly(17, 2), on_error="skip")
+    loader.record_events(tmp_path / "log.jsonl")
+    assert len(rows(loader)) == _SAMPLES - 1
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert sum('"Lost"' in line for line in lines) == 2
+    assert replay.verify(lines) == len(lines) - 1
+
+
+# --- a sample that kills again and again ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
+def test_a_sample_that_kills_is_a_bad_sample(mode: Mode) -> None:
+    told: list[Any] = []
+
+    def skip(bad: Any) -> str:
+        told.append(bad)
+        return "skip"
+
+    loader = _loader(Deadly(17, 9), mode, on_error=skip)
+    expected = [row for row in _undisturbed(mode) if row[0] != 17]
+    received = rows(loader)
+    assert sorted(received) == sorted(expected)
+    assert received == expected or mode.lateness
+    [bad] = told
+    assert (bad.epoch, bad.index, bad.lane, bad.error) == (0, 17, "cpu", "WorkerDied")
+    assert bad.position is not None and "killed by signal: Killed" in bad.traceback
+    assert loader.stats()["workers"]["died"] == 2 and loader.stats()["samples_failed"] == 1
+
+
+def test_it_raises_when_its_batch_is_due() -> None:
+    order = [row[0] for row in _undisturbed()]
+    received: list[int] = []
+
+    def consume() -> None:
+        for batch in _loader(Deadly(17, 9)):
+            received.extend(batch[0].tolist())
+
+    text = str(error_of(RuntimeError, consume))
+    assert "epoch 0" in text and "index 17" in text and "2 workers have died at this" in text
+    assert received == order[: order.index(17) // 4 * 4]
+
+
+def test_the_stage_is_named() -> None:
+    def deadly(fields: Any, _: Any) -> Any:
+        if fields["x"] == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"y": np.float32(fields["x"])}
+
+    one = Field(np.float32, ())
+    stages = (
+        Stage("first", reads=("x",), writes={"z": one}, cpu=lambda fields, _: {"z": np.float32(1)}),
+        Stage("second", reads=("x",), writes={"y": one}, cpu=deadly),
+    )
+    dataset = Made(12, lambda key: {"x": key})
+    pipeline = Pipeline(stages, outputs=("y", "z"))
+    loader = DataLoader(dataset, 4, num_workers=2, pipeline=pipeline, on_worker_death="replace", on_error="skip")
+    assert [y for batch in loader for y in batch["y"].tolist()] == [*range(7), *range(8, 12)]
+    [failure] = loader.stats()["failures"]
+    assert (failure["stage"], failure["index"]) == ("second", "7")
+
+
+class Many(Dataset[Any]):
+    """Fetches by the batch; key 17 kills."""
+
+    def __len__(self) -> int:
+        return _SAMPLES
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        if 17 in keys:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [torch.tensor(key) for key in keys]
+
+
+def test_the_one_of_many_is_found() -> None:
+    loader = DataLoader(Many(), 8, num_workers=2, on_worker_death="replace", on_error="skip")
+    assert [key for batch in loader for key in batch.tolist()] == [key for key in range(_SAMPLES) if key != 17]
+    # the first chunk of a worker is asked for one by one anyway, to see whether samples draw
+    assert 2 <= loader.stats()["workers"]["died"] <= 3 and loader.stats()["failures"][0]["index"] == "17"
+
+
+@pytest.mark.parametrize("order", [{}, {"in_order": False}], ids=["in order", "bounded"])
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_collate_function_that_kills(order: dict[str, Any], times: int) -> None:
+    left = _FORK.Value("i", times, lock=False)
+
+    def collate(samples: list[int]) -> list[int]:
+        if 6 in samples and left.value:
+            left.value -= 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return samples
+
+    loader = DataLoader(
+        Made(16, int), 4, num_workers=2, collate_fn=collate, on_worker_death="replace", on_error="skip", **order
+    )
+    if times == 1:
+        assert sorted(key for batch in loader for key in batch) == list(range(16))
+    else:
+        assert "collate" in str(error_of(RuntimeError, list, loader))
+    assert left.value == max(0, times - 2)
+
+
+def test_samples_that_only_one_worker_can_join() -> None:
+    left = _FORK.Value("i", 1, lock=False)
+
+    def make(key: int) -> Any:
+        if key == 6 and left.value:
+            left.value -= 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lambda: key  # cannot be pickled
+
+    def collate(samples: list[Any]) -> list[int]:
+        return [sample() for sample in samples]
+
+    loader = DataLoader(Made(16, make), 4, num_workers=2, collate_fn=collate, in_order=False, on_worker_death="replace")
+    assert sorted(key for batch in loader for key in batch) == list(range(16))
+
+
+# --- what is an error all the same ---------------------------------------------------------------------------
+
+
+def test_start_functions_that_kill_end_the_loader() -> None:
+    loader = _loader(Costly(40), worker_init_fn=lambda worker: os._exit(1))
+    assert "3 workers in a row ended before they had taken any work" in str(error_of(RuntimeError, list, loader))
+    assert wait_until(lambda: not child_pids())
+
+
+def test_without_the_process_that_forks() -> None:
+    iterator = iter(_loader(Costly(400)))
+    next(iterator)
+    pool = iterator._engine.pump.lanes["cpu"]._pool
+    os.kill(pool._spawner._process.pid, signal.SIGKILL)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert "could not be replaced" in str(error_of(RuntimeError, list, iterator))
+
+
+def test_a_stream_dies_with_its_worker() -> None:
+    with pytest.raises(ValueError, match="an IterableDataset's stream dies with its worker"):
+        DataLoader(Streams([3]), num_workers=1, on_worker_death="replace")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on_worker_death": "ignore"}, "on_worker_death must be 'raise' or 'replace'"),
+        ({"hang_timeout": 0}, "hang_timeout must be a positive number of seconds"),
+        ({"hang_timeout": float("nan")}, "hang_timeout must be a positive number of seconds"),
+        ({"hang_timeout": 1.0, "num_workers": 0}, "needs num_workers > 0"),
+    ],
+)
+def test_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataLoader(Costly(4), **{"num_workers": 1, **arguments})
+
+
+# --- the end of the parent -----------------------------------------------------------------------------------
+
+
+def _parent(pipe: Any) -> None:
+    iterator = iter(_loader(Costly(400)))
+    next(iterator)
+    lane = iterator._engine.pump.lanes["cpu"]
+    old = lane.pids[0]
+    os.kill(old, signal.SIGKILL)
+    assert wait_until(lambda: lane.pids[0] != old)
+    pipe.send([*lane.pids, lane._pool._spawner._process.pid])
+    signal.pause()
+
+
+def test_nothing_is_left_when_the_parent_is_killed() -> None:
+    mine, theirs = _FORK.Pipe()
+    parent = _FORK.Process(target=_parent, args=(theirs,))
+    parent.start()
+    assert mine.poll(30)
+    processes = [psutil.Process(pid) for pid in mine.recv()]
+    assert len(processes) == 3 and all(process.is_running() for process in processes)
+    parent.kill()
+    parent.join()
+    assert wait_until(
+        lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    )
+    for each in (parent, mine, theirs):
+        each.close()

@@ -1,0 +1,210 @@
+"""P1 to P4 where samples are cut: the same content at every split point, each sample once, each stage once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import minato_gpu.building
+import minato_gpu.memory.accelerator
+from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.cut_estimates import CutEstimator
+from minato_gpu.memory.board import Board
+from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.scheduling import replay
+from minato_gpu.scheduling.plans import Plan
+from tests.fake_device import LAZY_COPIES, FakeDevice
+
+LENGTH, BATCH, EPOCHS = 120, 8, 4
+X = Field(np.float32, (4, 40))
+SLOW = 77
+applied: Counter[tuple[int, float]] = Counter()  # the stage in thread workers, by sample and what its epoch drew
+slow = threading.Event()  # one sample is slow in this epoch
+told = threading.Event()  # the sample that is slow has been told to go elsewhere
+
+
+def _read(fields: Any, params: Any) -> Any:
+    return {"x": np.full((4, 40), fields["n"], np.float32), "label": fields["n"], "name": f"n{fields['n']}"}
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shift": float(rng.uniform(0, 1))}
+
+
+def _shift(fields: Any, params: Any) -> Any:
+    return {"x": (fields["x"] + np.float32(params["shift"])).astype(np.float32)}
+
+
+def _shift_on_device(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] + torch.tensor(params["shift"], dtype=torch.float32)}
+
+
+def _double(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] * np.float32(2)}
+
+
+def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] * xp.float32(2)}
+
+
+def pipeline(first: Callable[[Any, Any], Any] = _shift) -> Pipeline:
+    """A host read, and three stages that either lane can do, two of which draw."""
+    shift = TorchFunction(_shift_on_device)
+    return Pipeline(
+        (
+            Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=_read),
+            Stage("shift", ("x",), {"x": X}, cpu=first, draw=_draw, device=shift),
+            Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device)),
+            Stage("again", ("x",), {"x": X}, cpu=_shift, draw=_draw, device=shift),
+        ),
+        outputs=("x", "label", "name"),
+        name="tests",
+    )
+
+
+class Numbers(Dataset[Any]):
+    """Sample ``n`` is {"n": n}."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, n: int) -> Any:
+        return {"n": n}
+
+
+def plan_for(monkeypatch: pytest.MonkeyPatch, cpu: float, device: float, *between: Plan) -> None:
+    """Let every sample be predicted to cost this."""
+
+    def of_features(self: Any, serials: list[int], keys: Any, given: Any) -> Any:
+        count = len(serials)
+        return [cpu] * count, [device] * count, [between] * count
+
+    monkeypatch.setattr(CutEstimator, "of_features", of_features)
+
+
+def content(loader: Any) -> dict[int, Any]:
+    """Samples by label, each of which must come once."""
+    found: dict[int, Any] = {}
+    for batch in loader:
+        for x, label, name in zip(batch["x"].cpu().clone(), batch["label"].tolist(), batch["name"], strict=True):
+            assert label not in found and name == f"n{label}"
+            found[label] = x
+    assert sorted(found) == list(range(LENGTH))
+    return found
+
+
+def check_same(got: dict[int, Any], want: dict[int, Any]) -> None:
+    assert all(torch.allclose(got[label], want[label], atol=1e-5) for label in want)
+
+
+def loader_for(**more: Any) -> Any:
+    parts: dict[str, Any] = {"pipeline": pipeline(), "generator": torch.Generator().manual_seed(5)}
+    return DataLoader(Numbers(), BATCH, num_workers=2, **{**parts, **more})
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[dict[int, Any]]:
+    """Epoch by epoch, on the CPU alone."""
+    loader = loader_for(lanes=["cpu"], persistent_workers=True)
+    return [content(loader) for _ in range(EPOCHS)]
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("order", [{}, {"in_order": False, "max_lateness": 3}], ids=["in order", "bounded"])
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("cut", [2, 3])
+def test_same_content_at_every_split_point(
+    monkeypatch: pytest.MonkeyPatch, wanted: list[dict[int, Any]], cut: int, kind: str, order: dict[str, Any]
+) -> None:
+    plan_for(monkeypatch, 1.0, 1.0, Plan(cut, 1e-3, 1e-3))
+    loader = loader_for(lanes=["cpu", "device"], worker_kind=kind, persistent_workers=True, **order)
+    for want in wanted:  # the device lane may take its time to open
+        check_same(content(loader), want)
+    lanes = loader.stats()["lanes"]
+    assert lanes["cpu"]["handed_over"] > 0
+    assert lanes["cpu"]["samples"] + lanes["device"]["samples"] == LENGTH
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_batches_on_a_device(monkeypatch: pytest.MonkeyPatch, wanted: list[dict[int, Any]]) -> None:
+    """Results of the device stay there, whichever lane began with their sample."""
+    device = FakeDevice(LAZY_COPIES)
+    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+    plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
+    loader = loader_for(device="cuda", persistent_workers=True)
+    for want in wanted:
+        found: dict[int, Any] = {}
+        for batch in loader:
+            labels: list[int] = []
+            pictures: list[torch.Tensor] = []
+            device.read(batch["label"], lambda t, into=labels: into.extend(t.tolist()))  # type: ignore[misc]
+            device.read(batch["x"], lambda t, into=pictures: into.append(t.clone()))  # type: ignore[misc]
+            device.finish()
+            found.update(zip(labels, pictures[0], strict=True))
+            del batch
+        check_same(found, want)
+    assert loader.stats()["lanes"]["cpu"]["handed_over"] > 0
+    del loader
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_under_a_small_budget(monkeypatch: pytest.MonkeyPatch, wanted: list[dict[int, Any]]) -> None:
+    """What was handed over counts as in flight; the oldest sample proceeds all the same."""
+    plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
+    loader = loader_for(lanes=["cpu", "device"], host_memory_budget=3 * BATCH * 640, persistent_workers=True)
+    for want in wanted:
+        check_same(content(loader), want)
+    assert loader.stats()["lanes"]["cpu"]["handed_over"] > 0
+
+
+def _slow_shift(fields: Any, params: Any) -> Any:
+    number = int(fields["x"][0, 0])
+    applied[number, params["shift"]] += 1
+    if number == SLOW and slow.is_set():
+        told.wait(3)
+    return _shift(fields, params)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, wanted: list[dict[int, Any]]
+) -> None:
+    """It says so while it runs; no stage is applied twice, and the recorded run replays to the same instructions."""
+    plan_for(monkeypatch, 1e-3, 1.0, Plan(2, 1.1e-3, 5e-4), Plan(3, 1.2e-3, 4e-4))  # no plan is worth having
+    hand_over, asked = Board.hand_over, []
+
+    def tell(self: Board, run: int, chunk: int) -> None:
+        hand_over(self, run, chunk)
+        asked.append(chunk)
+        told.set()
+
+    monkeypatch.setattr(Board, "hand_over", tell)
+    log = tmp_path / "events.jsonl"
+    loader = loader_for(
+        pipeline=pipeline(_slow_shift), lanes=["cpu", "device"], worker_kind="thread", persistent_workers=True
+    )
+    loader.record_events(log)
+    applied.clear()
+    for want in wanted:  # until the device lane is open when it comes
+        check_same(content(loader), want)
+        if asked:
+            break
+        slow.set()
+    lanes = loader.stats()["lanes"]
+    slow.clear()
+    assert set(applied.values()) == {1}
+    assert asked and lanes["cpu"]["handed_over"] == 1
+    del loader
+    gc.collect()
+    lines = log.read_text().splitlines()
+    assert sum("HandOver" in line for line in lines) == 1
+    assert replay.verify(lines) > LENGTH

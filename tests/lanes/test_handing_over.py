@@ -1,0 +1,228 @@
+"""Samples that go from the CPU lane to the device lane, or to another worker, in the middle of their pipeline."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import Pipeline, Stage
+from minato_gpu.lanes.base import Failure, Handed, Local, Report
+from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.lanes.links import Links
+from minato_gpu.memory.rate import measured_rate
+from minato_gpu.parity import whole_tolerance
+from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.samples import sample_seed
+from tests.lanes.harness import Bench, job, open_links, piece, task
+from tests.waiting import wait_until
+
+SHIPPED = ("image_classification", "object_detection", "segmentation_3d", "speech_recognition")
+X = Field(np.float32, (2,))
+runs: Counter[tuple[str, int]] = Counter()  # of each stage, by sample
+gates: dict[int, tuple[threading.Event, threading.Event]] = {}  # a sample says that it runs, and waits to go on
+
+
+def _read(fields: Any, params: Any) -> Any:
+    return {"x": np.full(2, fields["n"], np.float32), "label": fields["n"]}
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shift": float(rng.uniform(0, 1))}
+
+
+def _shift(fields: Any, params: Any) -> Any:
+    number = int(fields["x"][0])
+    runs["shift", number] += 1
+    if number in gates:
+        running, go_on = gates[number]
+        running.set()
+        assert go_on.wait(30)
+    if number == 13:
+        raise ValueError("thirteen fails everywhere")
+    return {"x": (fields["x"] + np.float32(params["shift"])).astype(np.float32)}
+
+
+def _double(fields: Any, params: Any) -> Any:
+    runs["double", int(fields["x"][0])] += 1
+    return {"x": fields["x"] * np.float32(2)}
+
+
+def _shift_on_device(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] + torch.tensor(params["shift"], dtype=torch.float32)}
+
+
+def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
+    runs["double on device", int(fields["x"][0])] += 1
+    return {"x": fields["x"] * xp.float32(2)}
+
+
+PIPELINE = Pipeline(
+    (
+        Stage("read", ("n",), {"x": X, "label": Field(np.int64)}, cpu=_read),
+        Stage("shift", ("x",), {"x": X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
+        Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device)),
+    ),
+    outputs=("x", "label"),
+    name="tests",
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    runs.clear()
+    gates.clear()
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with open_links(1) as links:
+        yield links
+
+
+def bench(links: Links, pipeline: Pipeline = PIPELINE) -> Bench:
+    return Bench(links, job(lambda n: {"n": n}, pipeline=pipeline, cuts=pipeline.cuts))
+
+
+def read(bench: Bench, keys: list[int], pipeline: Pipeline = PIPELINE, samples: Any = None) -> list[Any]:
+    """What the host read leaves of each sample, where a worker would lay it."""
+    given = [{"n": key} for key in keys] if samples is None else samples
+    seeds = [sample_seed(77, 0, key) for key in keys]
+    stop = pipeline.host_prefix
+    return [bench.store.put(pipeline.run(fields, seed, stop=stop)) for fields, seed in zip(given, seeds, strict=True)]
+
+
+def items_of(worker: Bench, given: Any) -> list[Any]:
+    """What the worker's reports of this task refer to, sample by sample."""
+    return [item for report in worker.run(given) for item in report.items or []]
+
+
+def report_of(lane: DeviceLane) -> Report:
+    """The next report."""
+    found: list[Report] = []
+
+    def look() -> bool:
+        found.extend(lane.receive())
+        return bool(found)
+
+    assert wait_until(look)
+    return found[0]
+
+
+def test_only_where_both_sides_have_something_to_do_may_a_sample_be_cut() -> None:
+    assert PIPELINE.cuts == (2,)
+    assert PIPELINE.bytes_at(2) == 16
+    middle = Stage("host", ("x",), {"x": X}, cpu=_double)
+    stages = (PIPELINE.stages[0], PIPELINE.stages[1], middle, PIPELINE.stages[2])
+    assert Pipeline(stages, outputs=("x",)).cuts == ()
+
+
+def test_a_worker_stops_where_it_is_told_and_says_what_each_part_took(links: Links) -> None:
+    worker = bench(links)
+    keys = [4, 13, 5]
+    reports = worker.run(task(piece(keys, sources=read(worker, keys)), stop=2))
+    items = [item for report in reports for item in report.items or []]
+    assert isinstance(items[0], Handed) and isinstance(items[2], Handed) and isinstance(items[1], Failure)
+    assert [item.stage for item in items if isinstance(item, Handed)] == [2, 2]
+    assert not any(name.startswith("double") for name, _ in runs)
+    parts = [part for report in reports for part in report.parts or []]
+    assert {part and (part[0], len(part[1])) for part in parts} <= {(1, 1), None}
+
+
+def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: Links) -> None:
+    worker = bench(links)
+    keys = list(range(20, 26))
+    handed = items_of(worker, task(piece(keys, sources=read(worker, keys)), stop=2))
+    on_cpu = items_of(worker, task(piece(keys, sources=handed)))
+    lane = DeviceLane(links, PIPELINE, "cpu", 4)
+    # half of them come from the start, half from the cut, in one micro-batch
+    mixed = [*read(worker, keys[:3]), *handed[3:]]
+    lane.send(task(piece(keys, sources=mixed)))
+    on_device = report_of(lane)
+    assert lane.close(5.0)
+    for key, here, there in zip(keys, on_cpu, on_device.items or [], strict=True):
+        want = PIPELINE.run({"n": key}, sample_seed(77, 0, key))
+        got = worker.store.get(here)
+        assert got.keys() == want.keys() and np.array_equal(got["x"], want["x"])
+        assert isinstance(there, Local)
+        assert np.allclose(there.value["x"], want["x"], atol=1e-6) and there.value["label"] == key
+    assert on_device.repeated == 0
+    assert [part and part[0] for part in on_device.parts or []] == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_sample_that_runs_is_handed_over_at_its_next_cut(links: Links) -> None:
+    worker = bench(links)
+    gates[30] = threading.Event(), threading.Event()
+    chunk = task(piece([30], sources=read(worker, [30])), chunk=8)
+    with worker.running(chunk) as reports:
+        assert gates[30][0].wait(30)
+        links.board.hand_over(1, 7)  # another one's
+        links.board.hand_over(1, 8)
+        gates[30][1].set()
+    (item,) = reports.pop().items or []
+    assert isinstance(item, Handed) and item.stage == 2
+    (again,) = items_of(worker, task(piece([30], sources=[item]), chunk=9))
+    want = PIPELINE.run({"n": 30}, sample_seed(77, 0, 30))
+    runs.subtract({("shift", 30): 1})  # of the reference
+    assert np.array_equal(worker.store.get(again)["x"], want["x"])
+    assert runs["shift", 30] == 1, "no stage is applied twice"
+
+
+def test_a_sample_that_is_not_asked_for_goes_on_to_its_end(links: Links) -> None:
+    worker = bench(links)
+    gates[31] = threading.Event(), threading.Event()
+    with worker.running(task(piece([31], sources=read(worker, [31])), chunk=8)) as reports:
+        assert gates[31][0].wait(30)
+        links.board.hand_over(1, 7)
+        gates[31][1].set()
+    (item,) = reports[-1].items or []
+    assert not isinstance(item, Handed)
+
+
+def test_the_rate_at_which_values_come_to_the_device_is_measured() -> None:
+    assert 1e7 < measured_rate(None) < 1e13
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(name: str, links: Links, tmp_path: Path) -> None:
+    module = importlib.import_module(f"pipelines.{name}")
+    module.example_data(tmp_path)
+    pipeline, data = module.pipeline(), module.dataset(tmp_path)
+    if not pipeline.cuts:
+        pytest.skip(f"{name} cannot be cut")
+    keys = list(range(min(2, len(data))))
+    samples = [data[key] for key in keys]
+    want = [pipeline.run(fields, sample_seed(77, 0, key)) for key, fields in zip(keys, samples, strict=True)]
+    worker = bench(links, pipeline)
+    lane = DeviceLane(links, pipeline, "cpu", 4)
+    for cut in pipeline.cuts:
+        sources = read(worker, keys, pipeline, samples)
+        handed = items_of(worker, task(piece(keys, sources=sources), stop=cut))
+        assert all(isinstance(item, Handed) and item.stage == cut for item in handed)
+        on_cpu = items_of(worker, task(piece(keys, sources=handed)))
+        lane.send(task(piece(keys, sources=handed)))
+        on_device = report_of(lane)
+        assert on_device.repeated == 0
+        limit = whole_tolerance(pipeline, "cpu", cut)
+        for reference, here, there in zip(want, on_cpu, on_device.items or [], strict=True):
+            _check(pipeline, reference, worker.store.get(here), 0.0)
+            _check(pipeline, reference, there.value, limit.maximum)
+    assert lane.close(5.0)
+
+
+def _check(pipeline: Pipeline, want: Any, got: Any, limit: float) -> None:
+    for field, declared in pipeline.output_fields.items():
+        if declared.dtype == np.dtype(object):
+            assert got[field] == want[field]
+            continue
+        one, other = np.asarray(want[field], np.float64), np.asarray(got[field], np.float64)
+        assert one.shape == other.shape
+        assert (np.abs(one - other) <= limit * declared.level).all(), field

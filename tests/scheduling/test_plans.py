@@ -1,0 +1,92 @@
+"""The plans worth having: for every price of device time the steps lead to the cheapest one."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato_gpu.scheduling.bounds import lp_bound
+from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
+from minato_gpu.scheduling.waiting import Entry
+from minato_gpu.scheduling.work import Cut, Work
+
+COST = st.floats(1e-3, 10.0)
+BETWEEN = st.lists(st.tuples(COST, COST), max_size=5).map(
+    lambda pairs: [Plan(split, *pair) for split, pair in enumerate(pairs, start=1)]
+)
+
+
+@given(COST, st.none() | COST, BETWEEN, st.floats(1e-3, 1e3))
+def test_at_every_price_the_steps_lead_to_the_cheapest_plan(
+    cpu: float, device: float | None, between: list[Plan], price: float
+) -> None:
+    steps = hull(cpu, device, between)
+    assert [step.ratio for step in steps] == sorted((step.ratio for step in steps), reverse=True)
+    chosen = before = Plan(END, cpu, 0.0)
+    for step in steps:
+        assert step.cpu == pytest.approx(before.cpu - step.plan.cpu) and step.cpu > 0
+        before = step.plan
+        if step.ratio >= price:
+            chosen = step.plan
+    plans = [Plan(END, cpu, 0.0), *between, *([] if device is None else [Plan(WHOLE, 0.0, device)])]
+    best = min(plan.cpu + price * plan.device for plan in plans)
+    assert chosen.cpu + price * chosen.device == pytest.approx(best)
+
+
+def test_a_sample_with_two_plans_has_the_one_ratio_it_always_had() -> None:
+    (step,) = hull(6.0, 2.0, ())
+    assert step == (3.0, 6.0, 2.0, Plan(WHOLE, 0.0, 2.0))
+
+
+def test_what_is_worse_in_both_or_worse_than_a_mixture_is_left_out() -> None:
+    dominated, mixed = Plan(1, 5.0, 3.0), Plan(2, 3.0, 1.9)
+    assert [step.plan.split for step in hull(6.0, 2.0, [dominated])] == [WHOLE]
+    assert [step.plan.split for step in hull(6.0, 2.0, [mixed])] == [WHOLE]
+    assert [step.plan.split for step in hull(6.0, 2.0, [Plan(2, 3.0, 0.5)])] == [2, WHOLE]
+    assert [step.plan.split for step in hull(6.0, None, [Plan(2, 3.0, 0.5)])] == [2]
+
+
+def test_an_entry_is_cut_where_the_threshold_says() -> None:
+    entry = Entry(0, 1, 0, 6.0, 2.0)
+    entry.set_steps(hull(6.0, 2.0, [Plan(2, 3.0, 0.5)]), [Plan(2, 3.0, 0.5)])
+    assert entry.ratio == 2.0  # of the last step: from there on everything is the device's
+    assert [plan and plan.split for plan in map(entry.cut, (inf, 7.0, 6.0, 3.0))] == [None, None, 2, 2]
+
+
+def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
+    between = [Plan(1, 1.0, 4.0), Plan(2, 3.0, 0.5)]
+    assert rest(6.0, between, 1) == (5.0, 4.0, (Plan(2, 2.0, 0.5),))
+    assert rest(6.0, between, 2) == (3.0, 0.5, ())
+    assert rest(6.0, (), 2) == (6.0, None, ())
+    entry = Entry(3, 5, 0, 6.0, 7.0)
+    entry.between = between
+    left = entry.rest(4, 1)
+    assert (left.lo, left.hi, left.at, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bound_is_the_linear_program_over_all_plans(seed: int) -> None:
+    optimize = pytest.importorskip("scipy.optimize")
+    rng = np.random.default_rng(seed)
+    n, slots, devices = 20, 3, 2
+    first, second = rng.lognormal(size=(2, n))
+    on_device = rng.lognormal(size=(2, n)) / 4
+    moved = rng.lognormal(size=n) / 20
+    cut = Cut(1, first, on_device[1] + moved, first, on_device[1] + moved)
+    device = on_device.sum(axis=0)
+    work = Work(first + second, first + second, 5, (n,), slots, device, device, devices, cuts=(cut,))
+    cpu_of, device_of = np.array([first + second, first, 0 * first]), np.array([0 * device, cut.device, device])
+    solved = optimize.linprog(
+        [0.0] * (3 * n) + [1.0],
+        A_ub=[[*(cpu_of.ravel() / slots), -1.0], [*(device_of.ravel() / devices), -1.0]],
+        b_ub=[0.0, 0.0],
+        A_eq=[[float(at % n == serial) for at in range(3 * n)] + [0.0] for serial in range(n)],
+        b_eq=[1.0] * n,
+        bounds=[(0, 1)] * (3 * n) + [(0, None)],
+    )
+    alone = float((cpu_of + device_of).min(axis=0).max())
+    assert lp_bound(work) == pytest.approx(max(solved.fun, alone))

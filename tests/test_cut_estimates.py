@@ -1,0 +1,106 @@
+"""Costs of parts and rests: learned each by itself, guessed until then, and offered only where a graph is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minato_gpu.cut_estimates import CutEstimator, part_names
+from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
+from minato_gpu.scheduling.costs import CostModel
+
+X = Field(np.float32, (1000,))
+
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("never run")
+
+
+def _stage(name: str) -> Stage:
+    return Stage(name, ("x",), {"x": X}, cpu=_nothing, device=CupyFunction(_nothing))
+
+
+PIPELINE = Pipeline(
+    (Stage("read", ("n",), {"x": X}, cpu=_nothing), _stage("a"), _stage("b")), outputs=("x",), name="tests"
+)
+CUT = 2
+
+
+class Device:
+    """A device lane whose graphs are built, or not."""
+
+    bytes_per_s = 1e6
+
+    def __init__(self, built: bool = True) -> None:
+        self.built = built
+
+    def offers(self, split: int) -> bool:
+        """See Offers."""
+        assert split == CUT
+        return self.built
+
+
+def estimator(built: bool = True) -> CutEstimator:
+    model = CostModel(part_names(PIPELINE), features=1)
+    return CutEstimator(model, ("cpu", "device"), PIPELINE, Device(built))
+
+
+def teach(
+    made: CutEstimator, lane: str, first: int, each: tuple[float, ...], nbytes: int = -1, spent: float = 0.0
+) -> None:
+    """Two hundred samples of which the parts took ``each``, and all of it ``spent``."""
+    keys = list(range(200))
+    for key in keys:
+        made._features[key] = (1.0 + key % 7,)
+    seconds = [spent or sum(each)] * 200
+    made.parts_measured(lane, keys, keys, seconds, sum(seconds), [(first, each)] * 200, [nbytes] * 200)
+
+
+def ask(made: CutEstimator) -> tuple[float, float, tuple[Any, ...]]:
+    cpu, device, between = made.of_features([900], [900], [(3.0,)])
+    return cpu[0], device[0], between[0]
+
+
+def test_a_plan_costs_the_sum_of_its_parts_and_a_rest_of_its_own() -> None:
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    teach(made, "device", 1, (4e-3,))
+    teach(made, "device", CUT, (5e-4,))
+    cpu, device, (plan,) = ask(made)
+    assert [cpu, device] == pytest.approx([8e-3, 4e-3], rel=0.02)
+    assert list(plan) == pytest.approx([CUT, 6e-3, 5e-4], rel=0.02)
+
+
+def test_a_rest_that_was_never_measured_is_guessed_from_the_parts_and_the_bytes() -> None:
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    teach(made, "device", 1, (4e-3,))
+    assert ask(made)[2][0].device == pytest.approx(4e-3 / 4 + 4000 / 1e6, rel=0.02)
+    teach(made, "cpu", 1, (6e-3,), nbytes=1000, spent=7e-3)  # handed over: fewer bytes than declared, laid down in 1 ms
+    plan = ask(made)[2][0]
+    assert plan.device == pytest.approx(4e-3 / 4 + 1000 / 1e6, rel=0.02)
+    assert plan.cpu == pytest.approx(7e-3, rel=0.02)
+
+
+def test_nothing_is_offered_before_both_lanes_are_known_or_a_graph_is_built() -> None:
+    made = estimator()
+    assert ask(made)[2] == ()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    assert ask(made)[2] == ()
+    other = estimator(built=False)
+    teach(other, "cpu", 1, (6e-3, 2e-3))
+    teach(other, "device", 1, (4e-3,))
+    assert ask(other)[2] == ()
+
+
+def test_features_are_kept_of_what_goes_on_elsewhere_and_of_nothing_else() -> None:
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3,), nbytes=1000)
+    assert len(made._features) == 200
+    teach(made, "device", CUT, (1e-3,))
+    assert not made._features
+    ask(made)
+    made.measured("cpu", [900], [900], [1e-3], 1e-3)
+    assert not made._features

@@ -1,0 +1,101 @@
+"""One rank of ``test_accelerate``: a training loop under Accelerate, left in its second epoch and gone on with.
+
+Arguments: a folder for what each rank has seen. Started by torchrun; the device is a fake one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import Subset
+
+from minato_gpu import DataLoader, building
+from minato_gpu.accelerated import prepare
+from minato_gpu.memory import accelerator as accelerators
+from tests.fake_device import LAZY_CONSUMER, FakeDevice
+from tests.test_device_batches import PIPELINE, Numbers
+
+LENGTH, BATCH, LEFT_AT, LATENESS = 144, 8, 4, 3
+
+
+def main(folder: str) -> None:
+    """Two epochs on this rank, in two lives."""
+    accelerator: Any = Accelerator(cpu=True)
+    device = FakeDevice(LAZY_CONSUMER)
+    with (
+        patch.object(accelerators, "available", lambda _: True),
+        patch.object(building, "open_accelerator", lambda _: device),
+    ):
+        told = train(accelerator, Path(folder, f"state-{accelerator.process_index}.json"))
+    device.finish()
+    Path(folder, f"{accelerator.process_index}.json").write_text(json.dumps(told), encoding="utf-8")
+    accelerator.end_training()
+
+
+def make(accelerator: Any) -> Any:
+    """Model, optimizer and loader as a user would have them prepared."""
+    torch.manual_seed(1)
+    loader: DataLoader[Any] = DataLoader(
+        Subset(Numbers(), range(LENGTH)),
+        BATCH,
+        shuffle=True,
+        num_workers=1,
+        pipeline=PIPELINE,
+        lanes=["cpu", "device"],
+        device="cuda",
+        in_order=False,
+        max_lateness=LATENESS,
+        generator=torch.Generator().manual_seed(7),
+    )
+    model = torch.nn.Linear(160, 1)
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters(), 1e-3), prepare(accelerator, loader))
+
+
+def train(accelerator: Any, file: Path) -> dict[str, Any]:
+    """Every step is a collective one, so ranks with unequal counts would never end."""
+    model, optimizer, loader = make(accelerator)
+    seen: list[list[int]] = [[], []]
+    lasts: list[bool] = []
+
+    def step(batch: Any, into: list[int]) -> None:
+        accelerator.backward(model(batch["x"].flatten(1)).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        into += batch["label"].tolist()
+        lasts.append(accelerator.gradient_state.end_of_dataloader)
+
+    for batch in loader:
+        step(batch, seen[0])
+    stats = loader.stats()
+    for number, batch in enumerate(loader, start=1):
+        step(batch, seen[1])
+        if number == LEFT_AT:
+            break
+    file.write_text(json.dumps(loader.state_dict()), encoding="utf-8")
+    del loader
+    model, optimizer, loader = make(accelerator)
+    loader.load_state_dict(json.loads(file.read_text(encoding="utf-8")))
+    for batch in loader:
+        step(batch, seen[1])
+    kept = {
+        "pipeline": loader.pipeline is PIPELINE,
+        "lateness": loader.max_lateness,
+        "device": loader.base_dataloader.device,
+    }
+    return {"seen": seen, "lasts": lasts, "stats": _few(stats), "resumed": _few(loader.stats()), "kept": kept}
+
+
+def _few(stats: dict[str, Any]) -> dict[str, Any]:
+    return {name: stats[name] for name in ("samples_delivered", "batches_delivered", "device", "lateness")}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

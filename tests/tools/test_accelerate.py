@@ -1,0 +1,125 @@
+"""Under Hugging Face's Accelerate, batches still come from this loader, with all that it was told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Costly, Streams
+from tests.contracts.test_ranks import results_of
+from tests.test_readme import EXAMPLES
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def program() -> Any:
+    """What the ranks run."""
+    from tests.tools import accelerate_program
+
+    return accelerate_program
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, program: Any) -> list[dict[str, Any]]:
+    """What each of two ranks has seen."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return results_of(folder, Path(program.__file__), RANKS, str(folder))
+
+
+def test_every_sample_once_on_one_of_the_ranks(ranks: list[dict[str, Any]], program: Any) -> None:
+    """In the second epoch too, which a new loader went on with."""
+    for epoch in range(2):
+        shares = [rank["seen"][epoch] for rank in ranks]
+        assert [len(share) for share in shares] == [program.LENGTH // RANKS] * RANKS
+        assert sorted(label for share in shares for label in share) == list(range(program.LENGTH))
+    assert ranks[0]["seen"][0] != ranks[0]["seen"][1]
+
+
+def test_what_was_received_is_what_the_loader_counts(ranks: list[dict[str, Any]], program: Any) -> None:
+    batches = program.LENGTH // RANKS // program.BATCH
+    for rank in ranks:
+        assert rank["stats"]["samples_delivered"] == len(rank["seen"][0])
+        assert rank["stats"]["batches_delivered"] == rank["stats"]["device"]["batches"] == batches
+        assert rank["resumed"]["batches_delivered"] == batches - program.LEFT_AT
+
+
+def test_arguments_survive(ranks: list[dict[str, Any]], program: Any) -> None:
+    for rank in ranks:
+        assert rank["kept"] == {"pipeline": True, "lateness": program.LATENESS, "device": "cuda"}
+        assert rank["stats"]["lateness"]["max"] <= program.LATENESS
+
+
+def test_accelerate_knows_the_last_batch(ranks: list[dict[str, Any]], program: Any) -> None:
+    batches = program.LENGTH // RANKS // program.BATCH
+    for rank in ranks:
+        assert [at for at, last in enumerate(rank["lasts"]) if last] == [batches - 1, 2 * batches - 1]
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    """An Accelerator of this process alone."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    yield Accelerator(cpu=True)
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def test_prepare_alone_is_refused(accelerator: Any) -> None:
+    """It would replace the loader by torch's without a word."""
+    loader = DataLoader(Costly(8), 2)
+    with pytest.raises(TypeError, match=r"minato_gpu\.accelerated\.prepare"):
+        accelerator.prepare(loader)
+
+
+def test_on_one_rank_batches_are_composed_as_before(accelerator: Any) -> None:
+    from minato_gpu.accelerated import prepare
+
+    loader = DataLoader(Costly(40), 4, num_workers=2, in_order=False, on_error="skip", max_failures=3)
+    prepared = prepare(accelerator, loader)
+    assert accelerator.prepare(prepared) is prepared
+    for at, batch in enumerate(prepared):
+        assert len(batch) == 4
+        if at == 2:
+            state = prepared.state_dict()
+    assert state["progress"]["batches"] == 3
+    assert prepared.stats()["batches_delivered"] == len(prepared) == 10
+    inner = prepared.base_dataloader
+    assert (inner.on_error, inner.max_failures, inner._options.free) == ("skip", 3, True)
+    assert prepared.state_dict()["begun"] is False
+
+
+def test_a_data_set_that_workers_iterate(accelerator: Any) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    from minato_gpu.accelerated import prepare
+
+    with pytest.raises(ValueError, match="dispatch_batches=False"):
+        prepare(accelerator, DataLoader(Streams([6]), 2, num_workers=1))
+    apart: Any = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    prepared = prepare(apart, DataLoader(Streams([6]), 2, num_workers=1))
+    assert [batch[:, 1].tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
+    assert prepared.stats()["batches_delivered"] == 3
+
+
+def test_the_example_of_the_readme(accelerator: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    names: dict[str, Any] = {"accelerator": accelerator, "model": model, "loader": DataLoader(Costly(8), 2)}
+    exec(EXAMPLES[3], {"optimizer": torch.optim.SGD(model.parameters(), 1.0), **names}, names)
+    assert [len(batch) for batch in names["loader"]] == [2, 2, 2, 2]
+    assert names["loader"].stats()["samples_delivered"] == 8
+
+
+def test_accelerate_is_only_needed_where_it_is_used() -> None:
+    code = "import sys, minato_gpu; sys.exit('accelerate' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,85 @@
+"""Hugging Face's ``datasets`` as a source: rows are fetched many at a time, by ``__getitems__``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
+
+ROWS, BATCH = 60, 8
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Numbers and texts, in a file that is mapped into memory, as tensors."""
+    import datasets
+
+    made = datasets.Dataset.from_dict({"label": list(range(ROWS)), "text": [f"row {n}" for n in range(ROWS)]})
+    made = made.add_column("x", [[float(n)] * 5 for n in range(ROWS)])
+    made.save_to_disk(str(tmp_path / "rows"))
+    return datasets.load_from_disk(str(tmp_path / "rows")).with_format("torch")
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
+def test_the_same_batches_as_pytorchs(dataset: Any, mode: Mode, workers: int) -> None:
+    theirs = list(torch.utils.data.DataLoader(dataset, BATCH, shuffle=True, generator=_generator()))
+    mine = list(mode.loader(dataset, BATCH, shuffle=True, generator=_generator(), num_workers=workers))
+    labels = [int(n) for batch in mine for n in batch["label"]]
+    assert sorted(labels) == list(range(ROWS))
+    for batch in mine:
+        assert batch["text"] == [f"row {int(n)}" for n in batch["label"]]
+        assert torch.equal(batch["x"], batch["label"][:, None].float().expand(-1, 5))
+    if not mode.lateness:
+        for one, other in zip(mine, theirs, strict=True):
+            assert one["text"] == other["text"] and one["x"].dtype == other["x"].dtype
+            assert torch.equal(one["x"], other["x"]) and torch.equal(one["label"], other["label"])
+
+
+def test_rows_are_fetched_together(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the data set's own method, in chunks that the loader cuts."""
+    asked: list[list[int]] = []
+    inner = type(dataset).__getitems__
+
+    def counted(self: Any, keys: list[int]) -> Any:
+        asked.append(list(keys))
+        return inner(self, keys)
+
+    monkeypatch.setattr(type(dataset), "__getitems__", counted)
+    loader = DataLoader(dataset, BATCH, num_workers=1, worker_kind="thread")
+    assert [int(n) for batch in loader for n in batch["label"]] == list(range(ROWS))
+    assert sorted(key for keys in asked for key in keys) == list(range(ROWS))
+    assert max(map(len, asked)) > 1
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
+def test_resume(dataset: Any, mode: Mode) -> None:
+    def make() -> Any:
+        return mode.loader(dataset, BATCH, shuffle=True, generator=_generator(), num_workers=2)
+
+    loader = make()
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(3)]
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    assert sorted(int(n) for batch in (*first, *resumed) for n in batch["label"]) == list(range(ROWS))
+
+
+def test_a_row_that_cannot_be_read_is_left_out(dataset: Any) -> None:
+    def refuse(batch: Any) -> Any:
+        if 13 in [int(n) for n in batch["label"]]:
+            raise ValueError("row 13 is broken")
+        return batch
+
+    loader = DataLoader(dataset.with_transform(refuse), BATCH, num_workers=2, on_error="skip")
+    assert [int(n) for batch in loader for n in batch["label"]] == [n for n in range(ROWS) if n != 13]
+    assert loader.stats()["failures"][0]["index"] == "13"
