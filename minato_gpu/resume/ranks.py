@@ -57,9 +57,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
                     "ranks must be saved at the same step"
                 )
-    # nothing was dealt out, or by another sampler, which all the same is not shared out again
-    alone = len(all_) == 1 and first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})
-    if alone or not first["begun"]:
+    undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
+    if (len(all_) == 1 and undealt) or not first["begun"]:
         return first
     shares = [_share(state) for state in all_]
     replicas = shares[0]["replicas"]
