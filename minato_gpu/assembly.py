@@ -158,10 +158,12 @@ class Assembly:
             for lo, hi in spans:
                 for serial in range(lo, hi):
                     item = items[offset]
-                    if isinstance(item, Handed):
+                    if item is None:
+                        pass
+                    elif isinstance(item, Handed):
                         rows -= 1
                         nbytes -= item.nbytes
-                    elif item is not None:
+                    else:
                         rows -= not isinstance(item, Extra)
                         self.record(serial).items[serial] = item
                         if isinstance(item, Failure):

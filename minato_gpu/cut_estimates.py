@@ -4,6 +4,9 @@ On the CPU each part between two split points has a model of its own, and a plan
 device everything from a split point on runs as one, so each split point has a model of its own for all that follows,
 with the time that bringing its input there takes. Until a split point has been measured there, its rest is guessed: it
 is to all of the sample on the device as it is on the CPU, and its input comes at the rate measured when the lane began.
+One that is taken for too dear would never be measured, and never be found to be cheap: so now and then a sample is told
+that a rest costs nothing, one split point after the other. (A sample that is best prepared on the device from its
+start still is; those that the CPU keeps are the ones that matter.)
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from minato_gpu.scheduling.history import Array
 from minato_gpu.scheduling.plans import Plan
 
 _GUESS_S = 1e-3
+_TRY_EVERY = 256  # samples
+_KEPT = 8  # of so many that are to be handed over one may turn out impossible to send
 
 
 class Offers(Protocol):
@@ -36,11 +41,11 @@ class _Mean:
 
     def __init__(self, first: float) -> None:
         self.value = first
-        self._count = 0
+        self.count = 0
 
     def add(self, value: float) -> None:
-        self._count += 1
-        self.value += (value - self.value) * max(1 / self._count, 0.02)
+        self.count += 1
+        self.value += (value - self.value) * max(1 / self.count, 0.02)
 
 
 def part_names(pipeline: Pipeline) -> tuple[str, ...]:
@@ -57,6 +62,8 @@ class CutEstimator(Estimator):
         self._begins = (pipeline.host_prefix, *pipeline.cuts)
         self._device = device
         self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
+        self._kept = dict.fromkeys(pipeline.cuts, 0)  # samples that could not be sent from there
+        self._asked = 0
         self._laying = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to lay down what is handed over
 
     def of_features(
@@ -71,13 +78,18 @@ class CutEstimator(Estimator):
         plans = [
             (cut, upto[at] * slow + self._laying[cut].value, self._rest(cut, upto, at, whole, rows, keys) * slow_device)
             for at, cut in enumerate(self._begins[1:])
-            if self._device.offers(cut)
+            if self._device.offers(cut) and self._kept[cut] * _KEPT <= self._nbytes[cut].count
         ]
+        for number in range(_TRY_EVERY - 1 - self._asked % _TRY_EVERY, len(serials) if plans else 0, _TRY_EVERY):
+            plans[(self._asked + number) // _TRY_EVERY % len(plans)][2][number] = 0.0
+        self._asked += len(serials)
         cpu = np.where(np.isnan(upto[-1]), _GUESS_S, upto[-1]) * slow
         device = np.where(np.isnan(whole), _GUESS_S, whole) * slow_device
         known = ~np.isnan(upto[-1] + whole)
         between = [
-            tuple(Plan(cut, float(c[n]), float(d[n])) for cut, c, d in plans) if known[n] else ()
+            tuple(Plan(cut, float(c[n]), float(d[n]), self._laying[cut].value) for cut, c, d in plans)
+            if known[n]
+            else ()
             for n in range(len(serials))
         ]
         return cpu.tolist(), device.tolist(), between
@@ -109,13 +121,16 @@ class CutEstimator(Estimator):
                 continue
             first, each = part
             share = min(1.0, spent / max(sum(each), 1e-9))  # without the time that it waited for a core
-            at = self._begins.index(first)
-            for stage, value in zip(self._begins[at:], each, strict=False):
-                found.setdefault(f"{lane}:{stage}", []).append((key, row, value * share))
+            at, after = self._begins.index(first), max(spent - sum(each), 0.0)
+            values = [value * share for value in each]
             if nbytes >= 0:
                 cut = self._begins[at + len(each)]
                 self._nbytes[cut].add(nbytes)
-                self._laying[cut].add(max(spent - sum(each), 0.0))
+                self._laying[cut].add(after)
+            else:  # it was put in its place
+                values[-1] += after
+            for stage, value in zip(self._begins[at:], values, strict=False):
+                found.setdefault(f"{lane}:{stage}", []).append((key, row, value))
         for name, entries in found.items():
             self._observe(name, *map(list, zip(*entries, strict=True)), shared=lane != self._lanes[0])
 
@@ -126,6 +141,10 @@ class CutEstimator(Estimator):
             if not np.isnan(predicted).any():
                 seconds = (predicted * (sum(seconds) / predicted.sum())).tolist()
         self.model.observe_many(name, keys, rows if self.model.features else None, seconds)
+
+    def cannot(self, split: int, samples: int) -> None:
+        """See Estimator. A split point from which samples cannot be sent is no longer offered."""
+        self._kept[split] += samples
 
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
         """Samples that no part is known of: they were prepared before the device lane was open."""

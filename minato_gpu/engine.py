@@ -339,6 +339,7 @@ class Engine:
         if self._broken is not None:
             broken, self._broken = self._broken, None
             raise broken
+        self.pump.check_lanes()
         end = started + self._timeout if self._timeout > 0 else None
         hangs = None if self._watchdog is None else self._watchdog.next_look(now)
         if end is not None and now >= end:

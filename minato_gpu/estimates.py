@@ -88,6 +88,9 @@ class Estimator:
         """The same, where it is known what each part of a sample cost."""
         self.measured(lane, keys, serials, seconds, took)
 
+    def cannot(self, split: int, samples: int) -> None:
+        """So many samples could not be handed over before stage ``split``."""
+
     def not_measured(self, spans: Iterable[tuple[int, int]]) -> None:
         """These tickets are prepared, and nobody knows what each cost."""
         if self._features:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from minato_gpu.assembly import Assembly, Block
 from minato_gpu.deaths import Deaths
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Features, Handed, Part, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.memory.board import Claim
@@ -71,6 +71,9 @@ class Estimates(Protocol):
         handed: list[int],
     ) -> None:
         """The same for samples that can be cut; ``handed``: bytes of those that go on elsewhere, -1 for the others."""
+
+    def cannot(self, split: int, samples: int) -> None:
+        """So many samples were to be handed over before stage ``split``, and could not be sent."""
 
     def not_measured(self, spans: tuple[m.Span, ...]) -> None:
         """These tickets are prepared, and nobody knows what each cost."""
@@ -180,6 +183,13 @@ class Pump:
         """Let no worker start another sample of what it was sent."""
         for sent in self._sent.values():
             self.lanes[_lane_kind(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
+
+    def check_lanes(self) -> None:
+        """Raise RuntimeError where a lane that nobody else can stand in for will never open."""
+        for lane in self.lanes.values():
+            error = getattr(lane, "error", None)
+            if error is not None:
+                raise RuntimeError(f"the {lane.name} lane cannot be opened: {error!r}") from error
 
     @property
     def needs_attention(self) -> bool:
@@ -298,7 +308,7 @@ class Pump:
         if report.done > report.first:
             position = self.assembly.position(spans[0][0]) if spans else -1
             prepared = chunk.kind in ("run", "next")
-            going_on = sum(isinstance(item, Handed) for item in report.items or ()) if chunk.kind == "run" else 0
+            going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._cuts else 0
             log = self.logs[sent.epoch]
             log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
         self._measured(lane.name, chunk, spans, report)
@@ -318,11 +328,14 @@ class Pump:
             if report.told is not None and self.streams is not None:
                 self.streams.told[chunk.number] = report.told
             nbytes, failed = self.assembly.arrived(spans, report.items, report.nbytes)
-            handed = tuple((report.first + at, stage) for at, stage in self.assembly.handed(spans, report.items))
-            offsets = tuple(report.first + at for at in failed)
+            handed: tuple[tuple[int, int], ...] = ()
             now, held = perf_counter(), 0
-            if handed and report.items is not None:
+            if self._cuts and report.items is not None:
+                handed = tuple((report.first + at, stage) for at, stage in self.assembly.handed(spans, report.items))
                 held = sum(item.nbytes for item in report.items if isinstance(item, Handed))
+            else:
+                self.assembly.used(spans)
+            offsets = tuple(report.first + at for at in failed)
             self.handle(
                 m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
             )
@@ -344,6 +357,10 @@ class Pump:
         if self.estimates is None or chunk.kind != "run" or report.done == report.first:
             return
         self.estimates.took(report.done - report.first, report.seconds)
+        if chunk.stop >= 0:
+            items = report.items or [None] * (report.done - report.first)
+            if kept := sum(not isinstance(item, (Handed, Failure)) for item in items):
+                self.estimates.cannot(chunk.stop, kept)
         if report.times is None:
             self.estimates.not_measured(spans)
         else:
@@ -379,7 +396,7 @@ class Pump:
                     self._jobs[instruction.order] = self.assembly.spans(instruction.order)
                     self.handle(m.CollateNeeded(perf_counter(), instruction.order))
             elif isinstance(instruction, m.HandOver):
-                self.lanes[instruction.lane].hand_over(self._run, instruction.chunk)
+                self.lanes[instruction.lane].hand_over(self._run, instruction.chunk, instruction.splits)
             else:
                 kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
                 if kept is not None:

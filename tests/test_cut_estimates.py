@@ -70,7 +70,7 @@ def test_a_plan_costs_the_sum_of_its_parts_and_a_rest_of_its_own() -> None:
     teach(made, "device", CUT, (5e-4,))
     cpu, device, (plan,) = ask(made)
     assert [cpu, device] == pytest.approx([8e-3, 4e-3], rel=0.02)
-    assert list(plan) == pytest.approx([CUT, 6e-3, 5e-4], rel=0.02)
+    assert list(plan) == pytest.approx([CUT, 6e-3, 5e-4, 0.0], rel=0.02)
 
 
 def test_a_rest_that_was_never_measured_is_guessed_from_the_parts_and_the_bytes() -> None:
@@ -82,6 +82,50 @@ def test_a_rest_that_was_never_measured_is_guessed_from_the_parts_and_the_bytes(
     plan = ask(made)[2][0]
     assert plan.device == pytest.approx(4e-3 / 4 + 1000 / 1e6, rel=0.02)
     assert plan.cpu == pytest.approx(7e-3, rel=0.02)
+
+
+def test_what_follows_the_last_part_belongs_to_it_where_nothing_was_handed_over() -> None:
+    """To put the sample in its place takes time on the CPU, as laying it down does."""
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3, 2e-3), spent=9e-3)
+    teach(made, "device", 1, (4e-3,))
+    cpu, _, (plan,) = ask(made)
+    assert cpu == pytest.approx(9e-3, rel=0.02)
+    assert plan.cpu == pytest.approx(6e-3, rel=0.02)
+
+
+def test_a_plan_says_how_much_of_it_is_laying_down() -> None:
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    teach(made, "device", 1, (4e-3,))
+    teach(made, "cpu", 1, (6e-3,), nbytes=1000, spent=7e-3)
+    assert ask(made)[2][0].laying == pytest.approx(1e-3)
+
+
+def test_a_cut_from_which_samples_cannot_be_sent_is_no_longer_offered() -> None:
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    teach(made, "device", 1, (4e-3,))
+    assert ask(made)[2]
+    made.cannot(CUT, 1)
+    assert ask(made)[2] == ()
+    other = estimator()
+    teach(other, "cpu", 1, (6e-3, 2e-3))
+    teach(other, "device", 1, (4e-3,))
+    teach(other, "cpu", 1, (6e-3,), nbytes=1000)
+    other.cannot(CUT, 1)
+    assert ask(other)[2], "one of many may be odd"
+
+
+def test_a_rest_that_is_taken_for_too_dear_is_tried_now_and_then() -> None:
+    """It would never be measured otherwise, and the guess never be corrected."""
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    teach(made, "device", 1, (4.0,))
+    given = [ask(made)[2][0].device for _ in range(1024)]
+    assert [at for at, device in enumerate(given) if device == 0.0] == [255, 511, 767, 1023]
+    many = made.of_features(list(range(600)), list(range(600)), [(3.0,)] * 600)[2]
+    assert [at for at, (plan,) in enumerate(many) if plan.device == 0.0] == [255, 511]
 
 
 def test_nothing_is_offered_before_both_lanes_are_known_or_a_graph_is_built() -> None:

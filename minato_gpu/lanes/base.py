@@ -7,7 +7,7 @@ sample lies is a *reference*: None for a row of its place's slab, or one of the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -256,8 +256,8 @@ class Lane(Protocol):
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""
 
-    def hand_over(self, run: int, chunk: int) -> None:
-        """Hand the sample of the chunk that runs over at the next stage where it can be cut, if it comes to one."""
+    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
+        """Hand the sample of the chunk that runs over at the next of ``splits`` that it comes to, if any."""
 
     def close(self, timeout: float) -> bool:
         """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""

@@ -54,9 +54,9 @@ class _CpuLane:
         row, words = self.links.board.row(worker), self.links.board.words
         return perf_counter() - words[row + SINCE_NS] / 1e9
 
-    def hand_over(self, run: int, chunk: int) -> None:
-        """Let the sample of the chunk that runs be handed over at the next stage where it can be cut."""
-        self.links.board.hand_over(run, chunk)
+    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
+        """Let the sample of the chunk that runs be handed over at the next of ``splits`` that it comes to."""
+        self.links.board.hand_over(run, chunk, splits)
 
     def at_work(self) -> dict[int, tuple[float, Claim]]:
         """By worker that is at a chunk: since when it has been at the current sample, and which that is."""

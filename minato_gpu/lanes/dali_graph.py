@@ -71,8 +71,8 @@ class DaliGraph:
         """See Segment."""
         with self._building:
             if self._graph is None:
-                self.builds += 1
                 self._graph = self._build(params)
+                self.builds += 1  # not before its threads are there: whoever sees it looks for them
 
     def load(self) -> None:
         """See Segment."""

@@ -3,7 +3,8 @@
 It takes every task that waits, one micro-batch at a time, and writes finished samples into their rows of the batch.
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its
 failure counts. Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU
-lane to go on alone: what it was sent goes back to the scheduler.
+lane to go on alone: what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane
+there is has an ``error`` instead.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
+from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.base import Failure, Handed, Local, Part, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
@@ -31,6 +32,8 @@ from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
+
+_USUAL_RATE = 1e9  # bytes per second
 
 
 class DeviceLane:
@@ -59,9 +62,14 @@ class DeviceLane:
             for split in (self._first, *pipeline.cuts)
         }
         self._executor = self._executors[self._first]
-        self._builder: threading.Thread | None = None
+        self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
+        self._ahead: BuildAhead | None = None
+        if self._takes_parts:
+            cuts = {split: self._executors[split] for split in pipeline.cuts}
+            self._ahead = BuildAhead(cuts, self._stand_back)
         self._transfers = transfers
-        self.bytes_per_s = float("inf")  # of what is brought to the device; measured where samples can be cut
+        self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
+        self.error: Exception | None = None  # why the lane will never open, where there is no other
         self._store = Store(-1, links, None, links.board)
         self._outlet = Outlet(self._store, transfers)
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -119,8 +127,8 @@ class DeviceLane:
         self._tasks.put(None)
         self._thread.join()
         self._thread = None
-        if self._builder is not None:
-            self._builder.join()
+        if self._ahead is not None:
+            self._ahead.close()
         for executor in self._executors.values():
             executor.close()
         os.close(self._arrived)
@@ -129,8 +137,7 @@ class DeviceLane:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        if self._executor.device == "cpu":  # the stand-in for a GPU shares cores with workers and training
-            give_way()  # and so do DALI's threads, which start from here
+        self._stand_back()  # and so do DALI's threads, which start from here
         cores = CoreTime("DALI")
         self._load()
         self.ready = not self.retired
@@ -147,12 +154,33 @@ class DeviceLane:
         try:
             for executor in self._executors.values():
                 executor.load()
-            if self._pipeline.cuts:
-                self.bytes_per_s = measured_rate(None if self._transfers is None else self._transfers.accelerator)
         except ImportError as error:
             how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
             say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
             self.retired = self._may_retire
+            return
+        except Exception as error:
+            self.retired = True
+            if self._may_retire:
+                LOGGER.warning("the device lane cannot be opened; the CPU lane goes on alone (%r)", error)
+            else:
+                self.error = error
+            return
+        if self._takes_parts:
+            self.bytes_per_s = self._rate()
+
+    def _rate(self) -> float:
+        """How fast values come to the device; a guess where that cannot be measured, which is no reason to stop."""
+        try:
+            return measured_rate(None if self._transfers is None else self._transfers.accelerator)
+        except Exception as error:
+            LOGGER.warning("how fast values come to the device cannot be measured: taken to be 1 GB/s (%r)", error)
+            return _USUAL_RATE
+
+    def _stand_back(self) -> None:
+        """The stand-in for a GPU shares cores with workers and training."""
+        if self._executor.device == "cpu":
+            give_way()
 
     def _signal(self) -> None:
         os.eventfd_write(self._arrived, 1)
@@ -162,16 +190,6 @@ class DeviceLane:
     def offers(self, split: int) -> bool:
         """Whether samples that come cut at ``split`` find everything built."""
         return self._executors[split].built and not self.retired
-
-    def _build_ahead(self, draws: dict[int, dict[int, Mapping[str, Any]]]) -> None:
-        """Build the graphs of all split points, in a thread of their own: no batch waits for that."""
-        if self._executor.device == "cpu":
-            give_way()
-        for split, params in draws.items():
-            try:
-                self._executors[split].build(params)
-            except Exception as error:
-                LOGGER.warning("no sample is cut before stage %d: its graph cannot be built (%s)", split, error)
 
     def _run(self, task: Task, cores: CoreTime) -> Report:
         begin = perf_counter()
@@ -194,6 +212,8 @@ class DeviceLane:
             usual = usual and self._executors[split].builds == builds and self._repeated == 0
             for number, item in zip(numbers, found, strict=True):
                 items[number], times[number] = item, took / len(numbers)
+            if self._ahead is not None and not self.retired:
+                self._ahead.ran(split)
         end = perf_counter()
         count = len(tickets)
         self._look(cores)
@@ -242,10 +262,8 @@ class DeviceLane:
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
         fields = [self._fields(*tickets[number], task) for number in ready]
-        if self._builder is None and fields and self._pipeline.cuts and self._may_retire:
-            draws = {cut: self._executors[cut].draws(*fields[0]) for cut in self._pipeline.cuts}
-            self._builder = threading.Thread(target=self._build_ahead, args=(draws,), name="minato-build", daemon=True)
-            self._builder.start()
+        if self._ahead is not None:
+            self._ahead.start(fields)
         room = self._outlet.room
         if room is not None:
             executor.limit = min(executor.max_batch, max(1, room))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +54,8 @@ class Producer:
         self.who = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self._job = job
         self._store = store
-        self.handing_over: Callable[[], bool] = lambda: False  # whether the current sample is to go to another lane
+        # whether the current sample is to go to another lane before this stage
+        self.handing_over: Callable[[int], bool] = lambda cut: False
         self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
@@ -172,7 +172,7 @@ class Producer:
             start, now = cut, perf_counter()
             seconds.append(now - before)
             before = now
-            if cut < end and (cut == stop or self.handing_over()):
+            if cut < end and (cut == stop or self.handing_over(cut)):
                 handed = self._handed(fields, cut)
                 if handed is not None:
                     fields = handed
@@ -185,7 +185,7 @@ class Producer:
         wanted = self._wanted[cut]
         try:
             return Handed(self._store.put({name: value for name, value in fields.items() if name in wanted}), cut)
-        except (pickle.PicklingError, AttributeError, TypeError):
+        except Exception:  # whatever keeps it here (pickling runs the values' own code) is no error of the sample's
             return None
 
     def take_part(self) -> Part | None:

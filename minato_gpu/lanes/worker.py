@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -50,7 +51,7 @@ class Worker:
         self._words = board.words
         self._row = board.row(number)
         self._producer = Producer(number, job, store, self._show_stage)
-        self._producer.handing_over = lambda: self._words[self._row + HAND] == self._words[self._row + CHUNK]
+        self._producer.handing_over = partial(board.handing_over, number)
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None

@@ -2,9 +2,9 @@
 
 One row of 64-bit words per worker. A worker writes CHUNK, STARTED, SINCE_NS; the parent writes LIMIT to take
 samples back that have not started. It writes HAND, the number of a chunk whose samples are to be handed over to another
-lane at the next stage where they can be cut: a wish, which needs no hand-shake. For LIMIT the hand-shake is Dekker's: a
-worker writes STARTED, then reads LIMIT; the parent writes LIMIT, then reads STARTED; a lock operation between the two
-(a full fence on the processors that PyTorch supports) makes sure that at least one of them sees the other.
+lane, after SPLITS, a mask of the stages before which: a wish, which needs no hand-shake. For LIMIT the hand-shake is
+Dekker's: a worker writes STARTED, then reads LIMIT; the parent writes LIMIT, then reads STARTED; a lock operation
+between the two (a full fence on the processors that PyTorch supports) makes sure that at least one sees the other.
 
 Each worker also has a ring of offsets in its own arena that the parent has freed: written by the parent at TAIL,
 taken by the worker at HEAD.
@@ -23,14 +23,16 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
 
-CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE = range(9)
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS = range(10)
 JOINING, FETCHING = -1, -2  # in STAGE: collating a batch, in __getitems__; a pipeline's stage is its number + 1, else 0
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
 _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
+_BITS = 63  # of a word that is no sign; later stages are never asked for
 ATTENTION = 0
 _HEADER = 8
 
@@ -94,11 +96,19 @@ class Board:
             return None
         return max(keep, self.words[row + STARTED])
 
-    def hand_over(self, run: int, chunk: int) -> None:
-        """Ask the worker that is at the chunk, if any, to hand its current sample over at the next cut."""
+    def hand_over(self, run: int, chunk: int, splits: Iterable[int]) -> None:
+        """Ask the worker that is at the chunk, if any, to hand its current sample over before the next of the stages
+        ``splits`` that it comes to."""
         worker = self.find(run, chunk)
         if worker is not None:
+            self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)
+            self.fence()
             self.words[self.row(worker) + HAND] = chunk
+
+    def handing_over(self, worker: int, split: int) -> bool:
+        """Whether this worker is asked to hand its current sample over before stage ``split``."""
+        row, words = self.row(worker), self.words
+        return words[row + HAND] == words[row + CHUNK] and split < _BITS and bool(words[row + SPLITS] >> split & 1)
 
     def claim(self, worker: int) -> Claim:
         """What a worker that has ended took last, whether it was through with it or not."""

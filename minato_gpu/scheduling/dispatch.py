@@ -56,8 +56,10 @@ class Dispatcher:
             offset += part.hi - part.lo
             if lo < hi:
                 if flight.chunk.kind == "run":
-                    self._ledger.running -= hi - lo
-                self.waiting.add(part.part(lo, hi))
+                    self._ledger.stop(hi - lo, flight.chunk.stop >= 0)
+                entry = part.part(lo, hi)
+                self.intake.settle_again(entry)
+                self.waiting.add(entry)
 
     def retire(self, number: int) -> Flight:
         """The chunk's lane is through with it."""
@@ -180,7 +182,7 @@ class Dispatcher:
                     break
             elif count > 1:
                 count = min(count, max(1, int((target - seconds) / each))) if each > 0 else 1
-            count = self._within_budget(following, count, total)
+            count = self._within_budget(following, count, total, handing=plan is not None)
             if count == 0:
                 break
             whole = count == following.hi - following.lo
@@ -209,8 +211,8 @@ class Dispatcher:
             return following if following.device is not None else None
         return following if following.side == m.CPU and not following.slow else None
 
-    def _within_budget(self, entry: Entry, count: int, taken: int) -> int:
-        """How many of ``count`` tickets memory allows (P4).
+    def _within_budget(self, entry: Entry, count: int, taken: int, *, handing: bool) -> int:
+        """How many of ``count`` tickets memory allows (P4); ``handing``: they are to be handed over to another lane.
 
         What the oldest place still needs is set aside for it. And while no batch is ready for the consumer, its oldest
         sample may always proceed: only a delivery gives memory back.
@@ -219,7 +221,8 @@ class Dispatcher:
             return count
         lane = self.lanes.get(m.CPU)
         reserved = 0 if entry.base == self.oldest_place else self.waiting.samples_of(self.oldest_place)
-        allowed = self._ledger.fits(count + taken + reserved, lane.slots if lane else 1) - taken - reserved
+        slots = lane.slots if lane else 1
+        allowed = self._ledger.fits(count, slots, handing=handing, taken=taken, reserved=reserved)
         self.short_of_memory = allowed <= 0
         if allowed > 0 or taken:
             return max(allowed, 0)
@@ -243,7 +246,7 @@ class Dispatcher:
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
         if kind == "run":
             size = chunk.size
-            self._ledger.running += size
+            self._ledger.start(size, stop >= 0)
             if size > 1 and not lane.is_device:
                 self.look_again(flight, max(PATIENCE_S, 2 * seconds + lane.backlog_s()))
             elif not lane.is_device and stop == END and self.intake.router.may_rescue(parts[0]):

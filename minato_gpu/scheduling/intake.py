@@ -148,6 +148,12 @@ class Intake:
             self._settle(entry)
         self._waiting.add(entry)
 
+    def settle_again(self, entry: Entry) -> None:
+        """A ticket comes back from a lane that may have been the last of its kind: nobody would take it in time."""
+        if entry.side == DEVICE and self._policy.cpu_runs and self.router.no_device():
+            entry.side = CPU
+            self.rank(entry)
+
     def _settle(self, entry: Entry) -> None:
         """Choose the side of a ticket whose costs are known."""
         self._reconsider(entry)

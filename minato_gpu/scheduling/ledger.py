@@ -1,7 +1,9 @@
 """Host bytes in flight: what is ready and not delivered, and what the running samples are expected to need (P4).
 
-What a sample will need is only known once it is ready, so running ones count with the mean. The bytes of a batch are
-its share of all that is ready and in no batch yet: nothing is kept per sample, and the sums never drift.
+What a sample will need is only known once it is ready, so running ones count with the mean. One that runs only as far
+as a hand-over counts with what such a sample leaves there as well: it holds that until it is ready, while another lane
+goes on with it. The bytes of a batch are its share of all that is ready and in no batch yet: nothing is kept per
+sample, and the sums never drift.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ class Ledger:
     def __init__(self, budget: int | None) -> None:
         self.budget = budget
         self.sample_bytes = 0.0
+        self.handed_bytes = 0.0  # of a sample that was handed over
         self.running = 0  # samples dispatched and not ready
+        self.handing = 0  # those of them that are to be handed over
         self._pool_bytes = 0
         self.pool = 0
         self._read_bytes = 0
@@ -24,27 +28,37 @@ class Ledger:
     @property
     def in_flight(self) -> int:
         """Bytes ready and not delivered, plus the expected bytes of what runs."""
-        return self._pool_bytes + self._composed + self._read_bytes + int(self.running * self.sample_bytes)
+        expected = self.running * self.sample_bytes + self.handing * self.handed_bytes
+        return self._pool_bytes + self._composed + self._read_bytes + int(expected)
+
+    def start(self, samples: int, handing: bool = False) -> None:
+        """``samples`` more run; ``handing``: they are to be handed over."""
+        self.running += samples
+        self.handing += samples * handing
+
+    def stop(self, samples: int, handing: bool = False) -> None:
+        """``samples`` of them run no more."""
+        self.start(-samples, handing)
 
     def read(self, samples: int, nbytes: int) -> None:
         """What the host read of ``samples`` waiting ones holds ``nbytes`` until they are prepared."""
         self._read += samples
         self._read_bytes += nbytes
 
-    def ready(self, samples: int, nbytes: int, read: int = 0) -> None:
+    def ready(self, samples: int, nbytes: int, read: int = 0, handing: bool = False) -> None:
         """``samples`` running ones became ready and hold ``nbytes`` together; ``read`` of them had been read before."""
         self._forget(read)
-        self.running -= samples
+        self.stop(samples, handing)
         self.pool += samples
         self._pool_bytes += nbytes
-        weight = max(0.02, samples / (samples + 32)) if self.sample_bytes else 1.0
-        self.sample_bytes += (nbytes / samples - self.sample_bytes) * weight
+        self.sample_bytes = _nearer(self.sample_bytes, samples, nbytes)
 
-    def handed(self, samples: int, nbytes: int, read: int) -> None:
+    def handed(self, samples: int, nbytes: int, read: int, handing: bool = False) -> None:
         """``samples`` running ones wait again for another lane, and hold ``nbytes`` instead of what was read before."""
         self._forget(read)
-        self.running -= samples
+        self.stop(samples, handing)
         self.read(samples, nbytes)
+        self.handed_bytes = _nearer(self.handed_bytes, samples, nbytes)
 
     def _forget(self, read: int) -> None:
         if read:
@@ -64,11 +78,24 @@ class Ledger:
         """Batch ``order`` belongs to the consumer."""
         self._composed -= self._batches.pop(order)
 
-    def fits(self, count: int, slots: int) -> int:
-        """How many of ``count`` further samples may be dispatched; at least one slot's worth until sizes are known."""
+    def fits(self, count: int, slots: int, *, handing: bool = False, taken: int = 0, reserved: int = 0) -> int:
+        """How many of ``count`` further samples may be dispatched; at least one slot's worth until sizes are known.
+
+        ``taken`` of the same kind have been taken already, and ``reserved`` others must find room as well. ``handing``:
+        they are to be handed over, and each needs room for what it leaves there and for what becomes of it.
+        """
         if self.budget is None:
             return count
         if self.sample_bytes == 0:
-            return min(count, max(0, slots - self.running))
-        free = self.budget - self.in_flight
-        return min(count, max(0, int(free / self.sample_bytes)))
+            return min(count, max(0, slots - self.running) - taken - reserved)
+        if handing and self.handed_bytes == 0:
+            count = min(count, max(0, slots - self.handing) - taken)
+        each = self.sample_bytes + self.handed_bytes * handing
+        free = self.budget - self.in_flight - taken * each - reserved * self.sample_bytes
+        return min(count, max(0, int(free / each)))
+
+
+def _nearer(mean: float, samples: int, nbytes: int) -> float:
+    """A running mean after ``samples`` samples with ``nbytes`` together."""
+    weight = max(0.02, samples / (samples + 32)) if mean else 1.0
+    return mean + (nbytes / samples - mean) * weight

@@ -247,13 +247,14 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """The sample of the chunk that runs is to be handed over at the next stage where it can be cut, if it comes to one.
+    """The sample of the chunk that runs is to be handed over at the next of ``splits`` that it comes to, if any.
 
-    What becomes of that is told by ``Finished``, as ever.
+    Elsewhere no lane would take it. What becomes of that is told by ``Finished``, as ever.
     """
 
     lane: str
     chunk: int
+    splits: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,15 @@ SHORTEST_S = 1e-12
 
 
 class Plan(NamedTuple):
-    """The stages before ``split`` on the CPU, ``cpu`` seconds; the others on the device, ``device`` seconds."""
+    """The stages before ``split`` on the CPU, ``cpu`` seconds; the others on the device, ``device`` seconds.
+
+    ``laying``: how much of ``cpu`` it takes to lay down what is handed over.
+    """
 
     split: int
     cpu: float
     device: float
+    laying: float = 0.0
 
 
 class Step(NamedTuple):
@@ -72,7 +76,6 @@ def rest(cpu: float, between: Iterable[Plan], split: int) -> tuple[float, float 
     done = next((plan for plan in between if plan.split == split), None)
     if done is None:
         return cpu, None, ()
-    later = tuple(
-        Plan(plan.split, max(plan.cpu - done.cpu, 0.0), plan.device) for plan in between if plan.split > split
-    )
-    return max(cpu - done.cpu, 0.0), done.device, later
+    spent = done.cpu - done.laying
+    later = tuple(plan._replace(cpu=max(plan.cpu - spent, 0.0)) for plan in between if plan.split > split)
+    return max(cpu - spent, 0.0), done.device, later

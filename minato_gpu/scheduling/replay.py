@@ -105,7 +105,7 @@ def _restore(key: str, value: Any) -> Any:
         return _decode(value)
     if key == "spans":
         return tuple((lo, hi) for lo, hi in value)
-    if key in ("failed", "ended", "settled"):
+    if key in ("failed", "ended", "settled", "splits"):
         return tuple(value)
     if key == "handed":
         return tuple((offset, stage) for offset, stage in value)

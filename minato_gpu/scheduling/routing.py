@@ -76,6 +76,8 @@ class Router:
             return
         entries = list(self._waiting.costed())
         if not entries:
+            if not any(lane.slots > 0 for lane in devices):
+                self.threshold = float("inf")  # what comes next must not wait for a device that is gone
             return
         cpu = self._lanes.get(CPU)
         if self._waiting.cuttable:
@@ -100,26 +102,33 @@ class Router:
 
     def cut(self, entry: Entry) -> Plan | None:
         """Where a CPU slot that takes the entry should hand it over; None: nowhere."""
-        return None if entry.steps is None or self._no_device() else entry.cut(self.threshold)
+        return None if entry.steps is None or self.no_device() else entry.cut(self.threshold)
 
     def may_rescue(self, entry: Entry) -> bool:
         """Whether a device could go on with the sample."""
-        return bool(entry.between) and self._policy.rescue and not self._no_device()
+        ahead = any(plan.split > entry.at for plan in entry.between)
+        return ahead and self._policy.rescue and not self.no_device()
 
-    def rescues(self, entry: Entry, factor: float, since_s: float) -> bool:
-        """Whether a device would be through with the rest of a sample before the CPU, where it has run for ``since_s``.
+    def rescues(self, entry: Entry, factor: float, since_s: float) -> tuple[int, ...]:
+        """The split points from which a device would be through with a sample before the CPU, where it has run for
+        ``since_s``; only where there is a plan does a device take it.
 
         That is ``factor`` times what was predicted, so the rest is taken to be as much too long; on the CPU as much
         may follow as has passed, which is what heavy tails do.
         """
         if not self.may_rescue(entry):
-            return False
+            return ()
         devices = [lane for lane in self._lanes.values() if lane.is_device and lane.slots > 0]
         queued = sum(lane.seconds for lane in devices)  # not what waits: it would be among the oldest
-        rest = max(plan.device for plan in entry.between) * factor
-        return self.price * (queued / sum(lane.slots for lane in devices) + rest) < since_s
+        wait = queued / sum(lane.slots for lane in devices)
+        return tuple(
+            plan.split
+            for plan in entry.between
+            if plan.split > entry.at and plan.laying + self.price * (wait + factor * plan.device) < since_s
+        )
 
-    def _no_device(self) -> bool:
+    def no_device(self) -> bool:
+        """Whether no device is to get anything."""
         return self._leaves_alone() or not any(lane.is_device and lane.slots > 0 for lane in self._lanes.values())
 
     def steal(self, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:

@@ -30,7 +30,8 @@ class Scenario:
 
     ``costs(rng, n)`` draws the seconds of n samples on the CPU and, where there is one, the device. ``policy`` holds
     arguments of ``messages.Policy`` that differ from its defaults. ``parts`` (see ``Parts``) replaces ``costs`` where
-    samples can be cut.
+    samples can be cut. ``surprise``: of those this share, at random, takes this many times as long in every part on the
+    CPU, and this many times as long on the device, which no prediction knows.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Scenario:
     device_run_s: float = 0.0
     policy: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     parts: Parts | None = None
+    surprise: tuple[float, float, float] = (0.0, 1.0, 1.0)
 
     def work(self, seed: int, error: float) -> Work:
         """The work of one seed, with log-normal prediction errors of sigma ``error``, drawn apart for each lane."""
@@ -78,6 +80,9 @@ class Scenario:
         noise = np.random.default_rng([seed, 2])
         told_cpu = cpu * np.exp(error * noise.standard_normal(cpu.shape))
         told_device = device * np.exp(error * noise.standard_normal(device.shape))
+        share, on_cpu, on_device = self.surprise
+        slow = np.random.default_rng([seed, 3]).random(samples) < share
+        cpu, device = cpu * np.where(slow, on_cpu, 1.0), device * np.where(slow, on_device, 1.0)
         cuts = tuple(
             Cut(
                 split,

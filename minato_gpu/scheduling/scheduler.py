@@ -155,7 +155,7 @@ class Scheduler:
             if event.handed:
                 self._hand_on(flight, event, held)
             else:
-                self._ledger.ready(fresh, event.nbytes, held)
+                self._ledger.ready(fresh, event.nbytes, held, chunk.stop >= 0)
                 self._mark(flight, event.done, event.failed)
         if event.final:
             self._work.retire(event.chunk)
@@ -164,12 +164,12 @@ class Scheduler:
 
     def _hand_on(self, flight: Flight, event: m.Finished, held: int) -> None:
         """Some of the samples newly reported have only come to a later stage."""
-        before = flight.done
+        before, handing = flight.done, flight.chunk.stop >= 0
         of_handed = sum(flight.at(offset)[0].read for offset, _ in event.handed)
-        self._ledger.handed(len(event.handed), event.handed_bytes, of_handed)
+        self._ledger.handed(len(event.handed), event.handed_bytes, of_handed, handing)
         ready = event.done - before - len(event.handed)
         if ready:
-            self._ledger.ready(ready, event.nbytes, held - of_handed)
+            self._ledger.ready(ready, event.nbytes, held - of_handed, handing)
         for offset, stage in event.handed:
             self._work.hand_on(flight, offset, stage)
             self._mark(flight, offset, event.failed)
@@ -188,8 +188,8 @@ class Scheduler:
         lo, hi = event.settled
         if lo < hi:
             if chunk.kind == "inspect":
-                self._ledger.running += hi - lo
-            self._ledger.ready(hi - lo, event.nbytes, flight.held(lo, hi))
+                self._ledger.start(hi - lo)
+            self._ledger.ready(hi - lo, event.nbytes, flight.held(lo, hi), chunk.stop >= 0)
             self._work.give_back(flight, done, lo)
             flight.done = done = lo
             self._mark(flight, hi, event.failed)
@@ -201,7 +201,9 @@ class Scheduler:
         if flight is None or flight.look_at is None:
             return
         chunk, keep = flight.chunk, event.done + 1
-        if keep >= chunk.size:
+        if keep > chunk.size:  # all is reported, and the lane has yet to say that it is through
+            return
+        if keep == chunk.size:
             self._rescue(flight, event)
             return
         others = self._work.lanes[chunk.lane].slots > 1 and not self.policy.whole_places
@@ -217,9 +219,10 @@ class Scheduler:
         predicted = chunk.seconds / chunk.size
         if chunk.stop < 0 and event.since_s >= max(PATIENCE_S, LATE * predicted):
             factor = event.since_s / max(predicted, PATIENCE_S / LATE)
-            if self._intake.router.rescues(flight.at(event.done)[0], factor, event.since_s):
+            splits = self._intake.router.rescues(flight.at(event.done)[0], factor, event.since_s)
+            if splits:
                 flight.look_at = None
-                self._work.out.append(m.HandOver(chunk.lane, chunk.number))
+                self._work.out.append(m.HandOver(chunk.lane, chunk.number, splits))
                 return
         if flight.look_at is not None and flight.look_at <= event.time:
             early = LATE * predicted - event.since_s

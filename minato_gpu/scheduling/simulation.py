@@ -120,10 +120,11 @@ def run_ablation(seeds: int = 10) -> list[Row]:
     ``without`` names the part: ``cost model`` (every sample is predicted to cost its lane's mean), ``threshold``
     (lanes take what is oldest), ``pacing`` (no early start of slow samples, no reserve), ``free order`` (strict order
     instead of 8 batches of lateness), ``epoch overlap`` (an epoch starts when the last step of the one before has
-    ended). The row with everything on has an empty string; the other columns are those of ``run``.
+    ended), ``split points`` (a sample stays on one lane), ``rescue`` (so does one that turns out slow). The row with
+    everything on has an empty string; the other columns are those of ``run``.
     """
     rows: list[Row] = []
-    for name in ("hybrid", "hybrid-cut", "speech-10s", "tail", "burst", "short-epochs"):
+    for name in ("hybrid", "hybrid-cut", "surprise-cut", "speech-10s", "tail", "burst", "short-epochs"):
         scenario = SCENARIOS[name]
         window, lateness = scenario.windows[-1], scenario.latenesses[-1]
         variants = {
@@ -137,6 +138,7 @@ def run_ablation(seeds: int = 10) -> list[Row]:
         }
         if scenario.parts is not None:
             variants["split points"] = lateness, _uncut(_ours(scenario, window, lateness))
+            variants["rescue"] = lateness, _ours(scenario, window, lateness, rescue=False)
         if not scenario.devices:
             del variants["threshold"]
         if len(scenario.epoch_samples) == 1:

@@ -190,14 +190,15 @@ class VirtualLoader:
             self._push(time, "end", (chunk.number, 0))
 
     def _hand_over(self, instruction: m.HandOver) -> None:
-        """The sample stops at its next cut, if there is one before its end."""
+        """The sample stops at the next of the split points named, if there is one before its end."""
         run = self._runs.get(instruction.chunk)
         if run is None or len(run.ends) != 1:
             return
         serial = run.chunk.spans[0][0]
         at = self._stage.get(serial)
         begin = run.begin - (0.0 if at is None else self._cuts[at][0][serial])
-        for split, (cpu, _) in self._cuts.items():
+        for split in instruction.splits:
+            cpu = self._cuts[split][0]
             if (at is None or split > at) and self._now <= begin + cpu[serial] < run.ends[0]:
                 run.chunk = replace(run.chunk, stop=split)
                 run.ends = [begin + cpu[serial]]

@@ -13,15 +13,18 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+import minato_gpu.assembly
 import minato_gpu.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.cut_estimates import CutEstimator
+from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.memory.board import Board
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
 from tests.fake_device import LAZY_COPIES, FakeDevice
+from tests.waiting import wait_until
 
 LENGTH, BATCH, EPOCHS = 120, 8, 4
 X = Field(np.float32, (4, 40))
@@ -110,6 +113,18 @@ def loader_for(**more: Any) -> Any:
     return DataLoader(Numbers(), BATCH, num_workers=2, **{**parts, **more})
 
 
+@pytest.fixture(autouse=True)
+def _open_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans then count from the first sample on; where cores are busy the lane could open after the last."""
+    begin = DeviceLane.__init__
+
+    def begin_and_wait(self: DeviceLane, *args: Any, **more: Any) -> None:
+        begin(self, *args, **more)
+        assert wait_until(lambda: self.ready)
+
+    monkeypatch.setattr(DeviceLane, "__init__", begin_and_wait)
+
+
 @pytest.fixture(scope="module")
 def wanted() -> list[dict[int, Any]]:
     """Epoch by epoch, on the CPU alone."""
@@ -126,11 +141,11 @@ def test_same_content_at_every_split_point(
 ) -> None:
     plan_for(monkeypatch, 1.0, 1.0, Plan(cut, 1e-3, 1e-3))
     loader = loader_for(lanes=["cpu", "device"], worker_kind=kind, persistent_workers=True, **order)
-    for want in wanted:  # the device lane may take its time to open
+    for want in wanted:
         check_same(content(loader), want)
-    lanes = loader.stats()["lanes"]
-    assert lanes["cpu"]["handed_over"] > 0
-    assert lanes["cpu"]["samples"] + lanes["device"]["samples"] == LENGTH
+        lanes = loader.stats()["lanes"]
+        assert lanes["cpu"]["handed_over"] > 0
+        assert lanes["cpu"]["samples"] + lanes["device"]["samples"] == LENGTH
 
 
 @pytest.mark.usefixtures("no_leaks")
@@ -182,8 +197,8 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
     plan_for(monkeypatch, 1e-3, 1.0, Plan(2, 1.1e-3, 5e-4), Plan(3, 1.2e-3, 4e-4))  # no plan is worth having
     hand_over, asked = Board.hand_over, []
 
-    def tell(self: Board, run: int, chunk: int) -> None:
-        hand_over(self, run, chunk)
+    def tell(self: Board, run: int, chunk: int, splits: tuple[int, ...]) -> None:
+        hand_over(self, run, chunk, splits)
         asked.append(chunk)
         told.set()
 
@@ -194,7 +209,7 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
     )
     loader.record_events(log)
     applied.clear()
-    for want in wanted:  # until the device lane is open when it comes
+    for want in wanted:
         check_same(content(loader), want)
         if asked:
             break
@@ -208,3 +223,60 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
     lines = log.read_text().splitlines()
     assert sum("HandOver" in line for line in lines) == 1
     assert replay.verify(lines) > LENGTH
+
+
+class Unsendable:
+    """What pickling it runs raises no error of pickle's own."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("only through inheritance")
+
+
+def _wrap(fields: Any, params: Any) -> Any:
+    return {"h": Unsendable(int(fields["label"]))}
+
+
+def _unwrap(fields: Any, params: Any) -> Any:
+    return {"x": np.full((4, 40), fields["h"].number, np.float32)}
+
+
+def _wrap_on_device(xp: Any, fields: Any, params: Any) -> Any:
+    return _wrap(fields, params)
+
+
+def _unwrap_on_device(xp: Any, fields: Any, params: Any) -> Any:
+    return _unwrap(fields, params)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_what_cannot_leave_its_process_is_prepared_there_and_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content does not depend on where a sample was to be cut; and the cut is not asked for in vain for ever."""
+    told: list[int] = []
+    monkeypatch.setattr(CutEstimator, "cannot", lambda self, split, samples: told.append(split))
+    plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
+    cut = Pipeline(
+        (
+            pipeline().stages[0],
+            Stage("wrap", ("label",), {"h": Field(object)}, cpu=_wrap, device=CupyFunction(_wrap_on_device)),
+            Stage("unwrap", ("h",), {"x": X}, cpu=_unwrap, device=CupyFunction(_unwrap_on_device)),
+        ),
+        outputs=("x", "label", "name"),
+        name="tests",
+    )
+    found = content(loader_for(pipeline=cut, lanes=["cpu", "device"], worker_kind="process"))
+    assert all((x == label).all() for label, x in found.items())
+    assert set(told) == {2}
+
+
+def test_where_nothing_can_be_cut_no_sample_is_looked_at_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be work in the training process for every sample that is no row."""
+
+    def handed(*_: Any) -> Any:
+        raise AssertionError("nothing can have been handed over")
+
+    monkeypatch.setattr(minato_gpu.assembly.Assembly, "handed", handed)
+    words: Any = [f"word {n}" for n in range(20)]
+    assert [word for batch in DataLoader(words, 4, num_workers=1) for word in batch] == words

@@ -6,6 +6,7 @@ import importlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,8 @@ def test_a_sample_that_runs_is_handed_over_at_its_next_cut(links: Links) -> None
     chunk = task(piece([30], sources=read(worker, [30])), chunk=8)
     with worker.running(chunk) as reports:
         assert gates[30][0].wait(30)
-        links.board.hand_over(1, 7)  # another one's
-        links.board.hand_over(1, 8)
+        links.board.hand_over(1, 7, (2,))  # another one's
+        links.board.hand_over(1, 8, (2,))
         gates[30][1].set()
     (item,) = reports.pop().items or []
     assert isinstance(item, Handed) and item.stage == 2
@@ -180,10 +181,45 @@ def test_a_sample_that_is_not_asked_for_goes_on_to_its_end(links: Links) -> None
     gates[31] = threading.Event(), threading.Event()
     with worker.running(task(piece([31], sources=read(worker, [31])), chunk=8)) as reports:
         assert gates[31][0].wait(30)
-        links.board.hand_over(1, 7)
+        links.board.hand_over(1, 7, (2,))
         gates[31][1].set()
     (item,) = reports[-1].items or []
     assert not isinstance(item, Handed)
+
+
+def test_a_sample_is_handed_over_only_where_it_is_asked_for(links: Links) -> None:
+    """At another cut it would wait for a CPU worker: no device has a plan for it."""
+    again = replace(PIPELINE.stages[2], name="again")
+    worker = bench(links, Pipeline((*PIPELINE.stages, again), outputs=("x", "label"), name="tests"))
+    gates[32] = threading.Event(), threading.Event()
+    with worker.running(task(piece([32], sources=read(worker, [32])), chunk=8)) as reports:
+        assert gates[32][0].wait(30)
+        links.board.hand_over(1, 8, (3, 70))  # no word has a bit for stage 70
+        gates[32][1].set()
+    (item,) = reports[-1].items or []
+    assert isinstance(item, Handed) and item.stage == 3
+
+
+class _Stubborn:
+    """Pickling it raises whatever it likes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), ValueError(), RecursionError(), TypeError()], ids=repr)
+def test_what_cannot_be_sent_goes_on_where_it_is(links: Links, error: Exception) -> None:
+    wrap = Stage("wrap", ("x",), {"h": Field(object)}, cpu=lambda fields, params: {"h": _Stubborn(error)})
+    unwrap = Stage("unwrap", ("h",), {"x": X}, cpu=lambda fields, params: {"x": np.zeros(2, np.float32)})
+    wrap, unwrap = (replace(stage, device=CupyFunction(_double_on_device)) for stage in (wrap, unwrap))
+    pipeline = Pipeline((PIPELINE.stages[0], wrap, unwrap), outputs=("x", "label"), name="tests")
+    worker = bench(links, pipeline)
+    (item,) = items_of(worker, task(piece([3], sources=read(worker, [3], pipeline)), stop=2))
+    assert not isinstance(item, (Failure, Handed))
+    assert worker.store.get(item)["label"] == 3
 
 
 def test_the_rate_at_which_values_come_to_the_device_is_measured() -> None:

@@ -26,7 +26,8 @@ class Shell:
         self.held: dict[int, m.Chunk] = {}  # chunks that lanes hold
         self.done: dict[int, int] = {}
         self.begun: set[int] = set()
-        self.asked: set[int] = set()  # chunks whose sample is to be handed over
+        self.asked: dict[int, tuple[int, ...]] = {}  # chunks whose sample is to be handed over, and where
+        self.offered: dict[int, set[int]] = {}  # by serial, the split points that there were plans for
         self.place_of: list[int] = []  # serial -> place
         self.sizes: list[int] = []  # place -> samples
         self.epoch_of: list[int] = []  # place -> epoch
@@ -48,7 +49,9 @@ class Shell:
                 self._composed(instruction)
             elif isinstance(instruction, m.HandOver):
                 assert self.held[instruction.chunk].lane == m.CPU == instruction.lane
-                self.asked.add(instruction.chunk)
+                last = _serials(self.held[instruction.chunk].spans)[-1]
+                assert instruction.splits and self.offered[last].issuperset(instruction.splits)
+                self.asked[instruction.chunk] = instruction.splits
             else:
                 self.revoke(instruction)
 
@@ -79,6 +82,8 @@ class Shell:
         self.sizes.append(size)
         self.epoch_of.append(epoch)
         self.place_of += [place] * size
+        for serial, plans in enumerate(between or (), start=first):
+            self.offered[serial] = {plan.split for plan in plans}
         self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device, between=between))
         assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
 
@@ -87,8 +92,8 @@ class Shell:
     ) -> None:
         """The lane has the first ``upto`` samples of a chunk ready; all of them: it is through.
 
-        Those of a chunk with a stop are handed over there; so is, at the next cut if the worker ``heeds`` it, the last
-        one of a chunk that was told to.
+        Those of a chunk with a stop are handed over there; so is, at the next of the cuts named if the worker ``heeds``
+        it, the last one of a chunk that was told to.
         """
         chunk, before = self.held[number], self.done[number]
         final = upto == chunk.size
@@ -96,13 +101,13 @@ class Shell:
         handed = {}
         for offset in range(before, upto):
             serial = serials[offset]
-            later = [cut for cut in CUTS if cut > self.stage.get(serial, 0)]
+            later = [cut for cut in self.asked.get(number, ()) if cut > self.stage.get(serial, 0)]
             if offset in failed:
                 continue
             if chunk.stop >= 0:
                 handed[offset] = chunk.stop
-            elif number in self.asked and heeds and later and offset == upto - 1:
-                handed[offset] = later[0]
+            elif heeds and later and offset == chunk.size - 1:
+                handed[offset] = min(later)
         for offset, stage in handed.items():
             assert stage > self.stage.get(serials[offset], 0), "a stage would be applied twice"
             self.stage[serials[offset]] = stage

@@ -68,6 +68,11 @@ def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
     assert (left.lo, left.hi, left.at, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
 
 
+def test_what_it_took_to_lay_a_sample_down_is_no_part_of_what_was_done() -> None:
+    between = [Plan(1, 1.0, 4.0, 0.25), Plan(2, 3.0, 0.5, 0.5)]
+    assert rest(6.0, between, 1) == (5.25, 4.0, (Plan(2, 2.25, 0.5, 0.5),))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_bound_is_the_linear_program_over_all_plans(seed: int) -> None:
     optimize = pytest.importorskip("scipy.optimize")

@@ -68,8 +68,30 @@ def test_the_ablation_has_a_row_with_everything_on_for_each_scenario() -> None:
     whole = {row["scenario"] for row in rows if row["without"] == ""}
     assert whole == {row["scenario"] for row in rows}
     parts = {"", "cost model", "threshold", "pacing", "free order", "pacing and free order", "epoch overlap"}
-    parts |= {"split points"}
+    parts |= {"split points", "rescue"}
     assert {row["without"] for row in rows} == parts
+
+
+@pytest.mark.parametrize("lateness", [0, 8])
+def test_rescue_helps_where_samples_are_slow_that_nobody_could_know_of(lateness: int) -> None:
+    scenario = replace(SCENARIOS["surprise-cut"], epoch_samples=(800,))
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(10):
+        for rescue, found in times.items():
+            simulate = simulation._ours(scenario, 128, lateness, rescue=rescue)
+            found.append(simulate(scenario.work(seed, 0.3), 0.0).makespan_s)
+    assert 1.05 * np.mean(times[True]) < np.mean(times[False])
+
+
+def test_no_prediction_knows_of_a_surprise() -> None:
+    scenario = SCENARIOS["surprise-cut"]
+    work, calm = (one.work(4, 0.3) for one in (scenario, replace(scenario, surprise=(0.0, 1.0, 1.0))))
+    assert np.array_equal(work.predicted_cpu, calm.predicted_cpu)
+    assert np.array_equal(work.plans(7), calm.plans(7))
+    slow = work.cpu > 1.5 * calm.cpu
+    assert 0.005 < slow.mean() < 0.02
+    for one, other in ((work.cpu, calm.cpu), (work.cuts[0].cpu, calm.cuts[0].cpu)):
+        assert np.allclose(one[slow], 30 * other[slow]) and np.array_equal(one[~slow], other[~slow])
 
 
 def test_an_unknown_scenario_is_an_error() -> None:

@@ -1,0 +1,187 @@
+"""How the device lane opens: what goes wrong there is told, and nothing waits for a lane that never comes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import Dataset
+
+import minato_gpu.lanes.device_lane
+from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.lanes.base import Failure, Local
+from minato_gpu.lanes.dali_graph import DaliGraph
+from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.lanes.links import Links
+from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
+from tests.lanes.harness import open_links, piece, task
+from tests.waiting import wait_until
+
+X = Field(np.float32, (4,))
+
+
+def _read(fields: Any, params: Any) -> Any:
+    return {"x": np.full(4, fields["n"], np.float32), "k": fields["n"]}
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    if meta["k"] == 0:
+        raise ValueError("bad draw")
+    return {"s": 1.0}
+
+
+def _add(fields: Any, params: Any) -> Any:
+    return {"x": (fields["x"] + np.float32(params["s"])).astype(np.float32)}
+
+
+def _add_on_device(xp: Any, fields: Any, params: Any) -> Any:
+    return {"x": (fields["x"] + xp.float32(params["s"])).astype(xp.float32)}
+
+
+def _double(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] * np.float32(2)}
+
+
+def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] * xp.float32(2)}
+
+
+def _double_in_dali(dali: Any, reads: Any, params: Any, device: str) -> Any:
+    return {"x": reads["x"] * np.float32(2)}
+
+
+READ = Stage("read", ("n",), {"x": X, "k": Field(np.int64)}, cpu=_read)
+DOUBLE = Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device))
+ADD = Stage("add", ("x",), {"x": X}, cpu=_add, draw=_draw, meta=("k",), device=CupyFunction(_add_on_device))
+PIPELINE = Pipeline((READ, DOUBLE, ADD), outputs=("x", "k"), name="tests")
+
+
+class Numbers(Dataset[Any]):
+    """Sample ``n`` is {"n": n + 1}: none of them is bad."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, n: int) -> Any:
+        return {"n": n + 1}
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with open_links(1) as links:
+        yield links
+
+
+def loaded(lanes: list[str]) -> list[int]:
+    loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=lanes, timeout=20)
+    return [int(k) for batch in loader for k in batch["k"]]
+
+
+def items_of(lane: DeviceLane) -> list[Any]:
+    """The items of the next report."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        found.extend(lane.receive())
+        return bool(found)
+
+    assert wait_until(look)
+    return list(found[0].items)
+
+
+def _boom(*_: Any) -> Any:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_a_rate_that_cannot_be_measured_stops_nothing(monkeypatch: pytest.MonkeyPatch, lanes: list[str]) -> None:
+    monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", _boom)
+    assert loaded(lanes) == list(range(1, 41))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_rate_is_measured_only_where_parts_of_samples_may_come(
+    monkeypatch: pytest.MonkeyPatch, links: Links, both: bool
+) -> None:
+    asked: list[Any] = []
+
+    def rate(where: Any) -> float:
+        asked.append(where)
+        return 5e9
+
+    monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", rate)
+    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=both)
+    assert wait_until(lambda: lane.ready)
+    assert lane.close(5.0)
+    assert asked == [None] * both
+    assert lane.bytes_per_s == (5e9 if both else float("inf"))
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_the_only_lane_that_cannot_be_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceExecutor, "load", _boom)
+    with pytest.raises(RuntimeError, match=r"the device lane cannot be opened: .*out of memory") as caught:
+        loaded(["device"])
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_beside_another_one_it_retires(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(DeviceExecutor, "load", _boom)
+    with caplog.at_level(logging.WARNING):
+        assert loaded(["cpu", "device"]) == list(range(1, 41))
+    assert "the CPU lane goes on alone" in caplog.text
+
+
+def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: Links) -> None:
+    """Also where it is the first of all, whose draws the graphs of split points might be built with."""
+    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
+    given = [Local(PIPELINE.run({"n": n}, 0, stop=1), 8) for n in (0, 1, 2)]
+    lane.send(task(piece([0, 1, 2], sources=given)))
+    first, *others = items_of(lane)
+    assert lane.close(5.0)
+    assert isinstance(first, Failure)
+    assert [item.value["x"][0] for item in others] == [3.0, 5.0]
+
+
+def test_a_graph_is_counted_when_its_threads_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sees the count looks for the threads."""
+    stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(_double_in_dali))
+    pipeline = Pipeline((READ, stage), outputs=("x", "k"), name="tests")
+    graph = DaliGraph(pipeline, range(1, 2), device="cpu", max_batch=2, threads=1)
+    seen: list[int] = []
+
+    def build(params: Any) -> str:
+        seen.append(graph.builds)
+        return "built"
+
+    monkeypatch.setattr(graph, "_build", build)
+    graph.build({1: {}})
+    assert (seen, graph.builds, graph.built) == ([0], 1, True)
+
+
+def test_a_micro_batch_that_cost_a_graph_does_not_end_its_split_point(links: Links) -> None:
+    """Samples would come there only where a graph is built; so nothing else would build it again."""
+    stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(_double_in_dali))
+    pipeline = Pipeline((READ, stage, replace(stage, name="twice")), outputs=("x", "k"), name="tests")
+    (cut,) = pipeline.cuts
+    lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
+
+    def run(key: int) -> Any:
+        lane.send(task(piece([key], sources=[Local(pipeline.run({"n": key}, 0, stop=1), 8)])))
+        return items_of(lane)[0].value["x"][0]
+
+    assert run(1) == 4.0
+    assert wait_until(lambda: lane.offers(cut))
+    for segment in lane._executors[cut]._segments:
+        segment.close()
+    assert not lane.offers(cut)
+    assert run(2) == 8.0
+    assert wait_until(lambda: lane.offers(cut))
+    assert lane.close(5.0)
