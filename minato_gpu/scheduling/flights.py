@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.ledger import NONE, Held
 from minato_gpu.scheduling.waiting import Entry
 
 
@@ -28,13 +29,15 @@ class Flight:
             offset -= part.hi - part.lo
         raise IndexError(f"chunk {self.chunk.number} has no sample {offset}")
 
-    def held(self, start: int, stop: int) -> int:
-        """Of how many of the samples number ``start`` to ``stop`` something lies ready that an earlier step left."""
+    def held(self, offsets: Sequence[int]) -> Held:
+        """Of how many of these samples something lies ready that an earlier step has left."""
         if not any(part.read for part in self.parts):
-            return 0
+            return NONE
         if len(self.parts) == 1:
-            return stop - start
-        return sum(self.at(offset)[0].read for offset in range(start, stop))
+            return (0, len(offsets)) if self.parts[0].at else (len(offsets), 0)
+        parts = [part for part, _ in map(self.at, offsets) if part.read]
+        handed = sum(part.at > 0 for part in parts)
+        return len(parts) - handed, handed
 
 
 def cut(spans: tuple[m.Span, ...], start: int, stop: int) -> tuple[m.Span, ...]:

@@ -8,6 +8,29 @@ sample, and the sums never drift.
 
 from __future__ import annotations
 
+Held = tuple[int, int]
+"""Of some samples, how many hold what the host read has left, and how many what they were handed over with."""
+
+NONE: Held = (0, 0)
+
+
+class _Pool:
+    """Samples that hold something until they are prepared; each counts with its share."""
+
+    __slots__ = ("nbytes", "samples")
+
+    def __init__(self) -> None:
+        self.nbytes = self.samples = 0
+
+    def add(self, samples: int, nbytes: int) -> None:
+        self.samples += samples
+        self.nbytes += nbytes
+
+    def forget(self, samples: int) -> None:
+        if samples:
+            self.nbytes -= self.nbytes * samples // self.samples
+            self.samples -= samples
+
 
 class Ledger:
     """Byte account of one loader run. ``budget``: bytes, or None for no limit."""
@@ -20,8 +43,8 @@ class Ledger:
         self.handing = 0  # those of them that are to be handed over
         self._pool_bytes = 0
         self.pool = 0
-        self._read_bytes = 0
-        self._read = 0  # samples whose host read is held
+        self._read = _Pool()
+        self._handed = _Pool()  # apart: what was handed over may be a thousand times as large as what was read
         self._composed = 0
         self._batches: dict[int, int] = {}
 
@@ -29,7 +52,7 @@ class Ledger:
     def in_flight(self) -> int:
         """Bytes ready and not delivered, plus the expected bytes of what runs."""
         expected = self.running * self.sample_bytes + self.handing * self.handed_bytes
-        return self._pool_bytes + self._composed + self._read_bytes + int(expected)
+        return self._pool_bytes + self._composed + self._read.nbytes + self._handed.nbytes + int(expected)
 
     def start(self, samples: int, handing: bool = False) -> None:
         """``samples`` more run; ``handing``: they are to be handed over."""
@@ -42,29 +65,26 @@ class Ledger:
 
     def read(self, samples: int, nbytes: int) -> None:
         """What the host read of ``samples`` waiting ones holds ``nbytes`` until they are prepared."""
-        self._read += samples
-        self._read_bytes += nbytes
+        self._read.add(samples, nbytes)
 
-    def ready(self, samples: int, nbytes: int, read: int = 0, handing: bool = False) -> None:
-        """``samples`` running ones became ready and hold ``nbytes`` together; ``read`` of them had been read before."""
-        self._forget(read)
+    def ready(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
+        """``samples`` running ones became ready and hold ``nbytes`` together, and no longer what they ``held``."""
+        self._forget(held)
         self.stop(samples, handing)
         self.pool += samples
         self._pool_bytes += nbytes
         self.sample_bytes = _nearer(self.sample_bytes, samples, nbytes)
 
-    def handed(self, samples: int, nbytes: int, read: int, handing: bool = False) -> None:
-        """``samples`` running ones wait again for another lane, and hold ``nbytes`` instead of what was read before."""
-        self._forget(read)
+    def handed(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
+        """``samples`` running ones wait again for another lane, and hold ``nbytes`` instead of what they ``held``."""
+        self._forget(held)
         self.stop(samples, handing)
-        self.read(samples, nbytes)
+        self._handed.add(samples, nbytes)
         self.handed_bytes = _nearer(self.handed_bytes, samples, nbytes)
 
-    def _forget(self, read: int) -> None:
-        if read:
-            share = self._read_bytes * read // self._read
-            self._read -= read
-            self._read_bytes -= share
+    def _forget(self, held: Held) -> None:
+        self._read.forget(held[0])
+        self._handed.forget(held[1])
 
     def compose(self, order: int, samples: int) -> None:
         """Batch ``order`` takes ``samples`` of the ready ones."""

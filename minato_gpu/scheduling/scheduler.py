@@ -151,10 +151,10 @@ class Scheduler:
             lane.measured(event.seconds, fresh)
             if lane.is_device:
                 self.harm.worked(event.seconds)
-            held = flight.held(flight.done, event.done)
             if event.handed:
-                self._hand_on(flight, event, held)
+                self._hand_on(flight, event)
             else:
+                held = flight.held(range(flight.done, event.done))
                 self._ledger.ready(fresh, event.nbytes, held, chunk.stop >= 0)
                 self._mark(flight, event.done, event.failed)
         if event.final:
@@ -162,14 +162,13 @@ class Scheduler:
             if event.done < chunk.size:
                 self._work.give_back(flight, event.done, chunk.size)
 
-    def _hand_on(self, flight: Flight, event: m.Finished, held: int) -> None:
+    def _hand_on(self, flight: Flight, event: m.Finished) -> None:
         """Some of the samples newly reported have only come to a later stage."""
-        before, handing = flight.done, flight.chunk.stop >= 0
-        of_handed = sum(flight.at(offset)[0].read for offset, _ in event.handed)
-        self._ledger.handed(len(event.handed), event.handed_bytes, of_handed, handing)
-        ready = event.done - before - len(event.handed)
+        handing, there = flight.chunk.stop >= 0, [offset for offset, _ in event.handed]
+        self._ledger.handed(len(there), event.handed_bytes, flight.held(there), handing)
+        ready = sorted({*range(flight.done, event.done)}.difference(there))
         if ready:
-            self._ledger.ready(ready, event.nbytes, held - of_handed, handing)
+            self._ledger.ready(len(ready), event.nbytes, flight.held(ready), handing)
         for offset, stage in event.handed:
             self._work.hand_on(flight, offset, stage)
             self._mark(flight, offset, event.failed)
@@ -189,7 +188,7 @@ class Scheduler:
         if lo < hi:
             if chunk.kind == "inspect":
                 self._ledger.start(hi - lo)
-            self._ledger.ready(hi - lo, event.nbytes, flight.held(lo, hi), chunk.stop >= 0)
+            self._ledger.ready(hi - lo, event.nbytes, flight.held(range(lo, hi)), chunk.stop >= 0)
             self._work.give_back(flight, done, lo)
             flight.done = done = lo
             self._mark(flight, hi, event.failed)

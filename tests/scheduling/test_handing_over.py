@@ -104,12 +104,24 @@ def test_until_it_is_known_what_a_hand_over_leaves_no_more_than_the_slots_go_the
     assert ledger.fits(50, 2, handing=True) == 2
     ledger.start(1, handing=True)
     assert ledger.fits(50, 2, handing=True) == 1
-    ledger.handed(1, 100_000, 0, handing=True)
+    ledger.handed(1, 100_000, handing=True)
     assert ledger.fits(50, 2, handing=True) == 8, "nine at 100,010 bytes, of which one lies there already"
     ledger.start(4, handing=True)
     assert ledger.in_flight == 10 + 100_000 + 4 * 100_010
     ledger.stop(4, handing=True)
     assert (ledger.running, ledger.handing) == (0, 0)
+
+
+def test_what_was_read_and_what_was_handed_over_are_apart() -> None:
+    """Else a sample that was handed over would be forgotten with the little that a read one holds."""
+    ledger = Ledger(1_000_000)
+    ledger.read(100, 1_000)
+    ledger.start(1, handing=True)
+    ledger.handed(1, 100_000, (1, 0), handing=True)
+    assert ledger.in_flight == 990 + 100_000
+    ledger.start(1)
+    ledger.ready(1, 10, (0, 1))
+    assert ledger.in_flight == 990 + 10
 
 
 def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu() -> None:
