@@ -139,6 +139,7 @@ def run_ablation(seeds: int = 10) -> list[Row]:
         if scenario.parts is not None:
             variants["split points"] = lateness, _uncut(_ours(scenario, window, lateness))
             variants["rescue"] = lateness, _ours(scenario, window, lateness, rescue=False)
+            variants["rescue and free order"] = 0, _ours(scenario, window, 0, rescue=False)
         if not scenario.devices:
             del variants["threshold"]
         if len(scenario.epoch_samples) == 1:

@@ -68,7 +68,7 @@ def test_the_ablation_has_a_row_with_everything_on_for_each_scenario() -> None:
     whole = {row["scenario"] for row in rows if row["without"] == ""}
     assert whole == {row["scenario"] for row in rows}
     parts = {"", "cost model", "threshold", "pacing", "free order", "pacing and free order", "epoch overlap"}
-    parts |= {"split points", "rescue"}
+    parts |= {"split points", "rescue", "rescue and free order"}
     assert {row["without"] for row in rows} == parts
 
 
