@@ -21,6 +21,7 @@ from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.occurrences import Occurrences as Occurrences
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import REPLAY, Order
+from minato_gpu.resume.state import packed
 from minato_gpu.resume.streams import Streams
 from minato_gpu.samples import witness_of
 from minato_gpu.scheduling.messages import Span
@@ -91,6 +92,7 @@ class Source:
             item = next(self.order)
         except StopIteration:
             self.ended = True
+            self._check_end()
             return None
         keys = self.keys_of(item)
         first, self.position = self.position, self.position + len(keys)
@@ -108,9 +110,22 @@ class Source:
         """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
         return (list(item) or [NoSample()]) if self._batched else [item]
 
+    def _check_end(self) -> None:
+        """What an earlier run delivered must be there: an epoch that ends before it would never come to its end."""
+        before = self._before
+        if before.batches > self.place or before.top > self.position:
+            raise ValueError(
+                f"the state has {before.batches} batches delivered up to position {before.top}, but the sampler ends "
+                f"after {self.place} at {self.position}; it is damaged, or belongs to another data set or sampler"
+            )
+
     def skip(self) -> None:
-        """Draw again, and drop, the batches of which nothing is left. Raises ValueError if the order is too short."""
+        """Draw again, and drop, the batches of which nothing is left. Raises ValueError if the order is too short.
+
+        A state with the sampler's own or with the keys begins at the first batch that is not delivered whole.
+        """
         while self.position < self.delivered.low:
+            mark = self.order.mark()
             item = next(self.order, self)
             if item is self:
                 raise ValueError(
@@ -121,8 +136,10 @@ class Source:
             if self.place == 0:
                 self.witness = witness_of(keys)
             if self.position + len(keys) > self.delivered.low:
-                self.order.put_back(item)
+                self.order.put_back(item, mark)
                 return
+            if self.order.way != REPLAY:
+                raise ValueError(f"state: {self.delivered.low} samples delivered, and its order begins long before")
             self.occurrences.count(keys)
             self.place, self.position = self.place + 1, self.position + len(keys)
 
@@ -186,10 +203,11 @@ class Speculation:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
 
-    def begun_from(self, generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
-        """The states of these generators just before the order was drawn."""
+    def begun_from(self, generators: Mapping[str, torch.Generator]) -> dict[str, str]:
+        """The states of these generators just before the order was drawn, packed."""
         pairs = list(zip(self._generators, self._begun_from, strict=True))
-        return {role: state for role, g in generators.items() for generator, state in pairs if generator is g}
+        own = {role: state for role, g in generators.items() for generator, state in pairs if generator is g}
+        return {role: packed(state.numpy().tobytes()) for role, state in own.items()}
 
     def holds(self) -> bool:
         """Whether the epoch would be drawn just like this if it began now."""

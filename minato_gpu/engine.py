@@ -242,6 +242,7 @@ class Engine:
                 self._attention()
                 raise EndOfEpoch
             order, batch = self._order, self.assembly.take(self._order)
+            self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
             self._order += 1
             step_s = started - self._left if order > epoch.first_order else 0.0
             self._due.append(partial(self._tell, m.Delivered, order, step_s))
@@ -253,7 +254,6 @@ class Engine:
                 self._pump()
                 self._attention()
         now = perf_counter()
-        self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
         self.bad = batch.bad
         value = self.assembly.value(batch) if batch.failure is None and batch.size else None
         self._log_delivery(epoch, order, batch, now, now - started, value)

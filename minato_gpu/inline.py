@@ -139,9 +139,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     def _next_index(self) -> Any:
         if self._source is None:
             return super()._next_index()  # type: ignore[no-untyped-call]
-        if self._failed is not None:  # the consumer goes on after an error
-            self._source.delivered.add(self._failed)
-            self._failed = None
+        self._drawn = None  # should the sampler raise
         self._drawn = self._source.draw()
         if self._drawn is None:
             raise StopIteration
@@ -152,8 +150,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         begin = perf_counter()
+        self._settle_failed()
         try:
             data = self._next_batch()
+            now = perf_counter()
+            data = self._to_device(data)
         except StopIteration:
             self.log.end = perf_counter()
             self._standing.over = True
@@ -161,16 +162,22 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         except BaseException:
             self._failed = self._positions()
             raise
-        now = perf_counter()
         fetcher = self._dataset_fetcher
         size = fetcher.size if isinstance(fetcher, _Fetcher) else size_of(data)
         self.log.inline(self._epoch, begin, now, size)
-        data = self._to_device(data)
         if self._source is not None:
             self._source.delivered.add(self._positions())
         elif self._stream is not None:
             self._standing.told(self._stream.told())
         return data
+
+    def _settle_failed(self) -> None:
+        """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
+        failed, self._failed = self._failed, None
+        if failed and self._source is not None:
+            self._source.delivered.add(failed)
+        elif failed is not None and self._stream is not None:
+            self._standing.told(self._stream.told())
 
     def _next_batch(self) -> Any:
         """The next batch of which anything is left."""

@@ -99,8 +99,8 @@ class EngineIterator(_BaseDataLoaderIter):
         workers = (loader._base_seed, loader._first) if self._follows(resumption) else None
         if ahead is not None:
             source, speculation = ahead
-            states = speculation.begun_from(generators_of(loader, Sampling(loader)))
-            self._standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), states)
+            source.order.begun_from = speculation.begun_from(generators_of(loader, Sampling(loader)))
+            self._standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))))
             self._standing.source = source
             return source
         seed = self._base_seed
@@ -148,6 +148,12 @@ class EngineIterator(_BaseDataLoaderIter):
         self._settle_failed()
         try:
             data = self._next_batch()
+            if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
+                self._prepare_next()
+            if self._engine.assembly.loading is None:  # else it is on the device
+                if self._pin_memory:
+                    data = pin(data, self._pin_memory_device)
+                data = self._loader._to_device(data)
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
@@ -158,12 +164,6 @@ class EngineIterator(_BaseDataLoaderIter):
         except BaseException:
             self._failed = self._engine.handed
             raise
-        if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
-            self._prepare_next()
-        if self._engine.assembly.loading is None:  # else it is on the device
-            if self._pin_memory:
-                data = pin(data, self._pin_memory_device)
-            data = self._loader._to_device(data)
         assert self._engine.handed is not None
         self._standing.delivered(self._engine.handed)
         return data
@@ -199,9 +199,10 @@ class EngineIterator(_BaseDataLoaderIter):
         if loader.persistent_workers:
             seed = sample_seed(loader._base_seed, number - loader._first, "epoch")
         source = loader._source(number, seed, ahead)
-        loader._ahead = (source, ahead)
-        loader._prepared += 1
+        loader._speculates = False  # should the sampler raise: the next epoch then begins when it does
         self._engine.prefetch(source)
+        loader._speculates, loader._ahead = True, (source, ahead)
+        loader._prepared += 1
 
     def _end(self) -> None:
         self.ended = self._standing.over = True

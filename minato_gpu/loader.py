@@ -158,9 +158,7 @@ class DataLoader(TorchDataLoader[T]):
         if resumption is None:
             return None
         if resumption.moved_on:
-            resumption.warn_moved_on()
-            self._begun = resumption.number + 1
-            return None
+            resumption.move_on()
         if self._ahead is not None:
             self._ahead, self._discarded = None, self._discarded + 1
         if resumption.knows_seed:
@@ -186,7 +184,9 @@ class DataLoader(TorchDataLoader[T]):
         """
         if type(ahead) is not int or ahead < 0:
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")
-        if self._pending is not None and ahead == 0:
+        if self._pending is not None:
+            if ahead:
+                raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
             return self._pending.given
         if self._order is not None and self._order.replays:
             raise RuntimeError("state_dict(): an order that is replayed from its order_log starts at its beginning")

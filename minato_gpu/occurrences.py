@@ -66,6 +66,7 @@ class Occurrences:
                 self._others[key] = count
 
     def _uncount(self, key: Any) -> None:
+        key = int(key) if isinstance(key, np.integer) else key
         seen, small = self._seen, self._is_small(key)
         try:
             hash(key)
@@ -85,6 +86,8 @@ class Occurrences:
         if seen is not None and type(key) is int and 0 <= key < len(seen) and seen[key] < 255:
             seen[key] += 1
             return seen[key] - 1
+        if isinstance(key, np.integer):  # the same key as Python's: the same sample, with the same draws
+            return self._one(int(key))
         try:
             hash(key)
         except TypeError:

@@ -33,15 +33,15 @@ def begin_source(
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators(loader)
-        source = resumption.source(loader._occurrences(), loader._auto_collation)
-        states, worlds = resumption.order_states(), resumption.worlds
+        source = resumption.source(loader._occurrences(), loader._auto_collation, generators_of(loader, sampling))
+        worlds = resumption.worlds
     else:
-        states = {role: generator.get_state() for role, generator in generators_of(loader, sampling).items()}
-        iterable = is_iterable(loader)
-        order = Order(batches) if iterable else orders.fresh_order(sampling, batches)
+        generators, iterable = generators_of(loader, sampling), is_iterable(loader)
+        order = Order(batches, generators=generators)
+        order = order if iterable else orders.fresh_order(sampling, batches, generators)
         source, worlds = loader._source(number, seed, order), []
         source.streams = Streams(max(1, loader.num_workers)) if iterable else None
-    standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), states, worlds)
+    standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), worlds)
     standing.source = source
     return source, standing
 
@@ -64,6 +64,7 @@ class Resumption:
         self.state = ranks.for_rank(s.check(state), self._sampling)
         self.number: int = self.state["epoch"]
         self.begun: bool = self.state["begun"]
+        self._between = not self.begun  # the state is one of a loader between two epochs
         self._stored: list[list[Any]] = []
         self._counted: tuple[list[bytes], dict[Any, int]] = ([], {})
         self.worlds: list[Any] = []  # how the epoch was shared out among ranks before, if it was merged
@@ -100,10 +101,10 @@ class Resumption:
         if source["way"] == REPLAY:
             self.worlds = ranks.checked_worlds(source)
         else:
-            s.number(source, "place")
-            s.number(source, "position", largest=self.delivered.low)
+            _match_place(source, self.delivered, self._sampling.size)
         if source["way"] == KEYS:
             self._stored = _stored_batches(source)
+            _match_stored(source, self.delivered, self._stored)
             self._counted = ([], _stored_counts(source, self._stored))
         elif source["way"] == STATE:
             s.mapping(source, "state")
@@ -115,16 +116,18 @@ class Resumption:
     @property
     def moved_on(self) -> bool:
         """Whether ``set_epoch`` has told the sampler of another epoch since: then that one begins, at its start."""
-        return self._epoch_of_sampler is not None and sampler_epoch(self._sampling) != self._epoch_of_sampler
+        told = self.begun and self._epoch_of_sampler is not None
+        return told and sampler_epoch(self._sampling) != self._epoch_of_sampler
 
-    def warn_moved_on(self) -> None:
-        """Say that what the state had left is given up."""
+    def move_on(self) -> None:
+        """Begin the epoch after that of the state, as if that had ended; say that what it had left is given up."""
         warnings.warn(
             f"load_state_dict() was given a state in the middle of the sampler's epoch {self._epoch_of_sampler}, and "
             f"set_epoch({sampler_epoch(self._sampling)}) has been called since: that epoch begins at its start, and "
             "what was left of the other is not delivered.",
             stacklevel=4,
         )
+        self.begun, self.number = False, self.number + 1
 
     @property
     def knows_seed(self) -> bool:
@@ -150,18 +153,27 @@ class Resumption:
 
     def load_sampler(self) -> None:
         """Give a stateful sampler the state that it had between two epochs."""
+        if not self._between:
+            return
         own = s.mapping(self.state["source"], "state")
         orders.load_sampler_state(self._sampling, {"sampler": own.get("sampler")})
 
-    def source(self, occurrences: Any, batched: bool) -> Source:
+    def source(self, occurrences: Any, batched: bool, generators: Mapping[str, torch.Generator]) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
         saved = self.state["source"]
         if self.state["kind"] == "iterable":
-            source = Source(self.number, self.state["seed"], iter(()), batched=batched, occurrences=occurrences)
+            none = Order(iter(()), generators=generators)
+            source = Source(self.number, self.state["seed"], none, batched=batched, occurrences=occurrences)
             source.streams, source.starts = Streams.resumed(saved, len(saved["streams"]))
             return source
-        make = {REPLAY: self._replayed, STATE: self._from_state, KEYS: self._from_keys}[saved["way"]]
-        order = make(saved, occurrences, batched)
+        if saved["way"] == REPLAY:
+            order = self._replayed()
+        elif saved["way"] == STATE:
+            order = self._from_state(saved, occurrences, generators)
+        else:
+            occurrences.restore([], self._counted[1])
+            keys = self._stored if batched else [key for keys in self._stored for key in keys]
+            order = Order(iter(keys), KEYS, generators=generators)
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,
@@ -173,6 +185,7 @@ class Resumption:
             position=0 if replays else saved["position"],
             delivered=self.delivered,
         )
+        source.ended = saved["way"] == STATE and saved["ended"]
         source.skip()
         if source.witness is not None and saved.get("witness") is not None and source.witness != saved["witness"]:
             raise ValueError(
@@ -181,25 +194,22 @@ class Resumption:
             )
         return source
 
-    def _replayed(self, saved: Mapping[str, Any], occurrences: Any, batched: bool) -> Order:
+    def _replayed(self) -> Order:
+        begun_from = dict(self.state["generators"])
         if self.worlds:
             keys = ranks.dealt(self._sampling.inner, self.worlds)
-            return Order(self._sampling.cut(keys))
-        draws = self._sampling.uses_default_generator
-        return orders.replayed_order(self._sampling, self.order_states().get("default") if draws else None)
+            return Order(self._sampling.cut(keys), begun_from=begun_from)
+        default = self.order_states().get("default") if self._sampling.uses_default_generator else None
+        return orders.replayed_order(self._sampling, default, begun_from)
 
-    def _from_state(self, saved: Mapping[str, Any], occurrences: Any, batched: bool) -> Order:
+    def _from_state(
+        self, saved: Mapping[str, Any], occurrences: Any, generators: Mapping[str, torch.Generator]
+    ) -> Order:
         planes, others = self._counted
         occurrences.restore(planes, others)
         own = saved["state"]
-        if saved["ended"]:
-            orders.load_sampler_state(self._sampling, {"sampler": own.get("sampler")})
-            return Order(iter(()))
-        return orders.order_from_state(self._sampling, {name: own.get(name) for name in ("sampler", "iterator")})
-
-    def _from_keys(self, saved: Mapping[str, Any], occurrences: Any, batched: bool) -> Order:
-        occurrences.restore([], self._counted[1])
-        return Order(iter(self._stored if batched else [key for keys in self._stored for key in keys]), KEYS)
+        own, begun_from = {name: own.get(name) for name in ("sampler", "iterator")}, dict(self.state["generators"])
+        return orders.order_from_state(self._sampling, own, generators, begun_from, ended=saved["ended"])
 
 
 def _counts(saved: Mapping[str, Any]) -> tuple[list[bytes], dict[Any, int]]:
@@ -253,10 +263,31 @@ def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, *, sh
         )
     if delivered.above and loader.num_workers == 0:
         raise ValueError("the state was saved with batches delivered out of order; pass num_workers=1 or more")
+    length = sampling.describe()["length"]
     if sampling.size is None:
         return
     samples, batches, size = delivered.samples, delivered.batches, sampling.size
-    length = None if shared_out else sampling.describe()["length"]
+    if sampling.replays and length is not None and delivered.top > length:
+        raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")
+    length = None if shared_out else length
     short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
     if samples != batches * size and not short:
         raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")
+
+
+def _match_place(source: Mapping[str, Any], delivered: Delivered, size: int | None) -> None:
+    """The batch at which a stored order begins is the first that was not delivered whole."""
+    place = s.number(source, "place", largest=delivered.batches)
+    position = s.number(source, "position", largest=delivered.low)
+    if size is not None and not (place - 1) * size < position <= place * size:
+        raise ValueError(f"state: place {place} of batches of {size} is not at position {position}")
+
+
+def _match_stored(source: Mapping[str, Any], delivered: Delivered, stored: list[list[Any]]) -> None:
+    """What was delivered lies before the end of the stored order."""
+    batches, end = source["place"] + len(stored), source["position"] + sum(map(len, stored))
+    if delivered.batches > batches or delivered.top > end:
+        raise ValueError(
+            f"state: {delivered.batches} batches delivered up to position {delivered.top}, and the stored order ends "
+            f"after {batches} at {end}"
+        )

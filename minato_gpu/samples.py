@@ -36,11 +36,12 @@ class Ticket:
     occurrence: int = 0
 
 
-def key_digest(key: Hashable) -> int:
+def key_digest(key: Any) -> int:
     """A 64-bit number for a data set key that is the same in every process.
 
-    Integers stand for themselves (modulo 2**64); strings and bytes are hashed with BLAKE2b; any other key is
-    hashed through its pickle (protocol 4), so it must pickle to the same bytes whenever it is equal.
+    Integers stand for themselves (modulo 2**64); strings and bytes are hashed with BLAKE2b, tuples and lists through
+    the digests of their parts, and NumPy's scalars as Python's; any other key is hashed through its pickle (protocol
+    4), so it must pickle to the same bytes whenever it is equal.
     """
     if isinstance(key, (int, np.integer)):
         return int(key) & _MASK
@@ -48,6 +49,10 @@ def key_digest(key: Hashable) -> int:
         data = b"s" + key.encode("utf-8", "surrogatepass")
     elif isinstance(key, bytes):
         data = b"b" + key
+    elif type(key) in (tuple, list):  # the pickle of one depends on which of its parts are the same object
+        data = type(key).__name__.encode() + b"".join(key_digest(part).to_bytes(8, "little") for part in key)
+    elif isinstance(key, np.generic) and not isinstance(plain := key.item(), np.generic):
+        return key_digest(plain)
     else:
         data = b"p" + pickle.dumps(key, protocol=4)
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")

@@ -15,7 +15,7 @@ from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import REPLAY, STATE, Sampling
+from minato_gpu.resume.orders import KEYS, REPLAY, Sampling
 
 
 def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]:
@@ -33,24 +33,23 @@ def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]
 
 class Standing:
     """One epoch of a loader, since it began. ``seeds``: its own base seed, and that of the workers with the epoch in
-    which they started. ``order_states``: the generators' states just before the sampler was begun, by role."""
+    which they started."""
 
     def __init__(
         self,
         loader: Any,
         number: int,
         seeds: tuple[int, int, int],
-        order_states: dict[str, torch.Tensor],
         worlds: list[Any] | None = None,
     ) -> None:
         self.number = number
         self.source: Source | None = None
         self.over = False  # the iterator has said so
         self._seeds = seeds
-        self._generators = {role: s.packed(state.numpy().tobytes()) for role, state in order_states.items()}
         self._sampling = Sampling(loader)
         self._worlds = worlds or []
         self._epoch_of_sampler = sampler_epoch(self._sampling)
+        self._remaining: _Remaining | None = None
 
     def delivered(self, batch: list[tuple[int, int]]) -> None:
         """The consumer has this batch: its positions, or the ticket of a stream."""
@@ -82,44 +81,62 @@ class Standing:
             "seed": seed,
             "workers_seed": workers_seed,
             "workers_epoch": workers_epoch,
-            "generators": self._generators,
         }
         if streams is not None:
-            return {**out, "source": {**self._sampling.cutting, **streams.state(ahead)}}
-        delivered = self.source.delivered.rewound(ahead)
-        progress = {"batches": delivered.batches, "below": delivered.low, "above": s.packed(delivered.bits())}
-        return {**out, "progress": progress, "source": self._source_state(self.source, delivered)}
+            out["source"] = {**self._sampling.cutting, **streams.state(ahead)}
+        else:
+            delivered = self.source.delivered.rewound(ahead)
+            progress = {"batches": delivered.batches, "below": delivered.low, "above": s.packed(delivered.bits())}
+            out.update(progress=progress, source=self._source_state(self.source, delivered))
+        out["generators"] = self.source.order.generator_states()  # after all keys that are stored have been drawn
+        return out
 
     def _source_state(self, source: Source, delivered: Delivered) -> s.State:
         out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._epoch_of_sampler}
         if source.order.way == REPLAY:
             own = ranks.rank_of(self._sampling.inner)
             return {**out, "witness": source.witness, "worlds": self._worlds, "rank": own}
+        if source.order.way == KEYS:
+            self._remaining = self._remaining or _Remaining(source)
         marks = [mark for mark in source.marks if mark.position + len(mark.keys) > delivered.low]
         place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
+        out = {**out, "place": place, "position": position}
+        if self._remaining is not None:
+            return {**out, **self._remaining.since(place, position)}
         counts = source.occurrences.before([key for mark in marks for key in mark.keys])
-        if source.order.way == STATE:
-            own = (marks[0].state if marks else source.order.mark()) or {}
-            if "error" in own:
-                raise ValueError(f"this epoch cannot be saved: {own['error']}")
-            planes, others = counts.planes()
-            return {
-                **out,
-                "place": place,
-                "position": position,
-                "state": own,
-                "ended": source.ended and not marks,  # the sampler's state is then that of its next epoch
-                "planes": [s.packed(plane) for plane in planes],
-                "others": [[s.plain_key(key), count] for key, count in others.items()],
-            }
-        batches = [mark.keys for mark in marks] + [source.keys_of(item) for item in source.order.rest()]
-        counted = counts.count([key for keys in batches for key in keys]) or []
+        own = (marks[0].state if marks else source.order.mark()) or {}
+        if "error" in own:
+            raise ValueError(f"this epoch cannot be saved: {own['error']}")
+        planes, others = counts.planes()
         return {
             **out,
-            "place": place,
-            "position": position,
-            "batches": [[s.plain_key(key) for key in keys] for keys in batches],
-            "occurrences": counted,
+            "state": own,
+            "ended": source.ended and not marks,  # the sampler's state is then that of its next epoch
+            "planes": [s.packed(plane) for plane in planes],
+            "others": [[s.plain_key(key), count] for key, count in others.items()],
+        }
+
+
+class _Remaining:
+    """What a sampler of unknown kind still yields, as plain data: drawn and made plain once, then only cut.
+
+    It begins where the first save finds the oldest batch that may be asked for; later ones begin further on.
+    """
+
+    def __init__(self, source: Source) -> None:
+        first = source.marks[0] if source.marks else source
+        marked = [mark.keys for mark in source.marks]
+        batches = marked + [source.keys_of(item) for item in source.order.rest()]
+        before = source.occurrences.before([key for keys in marked for key in keys])
+        self._place, self._position = first.place, first.position
+        self._batches = [[s.plain_key(key) for key in keys] for keys in batches]
+        self._occurrences = before.count([key for keys in batches for key in keys]) or []
+
+    def since(self, place: int, position: int) -> s.State:
+        """What comes from this batch on."""
+        return {
+            "batches": self._batches[place - self._place :],
+            "occurrences": self._occurrences[position - self._position :],
         }
 
 
@@ -137,7 +154,7 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "seed": 0,
         "workers_seed": loader._base_seed % (1 << 64),
         "workers_epoch": loader._first if loader.persistent_workers and number else number,
-        "generators": {role: s.packed(g.get_state().numpy().tobytes()) for role, g in generators.items()},
+        "generators": s.packed_states(generators),
         "progress": {"batches": 0, "below": 0, "above": ""},
         "source": {"state": {"sampler": sampling.inner.state_dict() if stateful else None, "iterator": None}},
     }

@@ -59,8 +59,14 @@ class Stream:
     def _go_on(self, start: StreamStart, samples: int) -> None:
         iterator = self.fetcher.dataset_iter
         if start.state is None:
-            dropped = sum(1 for _ in islice(iterator, start.batches * samples))
-            self.fetcher.ended = dropped < start.batches * samples
+            delivered = start.batches * samples
+            dropped = sum(1 for _ in islice(iterator, delivered))
+            if dropped + samples <= delivered:
+                raise ValueError(
+                    f"the state has {start.batches} batches of this stream delivered, but it yields only {dropped} "
+                    "samples; it belongs to another data set"
+                )
+            self.fetcher.ended = dropped < delivered
             return
         kind, state = pickle.loads(start.state)
         if kind == "iterator":

@@ -140,11 +140,12 @@ class Worker:
             if self._stream is None:
                 raise StopIteration
             item = self._store.put(self._stream.fetch(task.items), collated=True)
-            progress.told = self._stream.told()
         except StopIteration:
             status, self._stream = "exhausted", None
         except Exception as error:
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
+        if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
+            progress.told = self._stream.told()
         progress.add(item)
         return status
 

@@ -11,9 +11,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+import numpy as np
+
 Span = tuple[int, int]
 
 HISTORY = 256  # batches that can be taken back
+_MOST_SPANS = 1 << 17  # above the line, in a state from a file
 
 
 class Delivered:
@@ -35,10 +38,18 @@ class Delivered:
         """How many positions have been delivered."""
         return self.low + sum(hi - lo for lo, hi in self.above)
 
+    @property
+    def top(self) -> int:
+        """All that has been delivered lies below this position."""
+        return self.above[-1][1] if self.above else self.low
+
     def add(self, batch: Sequence[Span]) -> None:
         """A batch of these positions was delivered."""
         self._recent.append((self.low, batch))
         self.batches += 1
+        if not self.above and len(batch) == 1 and batch[0][0] == self.low:  # in order
+            self.low = batch[0][1]
+            return
         for span in batch:
             insort(self.above, span)
         self._settle()
@@ -89,17 +100,13 @@ class Delivered:
 
     @classmethod
     def of_bits(cls, batches: int, low: int, bits: bytes) -> Delivered:
-        """The record that ``bits`` and the two numbers describe."""
-        spans: list[Span] = []
-        start = -1
-        for at in range(8 * len(bits) + 1):
-            one = at < 8 * len(bits) and bits[at >> 3] >> (at & 7) & 1
-            if one and start < 0:
-                start = at
-            elif not one and start >= 0:
-                spans.append((low + start, low + at))
-                start = -1
-        delivered = cls(batches, low, spans)
+        """The record that ``bits`` and the two numbers describe. Raises ValueError for more spans than can be true."""
+        ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
+        edges = np.flatnonzero(np.diff(ones, prepend=np.uint8(0), append=np.uint8(0)))
+        if len(edges) > 2 * _MOST_SPANS:
+            raise ValueError(f"state: 'above' has {len(edges) // 2} spans, more than a run leaves behind")
+        ends = [low + edge for edge in edges.tolist()]
+        delivered = cls(batches, low, zip(ends[::2], ends[1::2], strict=True))
         delivered._settle()
         return delivered
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 from minato_gpu.lanes.streams import is_stateful
+from minato_gpu.resume import state as s
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24
@@ -97,33 +98,62 @@ def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]
 
 
 class Order:
-    """An iterator over one epoch's batches (or single keys) that knows the way back."""
+    """An iterator over one epoch's batches (or single keys) that knows the way back.
 
-    def __init__(self, batches: Iterator[Any], way: str = REPLAY, *, parts: tuple[Any, Any] = (None, None)) -> None:
+    ``generators``: those that it may draw from, by role; ``begun_from``: their states just before it did, packed. None
+    where it has not begun: a sampler draws its order when it is first asked, and others may draw until then.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        way: str = REPLAY,
+        *,
+        parts: tuple[Any, Any] = (None, None),
+        generators: Mapping[str, torch.Generator] | None = None,
+        begun_from: dict[str, str] | None = None,
+    ) -> None:
         self.way = way
+        self.begun_from = begun_from
         self._batches = batches
         self._sampler, self._iterator = parts  # those of the two that are stateful
+        self._generators = generators or {}
         self._next: deque[Any] = deque()
+        self._before_next: dict[str, Any] | None = None  # the sampler's state before what was put back
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        return self._next.popleft() if self._next else next(self._batches)
+        self._before_next = None
+        if self._next:
+            return self._next.popleft()
+        if self.begun_from is None:
+            self.begun_from = s.packed_states(self._generators)
+        return next(self._batches)
 
-    def put_back(self, item: Any) -> None:
-        """The next one will be ``item``."""
+    def put_back(self, item: Any, mark: dict[str, Any] | None = None) -> None:
+        """The next one will be ``item``, before which ``mark`` was taken."""
         self._next.appendleft(item)
+        self._before_next = mark
 
     def mark(self) -> dict[str, Any] | None:
         """The sampler's state now (a copy), if it has one; or, as "error", why it could not be had."""
         if self.way != STATE:
             return None
+        if self._before_next is not None:
+            return self._before_next
         saved = {"sampler": self._sampler, "iterator": self._iterator}
         try:
             return {name: None if part is None else copy.deepcopy(part.state_dict()) for name, part in saved.items()}
         except Exception as error:  # it matters to nobody but who saves
             return {"error": f"the sampler's state_dict(): {type(error).__name__}: {error}"}
+
+    def generator_states(self) -> dict[str, str]:
+        """What the generators must be set to for this way back, packed: keys that are stored are not drawn again."""
+        if self.way == KEYS or self.begun_from is None:
+            return s.packed_states(self._generators)
+        return self.begun_from
 
     def rest(self) -> list[Any]:
         """All that is still to come, drawn now; it will be yielded all the same. Raises ValueError for too many."""
@@ -137,23 +167,37 @@ class Order:
         return list(self._next)
 
 
-def fresh_order(sampling: Sampling, batches: Iterator[Any]) -> Order:
+def fresh_order(sampling: Sampling, batches: Iterator[Any], generators: Mapping[str, torch.Generator]) -> Order:
     """The order of an epoch that begins. ``batches``: an iterator over the loader's batch sampler, not yet advanced."""
     if sampling.replays:
-        return Order(batches)
+        return Order(batches, generators=generators)
+    begun_from = s.packed_states(generators)  # iter() may draw
     keys = iter(sampling.inner) if sampling.size is not None else batches
-    return _known_or_stored(sampling, keys)
+    return _known_or_stored(sampling, keys, generators, begun_from)
 
 
-def order_from_state(sampling: Sampling, saved: dict[str, Any]) -> Order:
-    """The order from where the sampler's own state says. Raises ValueError where it does not take that state."""
+def order_from_state(
+    sampling: Sampling,
+    saved: dict[str, Any],
+    generators: Mapping[str, torch.Generator],
+    begun_from: dict[str, str],
+    *,
+    ended: bool,
+) -> Order:
+    """The order from where the sampler's own state says; ``ended``: nothing, and the state is that of its next epoch.
+
+    Raises ValueError where it does not take that state.
+    """
     load_sampler_state(sampling, saved)
+    if ended:
+        sampler = sampling.inner if is_stateful(sampling.inner) else None
+        return Order(iter(()), STATE, parts=(sampler, None), generators=generators, begun_from=begun_from)
     keys = iter(sampling.inner)
     if saved["iterator"] is not None:
         if not is_stateful(keys):
             raise ValueError("the state holds one of the sampler's iterator, but this sampler's iterator takes none")
         keys.load_state_dict(saved["iterator"])
-    return _known_or_stored(sampling, keys)
+    return _known_or_stored(sampling, keys, generators, begun_from)
 
 
 def load_sampler_state(sampling: Sampling, saved: dict[str, Any]) -> None:
@@ -164,29 +208,30 @@ def load_sampler_state(sampling: Sampling, saved: dict[str, Any]) -> None:
         sampling.inner.load_state_dict(saved["sampler"])
 
 
-def _known_or_stored(sampling: Sampling, keys: Iterator[Any]) -> Order:
+def _known_or_stored(
+    sampling: Sampling, keys: Iterator[Any], generators: Mapping[str, torch.Generator], begun_from: dict[str, str]
+) -> Order:
     sampler = sampling.inner if is_stateful(sampling.inner) else None
     iterator = keys if is_stateful(keys) else None
     way = KEYS if sampler is None and iterator is None else STATE
-    return Order(sampling.cut(keys), way, parts=(sampler, iterator))
+    return Order(sampling.cut(keys), way, parts=(sampler, iterator), generators=generators, begun_from=begun_from)
 
 
-def replayed_order(sampling: Sampling, default_state: torch.Tensor | None) -> Order:
-    """The order of an epoch from its beginning once more.
+def replayed_order(sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str]) -> Order:
+    """The order of an epoch from its beginning once more; the generators are as they were then, but the global one.
 
-    ``default_state``: the global generator's state then, for a sampler that draws from it; torch's samplers do so
-    when they yield their first key, and it is left as it is now.
+    ``default_state``: that one's state then, for a sampler that draws from it; it is left as it is now. Torch's
+    samplers draw when they yield their first key, so that is done here, before anybody else can draw.
     """
     batches = sampling.cut(sampling.inner)
-    if default_state is None:
-        return Order(batches)
     outside = torch.get_rng_state()
-    torch.set_rng_state(default_state)
     try:
+        if default_state is not None:
+            torch.set_rng_state(default_state)
         first = list(islice(batches, 1))
     finally:
         torch.set_rng_state(outside)
-    order = Order(batches)
+    order = Order(batches, begun_from=begun_from)
     for item in first:
         order.put_back(item)
     return order

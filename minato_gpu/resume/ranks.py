@@ -53,7 +53,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
                     "ranks must be saved at the same step"
                 )
-    if len(all_) == 1 or not first["begun"]:
+    alone = len(all_) == 1 and first["source"].get("rank") is None  # nothing was dealt out
+    if alone or not first["begun"]:
         return first
     shares = [_share(state) for state in all_]
     replicas = shares[0]["replicas"]

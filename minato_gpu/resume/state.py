@@ -21,7 +21,7 @@ from minato_gpu.lanes.base import NoSample
 
 FORMAT, VERSION = "minato_gpu.DataLoader", 1
 _LARGEST = (1 << 63) - 1
-_MOST_BITS = 1 << 24  # bytes above the line: more than any window holds
+_MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
 _DEPTH = 8
 
 State = dict[str, Any]
@@ -54,16 +54,15 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     """How far an epoch has come. Raises ValueError."""
     for name in ("batches", "below"):
         number(progress, name)
-    if len(unpacked(progress, "above")) > _MOST_BITS:
+    if len(unpacked(progress, "above")) > _MOST_BYTES:
         raise ValueError("state: 'above' is longer than any window")
 
 
 def _check_generators(states: Mapping[str, Any]) -> None:
-    for name, text in states.items():
+    for name in states:
         if name not in ("loader", "sampler", "default"):
             raise ValueError(f"state: 'generators' names {name!r:.60}; it may name 'loader', 'sampler' and 'default'")
-        if text is not None:
-            generator_state(states, name)
+        generator_state(states, name)
 
 
 def generator_state(states: Mapping[str, Any], name: str) -> torch.Tensor:
@@ -74,6 +73,11 @@ def generator_state(states: Mapping[str, Any], name: str) -> torch.Tensor:
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"state: {name!r} holds no state of a torch.Generator") from error
     return data
+
+
+def packed_states(generators: Mapping[str, torch.Generator]) -> dict[str, str]:
+    """The states of these generators now."""
+    return {role: packed(generator.get_state().numpy().tobytes()) for role, generator in generators.items()}
 
 
 # --- fields -------------------------------------------------------------------------------------------------
@@ -136,12 +140,17 @@ def _bytes_of(value: Any, name: str) -> bytes:
 def plain_key(key: Any) -> Any:
     """A data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
 
-    Raises ValueError for a key that cannot be stored.
+    Numbers and strings of other classes become Python's own, of the same ``key_digest``. Raises ValueError for a key
+    that cannot be stored.
     """
-    if key is None or isinstance(key, (bool, int, float, str)):
-        return key
     if isinstance(key, np.generic):
-        return key.item()
+        key = key.item()
+    if key is None or type(key) in (int, str, bool, float):
+        return key
+    if isinstance(key, int):
+        return int(key)
+    if isinstance(key, str):
+        return str.__str__(key)
     if isinstance(key, NoSample):
         return ["none"]
     if isinstance(key, bytes):

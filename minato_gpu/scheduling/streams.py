@@ -78,11 +78,6 @@ class StreamScheduler:
         return self._order + len(self._finished) + len(self._owners)
 
     @property
-    def ended(self) -> tuple[int, ...]:
-        """The workers whose streams are known to have ended."""
-        return tuple(number for number, worker in enumerate(self._workers) if not worker.open)
-
-    @property
     def pending(self) -> bool:
         """Whether a lane that becomes free would be given something: never, workers hold their tickets ahead."""
         return False
