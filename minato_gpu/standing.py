@@ -107,11 +107,13 @@ class Standing:
         own = (marks[0].state if marks else source.order.mark()) or {}
         if "error" in own:
             raise ValueError(f"this epoch cannot be saved: {own['error']}")
+        size = self._sampling.size
+        short = bool(size and source.marks and len(source.marks[-1].keys) < size)  # the sampler has ended in there
         planes, others = counts.planes()
         return {
             **out,
             "state": own,
-            "ended": source.ended and not marks,  # the sampler's state is then that of its next epoch
+            "ended": not marks and (source.ended or short),  # the sampler's state is then that of its next epoch
             "planes": [s.packed(plane) for plane in planes],
             "others": [[s.plain_key(key), count] for key, count in others.items()],
         }

@@ -102,10 +102,10 @@ class Delivered:
     def of_bits(cls, batches: int, low: int, bits: bytes) -> Delivered:
         """The record that ``bits`` and the two numbers describe. Raises ValueError for more spans than can be true."""
         ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
-        edges = np.flatnonzero(np.diff(ones, prepend=np.uint8(0), append=np.uint8(0)))
-        if len(edges) > 2 * _MOST_SPANS:
-            raise ValueError(f"state: 'above' has {len(edges) // 2} spans, more than a run leaves behind")
-        ends = [low + edge for edge in edges.tolist()]
+        changes = np.diff(ones, prepend=np.uint8(0), append=np.uint8(0))
+        if (found := int(np.count_nonzero(changes)) // 2) > _MOST_SPANS:
+            raise ValueError(f"state: 'above' has {found} spans, more than a run leaves behind")
+        ends = [low + edge for edge in np.flatnonzero(changes).tolist()]
         delivered = cls(batches, low, zip(ends[::2], ends[1::2], strict=True))
         delivered._settle()
         return delivered

@@ -71,6 +71,12 @@ def test_another_number_of_ranks(ranks: int, shuffle: bool, in_order: bool) -> N
         _check(first + _rest(_loaders(ranks, shuffle=shuffle, in_order=in_order), state), max(3, ranks))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_grown_from_one_rank(ranks: int) -> None:
+    first, state = _some(_loaders(1), 2)
+    _check(first + _rest(_loaders(ranks), state), ranks)
+
+
 def test_the_same_ranks_go_on_as_they_were() -> None:
     reference = [[rows([batch]) for batch in loader] for loader in _loaders(2)]
     first, state = _some(_loaders(2), 3)
@@ -113,6 +119,8 @@ def test_what_cannot_be_merged() -> None:
     states = [loader.state_dict() for loader in loaders]
     with pytest.raises(ValueError, match=r"one state of each of the 2 ranks, got ranks \[0, 0\]"):
         merge_state_dicts([states[0], states[0]])
+    with pytest.raises(ValueError, match=r"one state of each of the 2 ranks, got ranks \[1\]"):
+        merge_state_dicts(states[1:])
     with pytest.raises(ValueError, match="got none"):
         merge_state_dicts([])
     with pytest.raises(ValueError, match="differ in 'begun'"):

@@ -56,6 +56,12 @@ def test_in_order_takes_no_bits_and_no_memory() -> None:
     assert record.rewound(HISTORY).low == 8 * HISTORY
 
 
+def test_a_record_with_more_spans_than_a_run_leaves() -> None:
+    Delivered.of_bits(1, 0, b"\xaa" * (1 << 15))
+    with pytest.raises(ValueError, match="'above' has 131076 spans"):
+        Delivered.of_bits(1, 0, b"\xaa" * ((1 << 15) + 1))
+
+
 def test_further_back_than_was_delivered() -> None:
     record = Delivered()
     record.add([(0, 4)])

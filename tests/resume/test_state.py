@@ -7,9 +7,11 @@ import copy
 import io
 import json
 import traceback
+from enum import IntEnum
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -18,6 +20,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.resume import state as s
+from minato_gpu.samples import key_digest
 from tests.contracts.test_resume import Counting, Unknown
 
 _DATA: Any = list(range(24))
@@ -216,6 +219,45 @@ _KEYS = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3).map(tup
 @given(_KEYS)
 def test_keys_come_back_as_they_were(key: Any) -> None:
     assert s.key_of(json.loads(json.dumps(s.plain_key(key)))) == key
+
+
+class _Level(IntEnum):
+    LOW = 3
+
+
+class _Word(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(np.int8(-3), np.uint64(1 << 63), np.float64(0.1), np.float32(0.1), np.float16(2.5), np.bool_(True)),
+        *(np.str_("word"), np.bytes_(b"bytes"), _Level.LOW, _Word("word")),
+        *((np.int64(3), [np.str_("a"), None]), ("same", "same"), [1, (2.5, np.float32(2.5))], ()),
+    ],
+    ids=repr,
+)
+def test_keys_of_other_classes(key: Any) -> None:
+    """They come back as Python's own, and a sample's draws, which derive from the digest, stay what they were."""
+    plain = s.plain_key(key)
+    file = io.BytesIO()
+    torch.save(plain, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == plain
+    back = s.key_of(json.loads(json.dumps(plain)))
+    assert back == key and key_digest(back) == key_digest(key)
+
+
+@pytest.mark.parametrize("key", [np.datetime64("2020-01-01"), np.longdouble(0.5), 1j, (1, {2})], ids=repr)
+def test_keys_that_are_refused(key: Any) -> None:
+    with pytest.raises(ValueError, match="only numbers, strings, bytes, tuples and lists can be"):
+        s.plain_key(key)
+
+
+def test_digests_tell_keys_apart() -> None:
+    keys: list[Any] = [(1, 2), [1, 2], (2, 1), ((1, 2),), (1, (2,)), (), [], ("",), "", b"", ("1", "2"), 1, 1.5, None]
+    assert len({key_digest(key) for key in keys}) == len(keys)
 
 
 @given(_JUNK)
