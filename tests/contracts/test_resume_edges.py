@@ -457,7 +457,8 @@ def _bits(lo: int, hi: int) -> str:
 def test_delivered_beyond_the_end() -> None:
     """Such an epoch would never come to its end."""
     progress = {"batches": 20, "below": 0, "above": _bits(1000, 1080)}
-    for sampler in (None, RandomSampler(_DATA), DistributedSampler(_DATA, 2, 0)):
+    samplers: list[Any] = [None, RandomSampler(_DATA), DistributedSampler(_DATA, 2, 0)]
+    for sampler in samplers:
         loader = _loader(sampler, num_workers=1, in_order=False)
         with pytest.raises(ValueError, match="delivered up to position 1080, and the sampler ends at 40"):
             loader.load_state_dict(_damaged(_after(_loader(sampler), 1), progress))
