@@ -233,6 +233,7 @@ class Engine:
             at_hand = self._at_hand(epoch)
             if not at_hand:
                 self._links.board.words[ATTENTION] = 0
+                self._draw()  # where the sampler raised last time, or it would be waited for in vain
                 self._settle()
                 self._pump()
                 if not self._at_hand(epoch):

@@ -144,7 +144,7 @@ def _shift_in_place(fields: Any, params: Any) -> Any:
 _TRIED = _FORK.Array("i", 40)
 _ROW, _INDEX = Field(np.float32, (4,)), Field(np.int64)
 _IN_PLACE = Pipeline(
-    [
+    (
         Stage(
             "read",
             reads=("number",),
@@ -162,7 +162,7 @@ _IN_PLACE = Pipeline(
             cpu=_shift_in_place,
             device=TorchFunction(lambda fields, params: {"row": fields["row"] + 100}),
         ),
-    ],
+    ),
     outputs=("row", "index"),
 )
 

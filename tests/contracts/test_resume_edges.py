@@ -56,28 +56,29 @@ class Endless:
 
 
 class RaisesOnce:
-    """A sampler whose iterator raises when it comes to ``at``, and goes on after that."""
+    """A sampler whose iterator raises when it comes to ``at``, and goes on after that, or after so many times."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, times: int = 1) -> None:
         self.at = at
+        self.times = times
 
     def __len__(self) -> int:
         return 40
 
     def __iter__(self) -> Any:
-        return _RaisesOnce(self.at)
+        return _RaisesOnce(self.at, self.times)
 
 
 class _RaisesOnce:
-    def __init__(self, bad: int) -> None:
-        self.next, self.bad = 0, bad
+    def __init__(self, bad: int, times: int) -> None:
+        self.next, self.bad, self.times = 0, bad, times
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> int:
-        if self.next == self.bad:
-            self.bad = -1
+        if self.next == self.bad and self.times:
+            self.times -= 1
             raise OSError("the index server is away")
         if self.next == 40:
             raise StopIteration
@@ -252,6 +253,15 @@ def test_a_sampler_that_raises_once(workers: int) -> None:
     assert _going_on(iterator, 12, OSError) == 1
     done = 11 if workers == 0 else 12
     assert loader.state_dict()["progress"] == {"batches": done, "below": done, "above": ""}
+
+
+def test_a_sampler_that_raises_longer_than_batches_are_at_hand() -> None:
+    """It is asked again each time: nobody waits for a batch that has not been drawn."""
+    loader: Any = DataLoader(_DATA, None, sampler=RaisesOnce(8, times=12), num_workers=1, timeout=10)
+    iterator = iter(loader)
+    assert _going_on(iterator, 30, OSError) == 12
+    progress = loader.state_dict()["progress"]
+    assert progress["below"] == progress["batches"] > 18 and progress["above"] == ""
 
 
 class Numbers(IterableDataset[Any]):

@@ -104,7 +104,7 @@ def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
 
     how = CupyFunction(lambda xp, f, p: shift(f)) if kind == "cupy" else TorchFunction(lambda f, p: shift(f))
     stage = Stage("shift", reads=("row",), writes={"row": ROW}, cpu=lambda f, p: {"row": f["row"] + 100}, device=how)
-    executor = build_executor(Pipeline([stage], inputs={"row": ROW}, outputs=("row",)), 0, max_batch=4)
+    executor = build_executor(Pipeline((stage,), inputs={"row": ROW}, outputs=("row",)), 0, max_batch=4)
     rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
     results = executor.run([(row, n) for n, row in enumerate(rows)])
     executor.close()
