@@ -90,7 +90,7 @@ class EngineIterator(_BaseDataLoaderIter):
         expected = expected_of(loader, source, resumption)
         self._begin(source, ahead if holds else None, expected, discard=ahead is not None and not holds)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
-        self._failures = FailurePolicy(loader.on_error, loader.max_failures, expected)
+        self._failures = FailurePolicy(loader.on_error, loader.max_failures, loader._expected(), engine.log)
         self.view = View(engine, self._failures)
 
     def _source(self, ahead: tuple[Source, Speculation] | None, resumption: Resumption | None) -> Source:
@@ -172,14 +172,11 @@ class EngineIterator(_BaseDataLoaderIter):
         """The engine's next batch of which anything is left."""
         engine = self._engine
         while True:
-            data = engine.next(self._number)
-            if engine.bad:
-                samples = sum(hi - lo for lo, hi in engine.handed or ())
-                self._failures.take(engine.bad, samples - len(engine.bad))
-                if data is NOTHING and torch.distributed.is_available() and torch.distributed.is_initialized():
-                    engine.bad[0].error.reraise()
+            data = engine.next(self._number, self._failures.take)
             if data is not NOTHING:
                 return data
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                engine.bad[0].error.reraise()
             assert engine.handed is not None
             self._standing.delivered(engine.handed)
 
