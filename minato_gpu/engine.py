@@ -38,6 +38,9 @@ _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
 
 
+Judge = Callable[[list[Failure], int], None]
+"""Told of the samples that a batch is to come without, and how many others it has; raises where it must not."""
+
 NOTHING = object()
 """What ``Engine.next`` returns for a batch of which every sample was left out."""
 
@@ -61,6 +64,16 @@ class Epoch:
     def draw(self) -> Drawn | None:
         """The next batch of tickets."""
         return self._draw()
+
+
+def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
+    """What is raised where the batch must not come without its bad samples."""
+    if batch.bad and judge is not None:
+        try:
+            judge(batch.bad, batch.size)
+        except BaseException as error:
+            return error
+    return None
 
 
 class Engine:
@@ -230,8 +243,11 @@ class Engine:
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
-    def next(self, number: int) -> Any:
-        """The epoch's next batch. Raises EndOfEpoch at its end, and whatever preparing the batch raised."""
+    def next(self, number: int, judge: Judge | None = None) -> Any:
+        """The epoch's next batch. Raises EndOfEpoch at its end, and whatever preparing the batch raised.
+
+        ``judge`` is asked about samples that are to be left out, and raises where they must not be.
+        """
         started = perf_counter()
         self.handed = None
         with self._lock:
@@ -265,10 +281,13 @@ class Engine:
         now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         value = self.assembly.value(batch) if batch.failure is None and batch.size else None
-        self._log_delivery(epoch, order, batch, now, now - started, value)
+        refused = _refused(batch, judge)
+        self._log_delivery(epoch, order, batch, now, now - started, value, refused=refused is not None)
         if trains:
             self._leave_due()
         self._left = perf_counter()
+        if refused is not None:
+            raise refused
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
@@ -384,7 +403,9 @@ class Engine:
                 raise WorkerHung(text + lane.advice)
             lane.kill(worker, text)
 
-    def _log_delivery(self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any) -> None:
+    def _log_delivery(
+        self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
+    ) -> None:
         first, number = epoch.first_serial, order - epoch.first_order
         if self._order_log is not None and not self._order_log.replays:
             self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
@@ -394,7 +415,9 @@ class Engine:
             self.log.skipped += batch.size - failed
             return
         self.log.failed += len(batch.bad)
-        if not batch.size:
+        if refused:
+            self.log.skipped += batch.size
+        if refused or not batch.size:
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]

@@ -24,6 +24,7 @@ from torch.utils.data import DistributedSampler
 from minato_gpu.lanes.base import Failure
 from minato_gpu.resume.orders import Sampling
 from minato_gpu.samples import Origin
+from minato_gpu.telemetry import Telemetry
 
 RAISE, SKIP, RETRY = "raise", "skip", "retry"
 _KEPT = 100  # failures that stats() tells of, the latest
@@ -73,14 +74,17 @@ OnError = str | Callable[[BadSample], str]
 
 
 class FailurePolicy:
-    """``on_error`` and ``max_failures`` (a count, or a share of the epoch's samples; None: no limit) of one epoch."""
+    """``on_error`` and ``max_failures`` (a count, or a share of the epoch's samples; None: no limit) of one epoch.
 
-    def __init__(self, on_error: OnError, max_failures: float | None, expected: int | None) -> None:
+    ``expected``: samples of the epoch, None where the sampler does not tell; ``log`` counts those delivered.
+    """
+
+    def __init__(self, on_error: OnError, max_failures: float | None, expected: int | None, log: Telemetry) -> None:
         self._on_error = on_error
         self._limit = max_failures
         self._expected = expected
+        self._log = log
         self.count = 0
-        self._seen = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 
     def take(self, failures: Sequence[Failure], delivered: int) -> None:
@@ -88,7 +92,6 @@ class FailurePolicy:
 
         Raises TooManyFailures beyond the budget, and ValueError for an answer of ``on_error`` that means nothing.
         """
-        self._seen += delivered + len(failures)
         for failure in failures:
             bad = BadSample.of(failure)
             answer = self._on_error(bad) if callable(self._on_error) else self._on_error
@@ -98,14 +101,15 @@ class FailurePolicy:
                 failure.error.reraise()
             self.count += 1
             self.recent.append(bad.plain())
-            self._check_budget(failure.error)
+            self._check_budget(failure.error, self._log.samples + delivered + self.count)
 
-    def _check_budget(self, last: ExceptionWrapper) -> None:
+    def _check_budget(self, last: ExceptionWrapper, seen: int) -> None:
         limit = self._limit
         if limit is None:
             return
         if isinstance(limit, float):
-            limit = limit * (self._expected if self._expected is not None else self._seen)
+            # without a length it is a share of what has been seen, of which the first failure may be a large one
+            limit = limit * self._expected if self._expected is not None else max(1.0, limit * seen)
         if self.count > limit:
             text = f"{self.count} samples failed in this epoch, max_failures={self._limit!r} allows {int(limit)}"
             raise TooManyFailures(f"{text}. The last of them: {last.exc_msg}")

@@ -154,7 +154,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._dataset_fetcher = _Fetcher(loader, source.seed, epoch)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
         self.log.expected = expected_of(loader, source, resumption)
-        self.failures = FailurePolicy(loader.on_error, loader.max_failures, self.log.expected)
+        self.failures = FailurePolicy(loader.on_error, loader.max_failures, loader._expected(), self.log)
         loader._standing = self._standing = standing
 
     def _begin_stream(self, loader: Any, starts: list[StreamStart]) -> Any:
@@ -219,7 +219,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if isinstance(fetcher, _Fetcher) and fetcher.bad:
                 bad, fetcher.bad = fetcher.bad, []
                 self.log.failed += len(bad)
-                self.failures.take(bad, fetcher.size)
+                try:
+                    self.failures.take(bad, fetcher.size)
+                except BaseException:
+                    self.log.skipped += fetcher.size
+                    raise
                 if data is NOTHING and self._pads:
                     data = self._repeat(fetcher)
                     if data is NOTHING:  # no sample of this rank is left to repeat

@@ -91,7 +91,7 @@ class EngineIterator(_BaseDataLoaderIter):
         expected = expected_of(loader, source, resumption)
         self._begin(source, ahead if holds else None, expected, discard=ahead is not None and not holds)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
-        self._failures = FailurePolicy(loader.on_error, loader.max_failures, expected)
+        self._failures = FailurePolicy(loader.on_error, loader.max_failures, loader._expected(), engine.log)
         self._pads = pads_batches(loader)
         self.view = View(engine, self._failures)
 
@@ -174,10 +174,7 @@ class EngineIterator(_BaseDataLoaderIter):
         """The engine's next batch of which anything is left, or which ranks must have all the same."""
         engine = self._engine
         while True:
-            data = engine.next(self._number)
-            if engine.bad:
-                samples = sum(hi - lo for lo, hi in engine.handed or ())
-                self._failures.take(engine.bad, samples - len(engine.bad))
+            data = engine.next(self._number, self._failures.take)
             if data is NOTHING and self._pads:
                 assert self._standing.source is not None
                 data = engine.pad(self._number, self._standing.source.delivered.survivor)

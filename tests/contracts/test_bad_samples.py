@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,40 @@ def test_a_function_decides(workers: int) -> None:
         (0, 17, 17, "ValueError"),
     ]
     assert "raise ValueError" in seen[0].traceback and "_broken" in seen[0].traceback
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_is_refused_is_not_counted_as_delivered(workers: int) -> None:
+    loader = DataLoader(Made(40, _broken), 4, num_workers=workers, on_error=lambda bad: "raise", shuffle=False)
+    iterator, delivered = iter(loader), 0
+    for _ in range(10):
+        with contextlib.suppress(ValueError):
+            delivered += len(next(iterator))
+    assert next(iterator, None) is None
+    stats = loader.stats()
+    assert (stats["samples_delivered"], stats["samples_failed"], stats["samples_skipped"]) == (28, 4, 8)
+    assert (delivered, stats["batches_delivered"]) == (28, 7)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_share_of_an_unknown_number(workers: int) -> None:
+    """The first failure is a large share of what has been seen, and says little; a second soon after is too many."""
+    batches = [list(range(lo, lo + 8)) for lo in range(0, 400, 8)]
+    for bad, fits in (({3}, True), ({3, 390}, True), ({3, 5}, False)):
+
+        def make(index: int, bad: set[int] = bad) -> Any:
+            if index in bad:
+                raise ValueError("broken")
+            return torch.tensor(index)
+
+        loader = DataLoader(
+            Made(400, make), batch_sampler=batches, num_workers=workers, on_error="skip", max_failures=0.05
+        )
+        if fits:
+            assert len(_numbers(loader)) == 400 - len(bad)
+        else:
+            with pytest.raises(TooManyFailures):
+                list(loader)
 
 
 def test_an_answer_that_means_nothing() -> None:
