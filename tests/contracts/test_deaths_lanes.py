@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.contracts.datasets import Made
 
 _FORK = multiprocessing.get_context("fork")
 _X = Field(np.float32, (4, 2500))
-_MAIN = os.getpid()
 
 
 def _read(fields: Any, _: Any) -> Any:
@@ -75,34 +73,6 @@ def test_what_was_read_for_samples_that_cannot_be_sent_is_let_go() -> None:
         kept.append(sum(os.fstat(arena.fd).st_blocks for arena in engine._links.arenas) // 2)
     assert engine.assembly.unshippable
     assert kept[-1] <= kept[2] + 1500, f"KiB in the workers' arenas, by epoch: {kept}"
-
-
-@pytest.mark.parametrize("on_error", ["raise", "retry"])
-def test_a_stage_that_works_in_place_does_not_see_what_the_dead_left(on_error: str) -> None:
-    left = _FORK.Value("i", 1, lock=False)
-
-    def double(fields: Any, _: Any) -> Any:
-        fields["x"] *= np.float32(2)
-        return {"x": fields["x"]}
-
-    def add(fields: Any, _: Any) -> Any:
-        if left.value and os.getpid() != _MAIN:
-            left.value -= 1
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"x": fields["x"] + np.float32(1)}
-
-    def slowly(fields: Any, _: Any) -> Any:
-        time.sleep(0.001)  # so that workers get their share
-        return {"x": fields["x"] * 2}
-
-    stages = (
-        Stage("double", ("x",), {"x": _X}, cpu=double, device=TorchFunction(slowly)),
-        Stage("add", ("x",), {"x": _X}, cpu=add, device=TorchFunction(lambda fields, _: {"x": fields["x"] + 1})),
-    )
-    loader = _loader(*stages, on_error=on_error, on_worker_death="replace")
-    found = {int(n): float(x[0, 0]) for batch in loader for n, x in zip(batch["label"], batch["x"], strict=True)}
-    assert found == {n: 2.0 * n + 1 for n in range(64)}
-    assert left.value == 0 and loader.stats()["workers"]["died"] == 1
 
 
 def test_a_collate_function_that_works_in_place_does_not_see_what_the_dead_left() -> None:
