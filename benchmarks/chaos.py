@@ -74,7 +74,7 @@ def chaos(seed: int) -> tuple[Plan, Result]:
     """One run, checked."""
     plan, result = Plan(seed), Result()
     before = _alive()
-    reference = _samples(plan.loader(Faulty(plan, faults=False), 2))
+    reference = _samples(plan.loader(Faulty(plan, faults=False), 1))
     dataset = Faulty(plan, faults=True)
     try:
         _run(plan, dataset, result)
@@ -85,7 +85,8 @@ def chaos(seed: int) -> tuple[Plan, Result]:
         _check_begun(plan, dataset, result)
     for key, (kind, _) in plan.faults.items():
         result.injected[kind] += dataset.begun[key] if kind == "corrupt output" else dataset.struck[key]
-    gc.collect()  # memory goes with its last view, and errors keep some in cycles
+    if _alive() - before:
+        gc.collect()  # memory goes with its last view, and errors keep some in cycles
     end = time.monotonic() + _GONE_S
     while (left := _alive() - before) and time.monotonic() < end:
         time.sleep(0.01)

@@ -66,8 +66,8 @@ class Assembly:
         self._joins_whole = joins_whole
         self._skips = skips
         self._window = Window()
-        store = Store(-1, links, None, links.board)
-        self._stacking = Stacking(links, leases, self._window, store, stacks=stacks, loading=loading)
+        self._store = Store(-1, links, None, links.board)
+        self._stacking = Stacking(links, leases, self._window, self._store, stacks=stacks, loading=loading)
         self._inspects = False
         self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
         self._batches: dict[int, Batch] = {}
@@ -93,6 +93,14 @@ class Assembly:
         """The ticket's place in the sampler's order of its epoch."""
         record = self.record(serial)
         return record.positions[serial - record.first]
+
+    def path(self, serial: int) -> str | None:
+        """The source path of a ticket, where its host read has told it."""
+        source = _lying(self.record(serial).sources.get(serial))
+        if source is None or isinstance(source, Failure):
+            return None
+        fields = self._store.get(source)
+        return str(fields["path"]) if "path" in fields else None
 
     @property
     def layout_bytes(self) -> bytes | None:
@@ -297,8 +305,20 @@ class Assembly:
         if batch.size or not spans:
             self._load_value(batch)
 
-    def _lose(self, batch: Batch, bad: list[Failure]) -> None:
-        """The job has joined the batch without these samples."""
+    def lose(self, order: int, failed: Failure) -> bool:
+        """The job for this batch cannot prepare one of its samples; returns whether it is to go on without it."""
+        batch = self._batches[order]
+        if not self._skips:
+            self.joined(order, replace(failed, collated=True))
+            return False
+        self._drop(self._lose(batch, [failed]))
+        if not batch.size:
+            self.bytes -= batch.nbytes
+            batch.nbytes, batch.ready = 0, True
+        return bool(batch.size)
+
+    def _lose(self, batch: Batch, bad: list[Failure]) -> tuple[Span, ...]:
+        """The batch is joined without these samples; returns where they are."""
         positions = {failure.origin.position for failure in bad if failure.origin is not None}
         serials = (serial for lo, hi in batch.spans for serial in range(lo, hi))
         holes = [serial for serial in serials if self.position(serial) in positions]
@@ -307,6 +327,7 @@ class Assembly:
         batch.size -= len(bad)
         batch.ends = None
         self._note_ends(batch)
+        return tuple((serial, serial + 1) for serial in holes)
 
     def _load_value(self, batch: Batch) -> None:
         """A batch that is no rows goes to the device as it is."""

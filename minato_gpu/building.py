@@ -46,6 +46,7 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
         init = functools.partial(_sharding_worker_init_fn, init, *_get_distributed_settings())
+    replaceable = loader.on_worker_death == "replace" and not options.threads
     job = Job(
         loader.dataset,
         loader.collate_fn,
@@ -59,6 +60,7 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         options.skips,
         loader.on_error == "retry",
         _cuts(loader),
+        replaceable,
     )
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
     lanes: dict[str, Any] = {}
@@ -67,7 +69,6 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         if options.threads:
             lanes["cpu"] = ThreadLane(links, job)
         else:
-            replaceable = loader.on_worker_death == "replace"
             lanes["cpu"] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=replaceable)
         if options.device.type == "cuda":  # after the fork of what makes the workers
             budget = DeviceBudget(loader.device_memory_budget)

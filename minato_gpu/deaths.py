@@ -2,9 +2,12 @@
 
 The sample that it was at is taken to be the cause once two workers have died at it (``MOST``): from then on it is a bad
 sample, and ``on_error`` decides. So is a batch that two workers have died joining. A worker that hung and was killed
-counts as dead. Of ``__getitems__`` it is not known at which sample it died: those it was asked for come one by one the
-next time. Nobody is blamed where the worker was at nothing; but where ``STARTS`` workers in a row end before they have
-taken any work, each in the place of the one before, every further one would too, and that is an error.
+counts as dead. Of ``__getitems__``, and of a report of several samples, it is not known which one killed: those it was
+about come one by one the next time. A job that prepares its samples itself blames the one that it was at.
+
+Nobody is blamed where the worker was at nothing; but where ``STARTS`` workers in a row end before they have taken any
+work, each in the place of the one before, or ``LOOPS`` with the same task before they have begun a sample of it, every
+further one would too, and that is an error.
 """
 
 from __future__ import annotations
@@ -15,14 +18,15 @@ from typing import Any, NamedTuple
 
 from minato_gpu.assembly import Assembly
 from minato_gpu.lanes.base import Failure, Task, failure
-from minato_gpu.lanes.processes import Exit, WorkerDied
-from minato_gpu.memory.board import FETCHING, JOINING, Claim
+from minato_gpu.lanes.processes import Exit, KilledWorkers, WorkerDied
+from minato_gpu.memory.board import FETCHING, JOINING, REPORTING, Claim
 from minato_gpu.samples import Origin
 from minato_gpu.scheduling.flights import cut
 from minato_gpu.scheduling.messages import Chunk, Span
 
 MOST = 2
 STARTS = 3
+LOOPS = 5
 
 
 class Verdict(NamedTuple):
@@ -51,7 +55,7 @@ class Deaths:
         number = exit_.number
         self._unborn[number] = 0 if claim.chunk >= 0 else self._unborn[number] + 1
         if self._unborn[number] >= STARTS:
-            raise WorkerDied(f"{exit_.message()}{STARTS} workers in a row ended before they had taken any work")
+            raise WorkerDied(f"{_told(exit_)} {STARTS} workers in a row ended before they had taken any work")
 
     def singly(self, spans: tuple[Span, ...]) -> bool:
         """Whether samples among these should be asked for one by one."""
@@ -59,21 +63,26 @@ class Deaths:
 
     def stage(self, claim: Claim) -> str | None:
         """The name of what a worker was at."""
-        if claim.stage == JOINING:
-            return "collate"
+        if claim.stage in (JOINING, REPORTING):
+            return "collate" if claim.stage == JOINING else "send"
         return self._stages[claim.stage - 1] if 0 < claim.stage <= len(self._stages) else None
 
     def judge(self, exit_: Exit, claim: Claim, chunk: Chunk, done: int, stop: int, assembly: Assembly) -> Verdict:
         """The chunk's samples from ``done`` to ``stop`` are not reported: which of them are given up?"""
         nothing = Verdict((0, 0), [])
-        at = claim.started - 1
+        reporting = claim.stage == REPORTING
+        at = (min(claim.started, stop) if reporting else claim.started) - 1
         if not done <= at < stop:
+            self._check_loop(exit_, cut(chunk.spans, done, stop))
             return nothing
         serial = cut(chunk.spans, at, at + 1)[0][0]
         record = assembly.record(serial)
-        if claim.stage == FETCHING:
-            self._singly.update(s for lo, hi in cut(chunk.spans, at, stop) for s in range(lo, hi))
-            return nothing
+        if claim.stage == FETCHING or (reporting and at > done):
+            together = cut(chunk.spans, at if claim.stage == FETCHING else done, stop)
+            known = reporting and self.singly(together)  # and all the same reported together: a batch, or host reads
+            self._singly.update(s for lo, hi in together for s in range(lo, hi))
+            if not known:
+                return nothing
         if claim.stage == JOINING:
             first = at - (serial - record.first)
             if not self._again(("batch", record.first)):
@@ -85,12 +94,15 @@ class Deaths:
         return Verdict((at, at + 1), [self._of_sample(exit_, claim, serial, assembly)])
 
     def judge_job(self, exit_: Exit, claim: Claim, spans: tuple[Span, ...], assembly: Assembly) -> Failure | None:
-        """What the batch gets instead of being joined, or None: it is to be tried again."""
-        if claim.chunk < 0 or not (claim.started or claim.stage) or not self._again(("batch", spans[0][0])):
+        """What is given up, the batch or a sample of it (not ``collated``), or None: it is to be tried again."""
+        if not claim.started and not claim.stage:
+            self._check_loop(exit_, spans)
             return None
-        at = max(0, claim.started - 1) if claim.stage != JOINING else 0
-        serial = cut(spans, at, at + 1)[0][0]
-        return self._of_sample(exit_, claim, serial, assembly, collated=True)
+        serial, collated = spans[0][0], claim.stage in (JOINING, REPORTING)
+        if not collated:
+            serial = cut(spans, claim.started - 1, claim.started)[0][0]
+        again = self._again(("batch", serial) if collated else serial)
+        return self._of_sample(exit_, claim, serial, assembly, collated=collated) if again else None
 
     def judge_pad(self, exit_: Exit, claim: Claim, pad: Task) -> Failure | None:
         """The same for a batch of one sample that is repeated."""
@@ -99,6 +111,15 @@ class Deaths:
             return None
         origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), "cpu")
         return self._failure(exit_, origin, True)
+
+    def _check_loop(self, exit_: Exit, left: tuple[Span, ...]) -> None:
+        """Raises WorkerDied where workers with a task of which this is left do not get as far as its first sample."""
+        if not left:
+            return
+        what = ("none of", left[0][0])
+        self._at[what] += 1
+        if self._at[what] >= LOOPS:
+            raise WorkerDied(f"{_told(exit_)} {LOOPS} workers have died with one task, and at none of its samples")
 
     def _again(self, what: Hashable) -> bool:
         self._at[what] += 1
@@ -109,10 +130,15 @@ class Deaths:
     ) -> Failure:
         record = assembly.record(serial)
         at = serial - record.first
-        origin = Origin(record.epoch, record.positions[at], record.keys[at], self.stage(claim), "cpu")
+        place = record.epoch, record.positions[at], record.keys[at]
+        origin = Origin(*place, self.stage(claim), "cpu", assembly.path(serial))
         return self._failure(exit_, origin, collated)
 
     def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:
-        error = WorkerDied(f"{exit_.message().rstrip()}\n{MOST} workers have died at this ({origin}).")
+        error = KilledWorkers(f"{_told(exit_)}\n{MOST} workers have died at this ({origin}).")
         where = f"in DataLoader worker process {exit_.number} ({origin})"
         return failure(error, where, collated=collated, origin=origin)
+
+
+def _told(exit_: Exit) -> str:
+    return exit_.message().rstrip()

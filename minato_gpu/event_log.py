@@ -15,13 +15,16 @@ class EventLog:
     def __init__(self, path: Path, policy: Policy) -> None:
         self._file = path.open("w", encoding="utf-8")
         self._policy = policy
+        self._begun = False
 
     def begin(self) -> None:
         """A new run, with a new scheduler."""
+        self._begun = True
         self._file.write(header(self._policy) + "\n")
 
     def __call__(self, event: Any, instructions: list[Any]) -> None:
-        self._file.write(line(event, instructions) + "\n")
+        if self._begun:  # a worker may die before the first run, which begins with another scheduler
+            self._file.write(line(event, instructions) + "\n")
 
     def close(self) -> None:
         """Write out what is buffered; idempotent."""

@@ -13,7 +13,7 @@ from minato_gpu.admission import Source, Speculation
 from minato_gpu.building import build_engine
 from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
 from minato_gpu.failures import FailurePolicy, pads_batches
-from minato_gpu.lanes.processes import WorkerDied
+from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.orders import Sampling
 from minato_gpu.resumption import Resumption, begin_source, expected_of
@@ -159,6 +159,9 @@ class EngineIterator(_BaseDataLoaderIter):
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
+        except KilledWorkers:
+            self._failed = self._engine.handed
+            raise
         except WorkerDied:
             self.ended = True
             self._engine.close()

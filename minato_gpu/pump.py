@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from minato_gpu.assembly import Assembly, Block
 from minato_gpu.deaths import Deaths
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.base import Failure, Features, Handed, Local, Part, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
-from minato_gpu.memory.board import Claim
+from minato_gpu.memory.board import JOINING, Claim
 from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
 from minato_gpu.samples import Origin, Ticket
@@ -140,6 +140,7 @@ class Pump:
         self._stale: list[tuple[set[tuple[int, int]], list[Block]]] = []
         self._sent: dict[int, Sent] = {}
         self._jobs: dict[int, tuple[m.Span, ...]] = {}
+        self._anew: set[int] = set()  # by order: batches whose samples the job is to prepare anew
         self._pads: dict[int, Task] = {}  # by order: the only sample of a batch that has lost its own
         self.scheduler = make_scheduler()
 
@@ -153,6 +154,7 @@ class Pump:
         self._run += 1
         self._sweep()
         self._sent, self._jobs, self._pads, self.seeds, self.logs = {}, {}, {}, {}, {}
+        self._anew.clear()
         self.scheduler = self._make_scheduler()
         self.deaths.begin_run()
         if self.estimates is not None:
@@ -248,7 +250,7 @@ class Pump:
         if sent is None:
             self.handle(m.Lost(perf_counter(), lane.name))
         elif sent.chunk.kind == "collate":
-            self._lost_job(lane, exit_, claim, sent.chunk)
+            self._lost_job(lane, exit_, claim, sent.chunk, log)
         else:
             log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
             settled, items = self.deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self.assembly)
@@ -270,26 +272,40 @@ class Pump:
         if sent is None or sent.chunk.kind not in ("run", "inspect") or not 0 <= at < sent.chunk.size:
             return "a batch" if stage is None else f"stage {stage!r} of a batch"
         serial = cut(sent.chunk.spans, at, at + 1)[0][0]
-        origin = Origin(sent.epoch, self.assembly.position(serial), self.assembly.key(serial), stage, "cpu")
+        assembly = self.assembly
+        place = sent.epoch, assembly.position(serial), assembly.key(serial)
+        origin = Origin(*place, stage, "cpu", assembly.path(serial))
         return f"one sample ({origin})"
 
-    def _lost_job(self, lane: Any, exit_: Exit, claim: Claim, chunk: m.Chunk) -> None:
+    def _lost_job(self, lane: Any, exit_: Exit, claim: Claim, chunk: m.Chunk, log: Telemetry) -> None:
         """A worker died joining a batch."""
         spans, pad = self.assembly.spans(chunk.order), self._pads.get(chunk.order)
         if pad is None:
             failed = self.deaths.judge_job(exit_, claim, spans, self.assembly)
         else:
             failed = self.deaths.judge_pad(exit_, claim, pad)
-        now = perf_counter()
-        if failed is None:
+        now, again = perf_counter(), failed is None
+        if failed is not None and failed.collated:
+            self.assembly.joined(chunk.order, failed)
+        elif failed is not None:
+            again = self.assembly.lose(chunk.order, failed)
+        if again:
             if pad is None:
-                self._jobs[chunk.order] = spans
+                self._jobs[chunk.order] = self.assembly.spans(chunk.order)
+                self._repeat_job(chunk.order, claim, log)
             self.handle(m.Lost(now, lane.name, chunk.number))
             return
         self._pads.pop(chunk.order, None)
-        self.assembly.joined(chunk.order, failed)
         self.handle(m.Finished(now, chunk.number, 1, 0.0))
         self.handle(m.Lost(now, lane.name))
+
+    def _repeat_job(self, order: int, claim: Claim, log: Telemetry) -> None:
+        """Another worker is to do the job; one that joined what lies ready may have changed it in place."""
+        if claim.stage == JOINING and not claim.started:
+            self._anew.add(order)
+            log.repeated += sum(hi - lo for lo, hi in self._jobs[order])
+        else:
+            log.repeated += claim.started
 
     def arrived(self, lane: Any, count: int) -> None:
         """So many replacements have started."""
@@ -419,10 +435,11 @@ class Pump:
         if chunk.kind == "collate":
             task = self._job(chunk)
             self._sent[chunk.number] = Sent(chunk, task.epoch, now)
-            lane.send(task)
+            self._send_job(lane, task)
             return
         if self.assembly.unshippable and chunk.kind == "run":
             self.assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
+            self.assembly.used(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
         epoch = self.assembly.record(chunk.spans[0][0]).epoch
@@ -432,12 +449,23 @@ class Pump:
         task = Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
         lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans)))
 
+    def _send_job(self, lane: Any, task: Task) -> None:
+        """Have a batch joined. What the device lane left in this process may be nothing that can be sent to a worker:
+        the job then prepares the samples itself."""
+        try:
+            lane.send(task)
+        except Exception:
+            if not any(isinstance(item, Local) for item in task.items or ()):
+                raise
+            self.logs[task.epoch].repeated += len(task.items)
+            lane.send(task._replace(items=None))
+
     def _job(self, chunk: m.Chunk) -> Task:
         """What a worker is told that is to join a batch."""
         if chunk.order in self._pads:
             return self._pads[chunk.order]._replace(chunk=chunk.number)
         spans = self._jobs.pop(chunk.order)
-        items = self.assembly.references(spans)
+        items = None if chunk.order in self._anew else self.assembly.references(spans)
         number, pieces = self.assembly.record(spans[0][0]).epoch, self.assembly.described(spans)
         return Task(self._run, chunk.number, "collate", number, self.seeds[number], pieces, None, items)
 

@@ -53,7 +53,7 @@ class Task(NamedTuple):
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
     ``stop``: the stage before which samples are to be handed over (-1: none).
-    ``singly``: ask the data set for one sample at a time; a worker died in ``__getitems__`` of some of them.
+    ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     """
 
     run: int

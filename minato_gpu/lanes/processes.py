@@ -25,7 +25,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import _set_worker_signal_handlers
@@ -52,6 +52,10 @@ Blocks = Sequence[tuple[int, int]]
 
 class WorkerDied(RuntimeError):
     """A worker process ended while it was needed."""
+
+
+class KilledWorkers(WorkerDied):
+    """A sample, or a batch that was to be joined, ended one worker after the other: it is bad, and others go on."""
 
 
 class Exit:
@@ -123,15 +127,26 @@ class Tie:
     def __init__(self, context: Any, links: Links, *, forks: bool) -> None:
         self._parent = os.getpid()
         self._by_kernel = forks and threading.current_thread() is threading.main_thread()
+        self._ours: Any = None
         self._theirs: Any = None
         if not self._by_kernel:
-            mine, self._theirs = context.Pipe(duplex=True)
-            links.parent_ends.append(mine)
+            self._ours, self._theirs = context.Pipe(duplex=True)
+            links.parent_ends.append(self._ours)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ours": None}
 
     def started(self) -> None:
         """In the parent: every worker has its end."""
         if self._theirs is not None:
             self._theirs.close()
+
+    def loosen(self, links: Links) -> None:
+        """In the parent: the only worker that held it has ended."""
+        if self._ours is not None:
+            with contextlib.suppress(ValueError):
+                links.parent_ends.remove(self._ours)
+            self._ours.close()
 
     def hold(self) -> None:
         """In the worker: from now on it ends with the parent."""
@@ -149,6 +164,15 @@ def _end_with(connection: Any) -> None:
     os._exit(1)
 
 
+class _Start(NamedTuple):
+    """A replacement, or why it could not be started. ``thread`` and ``tie``: of a start method other than fork."""
+
+    number: int
+    process: Any
+    thread: threading.Thread | None = None
+    tie: Tie | None = None
+
+
 class Workers:
     """The worker processes of one lane. ``replaceable``: one that has ended can be replaced."""
 
@@ -158,12 +182,12 @@ class Workers:
         self.pids: list[int] = []
         self._context, self._links, self._job = context, links, job
         self._running: dict[int, Any] = {}  # by number: processes as multiprocessing has them, or as the spawner does
-        self._ended: list[Any] = []
+        self._ties: dict[int, Tie] = {}  # by number, of those that hold one alone
         self._watch = select.epoll()
         self._watched: dict[int, int] = {}  # by number: what becomes readable when it ends
         self._spawner: Spawner | None = None
-        self._starting: list[threading.Thread] = []
-        self._started: deque[tuple[int, Any]] = deque()  # by threads: a process, or why it could not be started
+        self._starting: set[threading.Thread] = set()
+        self._started: deque[_Start] = deque()  # appended to by threads
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watch.register(self._bell, select.EPOLLIN)
         tie = Tie(context, links, forks=forks)
@@ -207,45 +231,54 @@ class Workers:
         found = []
         for number, process in list(self._running.items()):
             if process.exitcode is not None:
-                self._watch.unregister(self._watched.pop(number))
-                self._ended.append(self._running.pop(number))
                 found.append(Exit(number, self.pids[number], process.exitcode))
+                self._watch.unregister(self._watched.pop(number))
+                self._running.pop(number).close()
+                if number in self._ties:
+                    self._ties.pop(number).loosen(self._links)
         return found
 
     def replace(self, number: int, blocks: Blocks) -> None:
         """Start another worker in the place of one that has ended; ``arrivals`` tells when it has been."""
         if self._spawner is not None:
             if self._spawner.gone:
-                self._started.append((number, RuntimeError(LOST)))
+                self._started.append(_Start(number, RuntimeError(LOST)))
                 os.eventfd_write(self._bell, 1)
             else:
                 self._spawner.request(number, blocks)
             return
         thread = threading.Thread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
-        self._starting.append(thread)
+        self._starting.add(thread)
         thread.start()
 
     def _start_apart(self, number: int, blocks: Blocks) -> None:
         tie = Tie(self._context, self._links, forks=False)
         try:
-            self._started.append((number, self._start(number, tie, blocks)))
+            process = self._start(number, tie, blocks)
         except Exception as error:
-            self._started.append((number, error))
-        finally:
-            tie.started()
-            os.eventfd_write(self._bell, 1)
+            process = error
+        tie.started()
+        self._started.append(_Start(number, process, threading.current_thread(), tie))
+        os.eventfd_write(self._bell, 1)
 
     def arrivals(self) -> tuple[int, list[Exit]]:
         """How many replacements have started since the last call, and those that could not be."""
         self._take_news()
         count, failed = 0, []
         while self._started:
-            number, process = self._started.popleft()
+            number, process, thread, tie = self._started.popleft()
+            if thread is not None:
+                thread.join()
+                self._starting.discard(thread)
             if isinstance(process, Exception):
                 failed.append(Exit(number, -1, None, unborn=str(process)))
-            else:
-                self._adopt(number, process)
-                count += 1
+                if tie is not None:
+                    tie.loosen(self._links)
+                continue
+            self._adopt(number, process)
+            count += 1
+            if tie is not None:
+                self._ties[number] = tie
         return count, failed
 
     def _take_news(self) -> None:
@@ -254,7 +287,7 @@ class Workers:
         spawner = self._spawner
         if spawner is None or spawner.gone:
             return
-        self._started.extend(spawner.news())
+        self._started.extend(_Start(*news) for news in spawner.news())
         if spawner.lost():
             self._watch.unregister(spawner.fileno())
 
@@ -283,7 +316,7 @@ class Workers:
         if self._spawner is not None:
             for process in self._spawner.close():  # those that were on their way
                 process.close()
-        for process in (*processes, *self._ended):
+        for process in processes:
             process.close()
         self._watch.close()
         os.close(self._bell)

@@ -36,6 +36,7 @@ class Job:
     skips: bool = False  # a batch is delivered without the samples that failed
     retries: bool = False  # a sample that raised is tried once more, with the same draws
     cuts: tuple[int, ...] = ()  # the stages before which a sample may be handed over to another lane
+    repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
 
 
 class KnownFailure(Exception):
@@ -155,7 +156,7 @@ class Producer:
             if isinstance(source, Handed):
                 source, start = source.fields, source.stage
             fields = self._store.get(source)
-            if self._job.retries:  # a stage that works in place must not see what its first try left
+            if self._job.retries or self._job.repeats:  # a stage that works in place must not see what a first try left
                 fields = copy.deepcopy(fields)
             if self._job.cuts:
                 return self._in_parts(fields, seed, start, task.stop)

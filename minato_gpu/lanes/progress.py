@@ -34,7 +34,8 @@ class Progress:
         self.layout: bytes | None = None
         self.told: Any = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
-        self.report_at = self.begin + REPORT_S
+        self._every = 0.0 if task.singly else REPORT_S
+        self.report_at = self.begin + self._every
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
         self._delay = delay
         self._before = delay() if self.delayed else 0.0
@@ -80,7 +81,7 @@ class Progress:
         telling = seconds > _COSTLY_S and max(times, default=0.0) > _COSTLY_S
         plain = items.count(None) == count
         layout, self.layout = self.layout, None
-        self.report_at = self.now + REPORT_S
+        self.report_at = self.now + self._every
         return Report(
             self.task.run,
             self.task.chunk,

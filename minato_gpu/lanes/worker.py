@@ -14,13 +14,14 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Report, Task
 from minato_gpu.lanes.delay import RunQueueDelay
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream
+from minato_gpu.lanes.unsent import send
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.memory.board import (
     CHUNK,
@@ -29,6 +30,7 @@ from minato_gpu.memory.board import (
     JOINING,
     LIMIT,
     NO_LIMIT,
+    REPORTING,
     RUN,
     SINCE_NS,
     STAGE,
@@ -74,7 +76,6 @@ class Worker:
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
             status = kinds[task.kind](task, progress)
-            words[row + CHUNK] = -1
             self._report(progress, final=True, status=status)
             del task, progress
         delay.close()
@@ -110,7 +111,7 @@ class Worker:
                     progress, unseeded = self._open
                     ready = len(progress.times)  # before the check: what is added after it may have drawn
                     if ready and not (unseeded and self._moved()):
-                        self._channel.send(progress.report(self._number, final=False, ready=ready))
+                        self._send(progress.task, progress.report(self._number, final=False, ready=ready))
 
     def _end(self) -> None:
         self._ended = True
@@ -270,7 +271,15 @@ class Worker:
         return True
 
     def _report(self, progress: Progress, *, final: bool, status: str = "") -> None:
-        self._channel.send(progress.report(self._number, final=final, status=status))
+        words, row = self._words, self._row
+        words[row + STAGE] = REPORTING
+        if final:
+            words[row + CHUNK] = -1
+        self._send(progress.task, progress.report(self._number, final=final, status=status))
+        words[row + STAGE] = 0
+
+    def _send(self, task: Task, report: Report) -> None:
+        send(self._channel, report, task, self._store, self._producer.who)
 
 
 def _append_to(samples: list[Any]) -> Put:

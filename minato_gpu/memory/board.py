@@ -27,7 +27,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS = range(10)
-JOINING, FETCHING = -1, -2  # in STAGE: collating a batch, in __getitems__; a pipeline's stage is its number + 1, else 0
+JOINING, FETCHING, REPORTING = -1, -2, -3
+"""In STAGE: collating a batch, in __getitems__, sending the last report; else a pipeline's stage plus 1, or 0."""
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
 _ROW = 16
 _RING = 1 << 14
@@ -114,7 +115,10 @@ class Board:
         """What a worker that has ended took last, whether it was through with it or not."""
         row, inbox = self.row(worker), self._inbox_word(worker)
         run, chunk = self.words[inbox], self.words[inbox + 1]
-        if (self.words[row + RUN], self.words[row + CHUNK]) != (run, chunk):
+        shown = self.words[row + CHUNK]
+        if self.words[row + STAGE] == REPORTING and shown == -1:
+            shown = chunk
+        if (self.words[row + RUN], shown) != (run, chunk):
             return Claim(run, chunk, 0, 0)
         return Claim(run, chunk, self.words[row + STARTED], self.words[row + STAGE])
 

@@ -14,22 +14,20 @@ from benchmarks.chaos import Result, chaos
 from benchmarks.chaos_plan import FAULTS, Plan
 from minato_gpu.notices import LOGGER
 
-_BLOCKS, _BLOCK = 8, 8
+# Of the first 64 those that together have every fault, once and always, in every content, order and kind of budget in
+# which the others have it; the cheapest such.
+_SEEDS = (0, 2, 3, 4, 5, 11, 13, 22, 23, 26, 27, 31, 32, 38, 43, 46, 48, 49, 53, 55, 59, 61, 62, 63)
 
 
-@pytest.mark.parametrize("block", range(_BLOCKS))
-def test_nothing_is_lost(block: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_nothing_is_lost(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, LOGGER.name)
-    broken = {}
-    for seed in range(block * _BLOCK, (block + 1) * _BLOCK):
-        _, result = chaos(seed)
-        if result.broken:
-            broken[seed] = result.broken
-    assert not broken
+    _, result = chaos(seed)
+    assert not result.broken
 
 
 def test_the_seeds_of_the_suite_try_everything() -> None:
-    plans = [Plan(seed) for seed in range(_BLOCKS * _BLOCK)]
+    plans = [Plan(seed) for seed in _SEEDS]
     kinds = {kind for plan in plans for kind, _ in plan.faults.values()}
     kinds |= {"killed from outside" for plan in plans if plan.murder} | {"resume" for plan in plans if plan.steps}
     assert kinds == set(FAULTS)
@@ -65,7 +63,7 @@ def test_a_loss_is_seen(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.chaos", "--seeds", "2", "--first-seed", "30", "--json", str(path)],
+        [sys.executable, "-m", "benchmarks.chaos", "--seeds", "2", "--first-seed", "31", "--json", str(path)],
         capture_output=True,
         text=True,
         check=False,
@@ -74,5 +72,5 @@ def test_the_command(tmp_path: Path) -> None:
     assert "runs with anything lost" in done.stdout and "killed from outside" in done.stdout
     document = json.loads(path.read_text())
     assert {"machine", "versions", "settings", "rows"} <= set(document)
-    assert [row["seed"] for row in document["rows"]] == [30, 31]
+    assert [row["seed"] for row in document["rows"]] == [31, 32]
     assert document["settings"]["runs_with_losses"] == 0

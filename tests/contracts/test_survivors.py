@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +197,32 @@ def test_on_a_device(fake: Fake, lanes: list[str]) -> None:
     assert loader.stats()["samples_padded"] == 1
 
 
+def test_a_survivor_that_kills_when_it_is_repeated() -> None:
+    """That batch cannot be made; the others can."""
+    seen = multiprocessing.get_context("fork").Value("i", 0, lock=False)
+
+    def make(index: int) -> Any:
+        if index == 6:
+            seen.value += 1
+            if seen.value > 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if 8 <= index < 16:
+            raise ValueError("broken")
+        return draw(index)
+
+    loader = _loader(IN_ORDER, 2, make=make, length=40, on_worker_death="replace")
+    iterator, found = iter(loader), list[Any]()
+    while True:
+        try:
+            found += _indices([next(iterator)])
+        except StopIteration:
+            break
+        except RuntimeError as error:
+            found.append(type(error).__name__)
+    assert found == [[0, 2, 4, 6], "KilledWorkers", [16, 18, 20, 22], [24, 26, 28, 30], [32, 34, 36, 38]]
+    assert loader.stats()["workers"]["died"] == 2
+
+
 # --- save and resume ---------------------------------------------------------------------------------------------
 
 
@@ -201,7 +230,7 @@ def test_on_a_device(fake: Fake, lanes: list[str]) -> None:
 def test_every_step_resumes(mode: Mode) -> None:
     """The repeated samples too: the one before an empty batch may have been delivered by the run before."""
     reference = [rows([batch]) for batch in _loader(mode, 2)]
-    for step in range(_BATCHES + 1):
+    for step in (0, 1, 2, 4, 5, 6, 9, 10, 14, 15):  # at the ends, and before and after each batch that loses samples
         loader = _loader(mode, 2)
         iterator = iter(loader)
         first = [rows([next(iterator)]) for _ in range(step)]

@@ -17,10 +17,10 @@ from torch.utils.data import default_collate, get_worker_info
 
 from minato_gpu.lanes.cpu import ProcessLane
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.processes import Exit
+from minato_gpu.lanes.processes import Exit, Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
-from tests.lanes.harness import piece, task
+from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, open_lane, reports_of
 from tests.waiting import wait_until
 
@@ -176,3 +176,25 @@ def test_workers_are_what_pytorchs_are() -> None:
         for worker in (0, 1):
             found = reports_of(lane, task(piece([0]), chunk=worker + 1), worker=worker)
             assert fetch(lane, store, found[worker + 1]) == [[worker, 2, 100 + worker, 1, pids[worker]]]
+
+
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "started in a thread"])
+def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
+    """However many are replaced."""
+    me = psutil.Process()
+    with open_links(2) as links:
+        what = job(lambda key: key, num_workers=2)
+        workers = Workers(FORK, links, what, 2, forks=forks, replaceable=True)
+        try:
+            held = []
+            for number in (0, 1, 0, 1, 1, 0):
+                workers.kill(number)
+                ended: list[Exit] = []
+                assert wait_until(lambda ended=ended: ended.extend(workers.exits()) or ended)  # type: ignore[misc]
+                workers.replace(number, ())
+                assert wait_until(lambda: workers.arrivals()[0])
+                held.append((me.num_fds(), me.num_threads(), len(links.parent_ends), len(workers._starting)))
+        finally:
+            links.close_parent_ends()
+            workers.close(2.0)
+    assert len(set(held[1:])) == 1, f"descriptors, threads, sockets: {held}"

@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from minato_gpu import DataLoader, Field, Pipeline, Stage
 from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Report, Row, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, SINCE_NS, STARTED
+from minato_gpu.pipeline import TorchFunction
 from minato_gpu.samples import sample_seed
-from tests.lanes.harness import Bench, Slab, draws, items_of, job, open_links, piece, task
+from tests.lanes.harness import Bench, Computed, Slab, draws, items_of, job, open_links, piece, task
 from tests.memory.equality import same
 from tests.waiting import wait_until
 
@@ -463,6 +465,36 @@ def test_a_batch_of_no_keys(links: Links) -> None:
     bench = Bench(links, job(lambda key: key, collate_fn=lambda samples: ("joined", samples)))
     items = items_of(bench.run(task(piece([NoSample()], whole=True))))
     assert bench.store.get(items[0]) == ("joined", [])
+
+
+@pytest.mark.parametrize("again", ["repeats", "retries"])
+def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: Links, again: str) -> None:
+    """A worker that dies in a chunk leaves what a stage that works in place has made of it."""
+
+    def double(fields: Any, _: Any) -> Any:
+        fields["x"] *= np.float32(2)
+        return {"x": fields["x"]}
+
+    x = Field(np.float32, (3,))
+    stage = Stage(
+        "double", ("x",), {"x": x}, cpu=double, device=TorchFunction(lambda fields, _: {"x": fields["x"] * 2})
+    )
+    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
+    pipeline = Pipeline((read, stage), outputs=("x",))
+    bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline, **{again: True}))
+    found = items_of(bench.run(task(piece([5, 6]), kind="inspect")))
+    sources = [item.fields for item in found]
+    for chunk in (2, 3):
+        prepared = values(bench, bench.run(task(piece([5, 6], sources=sources), chunk=chunk)))
+        assert [float(sample["x"][0]) for sample in prepared] == [10.0, 12.0]
+
+
+def test_workers_that_are_replaced_know_that_samples_may_be_begun_again() -> None:
+    for on_worker_death in ("raise", "replace"):
+        loader = DataLoader(Computed(int), sampler=range(4), num_workers=1, on_worker_death=on_worker_death)
+        iterator: Any = iter(loader)
+        lane = iterator._engine.pump.lanes["cpu"]
+        assert lane._pool._job.repeats == (on_worker_death == "replace")
 
 
 # --- streams -------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,16 @@ from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
 ROWS, BATCH = 60, 8
 
 
-@pytest.fixture
-def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Numbers and texts, in a file that is mapped into memory, as tensors."""
     import datasets
 
     made = datasets.Dataset.from_dict({"label": list(range(ROWS)), "text": [f"row {n}" for n in range(ROWS)]})
     made = made.add_column("x", [[float(n)] * 5 for n in range(ROWS)])
-    made.save_to_disk(str(tmp_path / "rows"))
-    return datasets.load_from_disk(str(tmp_path / "rows")).with_format("torch")
+    path = str(tmp_path_factory.mktemp("datasets") / "rows")
+    made.save_to_disk(path)
+    return datasets.load_from_disk(path).with_format("torch")
 
 
 def _generator() -> torch.Generator:
