@@ -19,7 +19,8 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, SINCE_NS, STARTED
 from minato_gpu.pipeline import TorchFunction
 from minato_gpu.samples import sample_seed
-from tests.lanes.harness import Bench, Computed, Slab, draws, items_of, job, open_links, piece, task
+from tests.contracts.datasets import Made
+from tests.lanes.harness import Bench, Slab, draws, items_of, job, open_links, piece, task
 from tests.memory.equality import same
 from tests.waiting import wait_until
 
@@ -491,8 +492,7 @@ def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: Li
 
 def test_workers_that_are_replaced_know_that_samples_may_be_begun_again() -> None:
     for on_worker_death in ("raise", "replace"):
-        loader = DataLoader(Computed(int), sampler=range(4), num_workers=1, on_worker_death=on_worker_death)
-        iterator: Any = iter(loader)
+        iterator: Any = iter(DataLoader(Made(4, int), num_workers=1, on_worker_death=on_worker_death))
         lane = iterator._engine.pump.lanes["cpu"]
         assert lane._pool._job.repeats == (on_worker_death == "replace")
 
