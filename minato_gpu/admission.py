@@ -21,7 +21,7 @@ from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.occurrences import Occurrences as Occurrences
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import REPLAY, Order
-from minato_gpu.resume.state import packed
+from minato_gpu.resume.state import packed_state
 from minato_gpu.resume.streams import Streams
 from minato_gpu.samples import witness_of
 from minato_gpu.scheduling.messages import Span
@@ -206,8 +206,7 @@ class Speculation:
     def begun_from(self, generators: Mapping[str, torch.Generator]) -> dict[str, str]:
         """The states of these generators just before the order was drawn, packed."""
         pairs = list(zip(self._generators, self._begun_from, strict=True))
-        own = {role: state for role, g in generators.items() for generator, state in pairs if generator is g}
-        return {role: packed(state.numpy().tobytes()) for role, state in own.items()}
+        return {role: packed_state(s) for role, own in generators.items() for generator, s in pairs if generator is own}
 
     def holds(self) -> bool:
         """Whether the epoch would be drawn just like this if it began now."""

@@ -37,8 +37,10 @@ def begin_source(
         worlds = resumption.worlds
     else:
         generators, iterable = generators_of(loader, sampling), is_iterable(loader)
-        order = Order(batches, generators=generators)
-        order = order if iterable else orders.fresh_order(sampling, batches, generators)
+        if iterable:
+            order = Order(batches, generators=generators)
+        else:
+            order = orders.fresh_order(sampling, batches, generators)
         source, worlds = loader._source(number, seed, order), []
         source.streams = Streams(max(1, loader.num_workers)) if iterable else None
     standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), worlds)
@@ -264,9 +266,9 @@ def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, *, sh
         )
     if delivered.above and loader.num_workers == 0:
         raise ValueError("the state was saved with batches delivered out of order; pass num_workers=1 or more")
-    length = sampling.describe()["length"]
     if sampling.size is None:
         return
+    length = sampling.describe()["length"]
     samples, batches, size = delivered.samples, delivered.batches, sampling.size
     if sampling.replays and length is not None and delivered.top > length:
         raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")

@@ -79,7 +79,12 @@ def generator_state(states: Mapping[str, Any], name: str) -> torch.Tensor:
 
 def packed_states(generators: Mapping[str, torch.Generator]) -> dict[str, str]:
     """The states of these generators now."""
-    return {role: packed(generator.get_state().numpy().tobytes()) for role, generator in generators.items()}
+    return {role: packed_state(generator.get_state()) for role, generator in generators.items()}
+
+
+def packed_state(state: torch.Tensor) -> str:
+    """What ``Generator.get_state`` returned, as text: see ``generator_state``."""
+    return packed(state.numpy().tobytes())
 
 
 # --- fields -------------------------------------------------------------------------------------------------

@@ -19,10 +19,6 @@ _SMALL, _LARGE, _HUGE = 100, 100_000, 1_000_000  # float32 numbers of a sample
 _BUDGET = 6 * _LARGE  # bytes: one and a half large samples
 
 
-def _has_begun(counter: Any, due: int) -> bool:
-    return bool(counter.value == due)
-
-
 @pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
 def test_a_consumer_that_stops(mode: Mode) -> None:
     """The window fills up, and nothing beyond it is begun: 2 batches ahead for each of 2 workers."""
