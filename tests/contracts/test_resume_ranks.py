@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from typing import Any
@@ -52,21 +53,27 @@ def _some(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[Any
     return got, merge_state_dicts(states[::-1])
 
 
+@functools.cache
+def _alone() -> frozenset[Any]:
+    """The samples of an uninterrupted run on one rank."""
+    (alone,) = _loaders(1)
+    return frozenset(tuple(map(str, sample)) for sample in rows(alone))
+
+
 def _check(batches: list[Any], ranks: int) -> None:
     """Every index once, with the content of an uninterrupted run; some twice only where ranks had to be evened out."""
     samples = [tuple(map(str, sample)) for batch in batches for sample in batch]
     counts = Counter(sample[0] for sample in samples)
     assert set(counts) == {str(index) for index in range(_SAMPLES)}
     assert sum(counts.values()) - _SAMPLES < ranks
-    (alone,) = _loaders(1)
-    assert set(samples) == {tuple(map(str, sample)) for sample in rows(alone)}
+    assert set(samples) == _alone()
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_another_number_of_ranks(ranks: int, shuffle: bool, in_order: bool) -> None:
-    for batches in (0, 2, 5):
+    for batches in (0, 5) if shuffle else (2,):
         first, state = _some(_loaders(3, shuffle=shuffle, in_order=in_order), batches)
         _check(first + _rest(_loaders(ranks, shuffle=shuffle, in_order=in_order), state), max(3, ranks))
 
