@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,15 +52,25 @@ def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
     return {"x": fields["x"] * xp.float32(2)}
 
 
-PIPELINE = Pipeline(
-    (
-        Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=_read),
-        Stage("shift", ("x",), {"x": X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
-        Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device)),
-    ),
-    outputs=("x", "label", "name"),
-    name="tests",
-)
+def _shift_slowly(fields: Any, params: Any) -> Any:
+    time.sleep(2e-3)
+    return _shift(fields, params)
+
+
+def _pipeline(shift: Callable[[Any, Any], Any]) -> Pipeline:
+    return Pipeline(
+        (
+            Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=_read),
+            Stage("shift", ("x",), {"x": X}, cpu=shift, draw=_draw, device=TorchFunction(_shift_on_device)),
+            Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device)),
+        ),
+        outputs=("x", "label", "name"),
+        name="tests",
+    )
+
+
+PIPELINE = _pipeline(_shift)
+COSTLY = _pipeline(_shift_slowly)  # the CPU lane cannot keep up, so the device has work, however late it opens
 
 
 class Numbers(Dataset[Any]):
@@ -160,7 +171,7 @@ LANES = [["cpu"], ["device"], ["cpu", "device"]]
 @pytest.mark.parametrize("lanes", LANES, ids="+".join)
 def test_a_pipelines_batches_in_order(fake: Fake, order: Order, lanes: list[str]) -> None:
     device = fake(order)
-    more: dict[str, Any] = {"pipeline": PIPELINE, "shuffle": True}
+    more: dict[str, Any] = {"pipeline": COSTLY if len(lanes) > 1 else PIPELINE, "shuffle": True}
     loader = DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, generator=seeded(), **more)
     check_same(consume(device, loader), reference(Numbers(), generator=seeded(), lanes=["cpu"], **more))
     stats = loader.stats()
