@@ -124,7 +124,7 @@ def test_a_stall_at_the_limit_is_counted_with_its_cause(mode: Mode) -> None:
     consumer = threading.Thread(target=lambda: received.extend(next(iterator).tolist()))
     received: list[int] = []
     consumer.start()
-    assert wait_until(lambda: _is_inside(consumer, "next"))
+    assert wait_until(lambda: _is_inside(consumer, "_await"))
     make.gate.set()
     consumer.join()
     assert 0 in received
