@@ -1,7 +1,7 @@
 """The tables of README.md and MEASUREMENTS.md, from recorded results: ``python -m benchmarks.readme FOLDER``.
 
-``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (which fills two tables: the
-scattered cases, and the others), large.json, cost_model.json, simulation.json, ablation.json, and a
+``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
+shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json, and a
 compare_WORKLOAD.json for each workload.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
@@ -55,7 +55,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("ratio_to_best_pytorch", "to PyTorch's best", "{:.2f}"),
         ("first_batch_s", "first batch, s", "{:.3f}"),
     ),
-    "tails": _TAILS,
+    "tails": (*_TAILS[:4], ("simulated_with_overhead", "with its overhead", "{:.3f}"), *_TAILS[4:]),
     "more_tails": _TAILS,
     "large": (
         ("sampler", "sampler", "{}"),
@@ -97,8 +97,7 @@ def recorded(folder: Path, name: str) -> Any:
     if name == "compare":
         documents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("compare_*.json"))]
         return {**documents[0], "rows": [row for document in documents for row in document["rows"]]}
-    file = "tails" if name == "more_tails" else name
-    return json.loads((folder / f"{file}.json").read_text(encoding="utf-8"))
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def markdown(name: str, rows: Sequence[Row]) -> str:
