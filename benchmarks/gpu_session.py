@@ -19,13 +19,15 @@ Without a GPU the same code runs against the CPU stand-ins, which shows that it 
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,7 +122,7 @@ PARTS: dict[str, Part] = {
 def session(settings: Settings, names: Sequence[str], path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """Run the parts; the document at ``path`` is whole after each. A part that fails or takes too long is a row.
 
-    ``about``: the document's other keys (see ``described``). Rows of other parts that the document has already are kept.
+    ``about``: the document's other keys (see ``described``). What the document has of other parts already is kept.
     """
     rows = [row for row in _earlier(path, about) if row["case"] not in names]
     content: dict[str, Any] = {}
@@ -180,7 +182,7 @@ def described(settings: Settings, commit: str | None) -> dict[str, Any]:
         "commit": commit or found.stdout.strip() or None,
         "driver": _driver() if on_gpu else None,
         "cuda": torch.version.cuda if on_gpu else None,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
     }
     content = report.document("gpu_session", {**settings.told(), **about}, [])
     del content["rows"]
@@ -199,7 +201,7 @@ def _driver() -> str | None:
         found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return (found.stdout.strip().splitlines() or [None])[0]
+    return next(iter(found.stdout.strip().splitlines()), None)
 
 
 def _photographs(folder: Path, count: int) -> None:
@@ -215,6 +217,21 @@ def _default_path(settings: Settings, about: Mapping[str, Any]) -> Path:
         return ROOT / "runs" / "gpu_session.json"
     name = str(about["machine"]["gpus"][0]).lower().replace(" ", "-")
     return ROOT / "benchmarks" / "results" / name / f"{datetime.now(UTC):%Y-%m-%d}.json"
+
+
+def _preload(device: str) -> None:
+    """Import once what every run would import for itself, as far as that does not ask CUDA.
+
+    An optimizer imports SymPy, which takes a second.
+    """
+    names = ["sympy"]
+    if device == "cpu":
+        names += ["torch._dynamo", "nvidia.dali.fn", "nvidia.dali.plugin.pytorch", "spdl.pipeline"]
+    for name in names:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # every fork looks for garbage before it begins: not among all that
 
 
 def _usual_device() -> str:
@@ -241,6 +258,7 @@ def main(
         about = isolated(described, settings, commit, settle_s=0.0)
         isolated(_photographs, folder, settings.photographs, timeout_s=600.0, settle_s=0.0)
         path = out or _default_path(settings, about)
+        _preload(device)
         content = session(settings, [name for name in PARTS if not names or name in names], path, about)
     report.print_table("gpu session", content["rows"], _COLUMNS)
     report.print_table("targets", content["targets"], _TARGET_COLUMNS)

@@ -49,7 +49,9 @@ def isolated(
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
-        process = context.Process(target=_child, args=(ours, theirs, complaints if quiet else None, function, arguments))
+        process = context.Process(
+            target=_child, args=(ours, theirs, complaints if quiet else None, function, arguments)
+        )
         process.start()
         theirs.close()
         try:

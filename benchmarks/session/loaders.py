@@ -1,9 +1,9 @@
 """Who is measured: this loader on each of its lanes, and its peers with GPU transforms; each with the settings that are
 tried for it.
 
-All prepare the same samples: PyTorch's and SPDL's workers read, draw, decode and cut by the pipeline's own functions, so
-that their batches can be compared with the pipeline's. DALI draws by itself, so its batches are only counted. It
-upsamples chroma without smoothing, its default on a GPU, which is less work than the others do.
+All prepare the same samples: PyTorch's and SPDL's workers read and draw by the pipeline's own functions, so that their
+batches can be compared with the pipeline's. DALI draws by itself, so its batches are only counted. It upsamples chroma
+without smoothing, its default on a GPU, which is less work than the others do.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _room(shape: tuple[int, ...]) -> torch.Tensor:
     if torch.utils.data.get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)))
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, shape)
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 class Packing:
@@ -229,7 +229,8 @@ class SpdlGpu:
         from spdl.pipeline import PipelineBuilder
 
         crops = Crops(job, self.decoder, squares=self.squares, size=self.size)
-        builder: PipelineBuilder[Any, Any] = PipelineBuilder().add_source(range(len(crops)))
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder()
+        builder.add_source(range(len(crops)))
         builder.pipe(crops.__getitem__, concurrency=self.threads)
         builder.aggregate(job.batch_size, drop_last=True)
         builder.pipe(Packing(squares=self.squares), executor=ThreadPoolExecutor(2), concurrency=2)

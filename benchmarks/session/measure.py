@@ -20,13 +20,14 @@ from benchmarks.session.work import Taken, job
 
 _LEAST = 3  # batches before and within what is timed
 _WATCH_S = 5e-3
+_left: list[Any] = []  # loaders that end with their process: SPDL's takes seconds to end by itself
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run measured. ``step_s``: median step on the device while loading; ``resident_step_s``: on batches that lay
-    there, before there was a loader (None: not measured); ``next_p50_s``, ``next_p99_s``: what ``next`` took of the
-    training thread; ``stats``: the loader's own."""
+    """What a run measured. ``step_s``: median step on the device while loading; ``resident_step_s``: on batches that
+    lay there, before there was a loader (None: not measured); ``next_p50_s``, ``next_p99_s``: what ``next`` took of
+    the training thread; ``stats``: the loader's own."""
 
     samples_per_s: float
     step_s: float
@@ -75,6 +76,7 @@ def loaded(
     """Take the step on the loader's batches: first until it has settled, then for ``timed_s`` seconds."""
     asked = job(settings, which)
     made = contender.make(asked, settings.device)
+    _left.append(made)
     batches, taken = iter(made), Taken()
     _for(settings.warm_s, batches, steps.Stopwatch(settings.device), step, taken)
     steps.synchronise(settings.device)

@@ -88,7 +88,7 @@ def light(asked: Asked) -> Rows:
 
 
 def memory(asked: Asked) -> Rows:
-    """The device's memory that a loader takes, its ready batches included, beyond what is in use before there is one."""
+    """The device's memory that a loader takes, its ready batches included, beyond what was in use without one."""
     settings = asked.settings
     hybrid = _ours(asked)[2]
     bounded = replace(hybrid, name="hybrid, budget", device_memory_budget=DEVICE_BUDGET)

@@ -113,6 +113,6 @@ class Stopwatch:
     def _mark(self) -> Any:
         if not self._cuda:
             return perf_counter()
-        event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record()
         return event

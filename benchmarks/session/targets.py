@@ -1,7 +1,7 @@
 """What the figures should be, and whether they are: from the session's rows alone.
 
-``bottleneck`` says what limits training: "preparation" where steps on resident batches are at least 1.5 times as fast as
-the best peer delivers (only then can a loader be so much faster at all), else "step".
+``bottleneck`` says what limits training: "preparation" where steps on resident batches are at least 1.5 times as fast
+as the best peer delivers (only then can a loader be so much faster at all), else "step".
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SIGNS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "<": 
 
 
 def targets(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """All of them: ``name``, ``case``, ``measured``, ``relation``, ``target``, ``met``. ``measured`` and ``met`` are None
-    where nothing was measured, or where what the target speaks of was not the case; then ``why`` says so."""
+    """All of them: ``name``, ``case``, ``measured``, ``relation``, ``target``, ``met``. ``measured`` and ``met`` are
+    None where nothing was measured, or where what the target speaks of was not the case; then ``why`` says so."""
     cases = dict.fromkeys(str(row["case"]) for row in rows)
     by_case = {case: {str(row["name"]): row for row in rows if row["case"] == case} for case in cases}
     return [

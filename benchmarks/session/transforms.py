@@ -29,7 +29,7 @@ def finished(batch: Batch, size: int) -> dict[str, Tensor]:
         image = torch.where(mirror[:, None, None, None], pixels.flip(2), pixels).float()
     else:
         parts = zip(*(batch[name].split(_AT_ONCE) for name in ("start", "extent", "mirror")), strict=True)
-        image = torch.cat([resized(pixels, *part, size) for part in parts])
+        image = torch.cat([resized(pixels, start, extent, turned, size) for start, extent, turned in parts])
     mean, scale = _statistics(pixels.device)
     return {
         "image": image.sub_(mean).mul_(scale).permute(0, 3, 1, 2),
