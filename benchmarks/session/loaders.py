@@ -229,11 +229,13 @@ class SpdlGpu:
         from spdl.pipeline import PipelineBuilder
 
         crops = Crops(job, self.decoder, squares=self.squares, size=self.size)
+        prepare: Any = crops.__getitem__
+        pack: Any = Packing(squares=self.squares)
         builder: PipelineBuilder[Any, Any] = PipelineBuilder()
         builder.add_source(range(len(crops)))
-        builder.pipe(crops.__getitem__, concurrency=self.threads)
+        builder.pipe(prepare, concurrency=self.threads)
         builder.aggregate(job.batch_size, drop_last=True)
-        builder.pipe(Packing(squares=self.squares), executor=ThreadPoolExecutor(2), concurrency=2)
+        builder.pipe(pack, executor=ThreadPoolExecutor(2), concurrency=2)
         if device == "cuda":
             from spdl.io import transfer_tensor_h2d
 

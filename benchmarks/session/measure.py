@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -67,7 +67,7 @@ def memory(settings: Settings, contender: Contender, which: str) -> Run:
         torch.cuda.empty_cache()
     with _watched(_used_bytes(settings.device)) as peak:
         found = loaded(settings, contender, which, step, None, settings.timed_s)
-    return Run(**{**found.__dict__, "device_bytes_peak": peak[0]})
+    return replace(found, device_bytes_peak=peak[0])
 
 
 def loaded(

@@ -49,8 +49,8 @@ class Settings:
                 classes=16,
                 resident_s=0.02,
                 warm_s=0.02,
-                timed_s=0.1,
-                tried_s=0.05,
+                timed_s=0.04,
+                tried_s=0.02,
                 settle_s=0.0,
             )
         return cls(
@@ -63,10 +63,10 @@ class Settings:
             batch=256,
             size=224,
             classes=1000,
-            resident_s=1.5,
-            warm_s=2.0,
-            timed_s=4.0,
-            tried_s=2.5,
+            resident_s=1.0,
+            warm_s=1.5,
+            timed_s=3.0,
+            tried_s=2.0,
             settle_s=0.3,
         )
 

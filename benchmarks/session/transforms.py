@@ -77,7 +77,7 @@ def _neighbours(extent: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
 def brought(batches: Iterable[Batch], device: str, size: int) -> Iterator[dict[str, Tensor]]:
     """The batches, finished on the device. On a GPU one batch ahead of the consumer, on a stream of its own, so that
     copies and transforms do not wait for the step before."""
-    if device != "cuda":
+    if device == "cpu":
         for batch in batches:
             yield finished(batch, size)
         return
