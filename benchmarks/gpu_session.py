@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import signal
 import subprocess
 import sys
@@ -41,6 +40,7 @@ from benchmarks import report
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.report import progress
 from benchmarks.session import harm, parts
+from benchmarks.session.about import ROOT, default_path, described, joinable
 from benchmarks.session.parts import Asked, Rows
 from benchmarks.session.settings import Settings
 from benchmarks.session.targets import targets
@@ -49,7 +49,6 @@ from minato_gpu.demo.photographs import make
 from minato_gpu.report import write as write_json
 from pipelines import image_classification
 
-ROOT = Path(__file__).parents[1]
 MODULES = ("image_classification", "segmentation_3d", "object_detection", "speech_recognition")
 _COLUMNS = (
     "case",
@@ -124,7 +123,7 @@ def session(settings: Settings, names: Sequence[str], path: Path, about: Mapping
 
     ``about``: the document's other keys (see ``described``). What the document has of other parts already is kept.
     """
-    rows: Rows = [row for row in _joinable(path, about) or [] if row["case"] not in names]
+    rows: Rows = [row for row in joinable(path, about) or [] if row["case"] not in names]
     content: dict[str, Any] = {}
     for name in names:
         progress(f"{name} ...")
@@ -136,25 +135,6 @@ def session(settings: Settings, names: Sequence[str], path: Path, about: Mapping
         content = {**about, "ended": ended, "rows": rows, "targets": targets(rows)}
         write_json(content, path)
     return content
-
-
-def _joinable(path: Path, about: Mapping[str, Any]) -> Rows | None:
-    """The rows of a document, if they can stand beside new ones: same commit, driver, size and GPU."""
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    theirs, ours = ((each["settings"], each["machine"]["gpus"]) for each in (content, about))
-    rows: Rows = [row for row in content["rows"] if row["case"] in PARTS]
-    return rows if theirs == ours else None
-
-
-def _place(path: Path, about: Mapping[str, Any]) -> Path:
-    """The path, or one beside it where there are figures that new ones cannot be joined to."""
-    place, number = path, 1
-    while place.exists() and _joinable(place, about) is None:
-        number += 1
-        place = path.with_stem(f"{path.stem}-{number}")
-    return place
 
 
 def _part(name: str, settings: Settings, rows: Rows) -> Rows:
@@ -180,49 +160,12 @@ def _within(name: str, settings: Settings, rows: Rows) -> Rows:
     return PARTS[name].run(Asked(settings, rows, perf_counter() + 0.9 * PARTS[name].limit_s))
 
 
-def described(settings: Settings, commit: str | None) -> dict[str, Any]:
-    """All of the document but its rows. It asks CUDA: not in a process that forks others afterwards."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    on_gpu = settings.device == "cuda"
-    about = {
-        "commit": commit or found.stdout.strip() or None,
-        "driver": _driver() if on_gpu else None,
-        "cuda": torch.version.cuda if on_gpu else None,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
-    }
-    content = report.document("gpu_session", {**settings.told(), **about}, [])
-    del content["rows"]
-    return content
-
-
-def _driver() -> str | None:
-    """The driver's version."""
-    file = Path("/sys/module/nvidia/version")
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except OSError:
-        pass
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return next(iter(found.stdout.strip().splitlines()), None)
-
-
 def _photographs(folder: Path, count: int) -> None:
     """Make them, or find them made; toys where none are counted."""
     if count:
         make(folder, count, 0)
     elif not folder.exists():
         image_classification.example_data(folder)
-
-
-def _default_path(settings: Settings, about: Mapping[str, Any]) -> Path:
-    if settings.device != "cuda" or settings.quick:
-        return ROOT / "runs" / "gpu_session.json"
-    name = str(about["machine"]["gpus"][0]).lower().replace(" ", "-")
-    return _place(ROOT / "benchmarks" / "results" / name / f"{datetime.now(UTC):%Y-%m-%d}.json", about)
 
 
 def _preload(device: str) -> None:
@@ -263,7 +206,7 @@ def main(
         settings = Settings.usual(device, folder, quick=quick)
         about = isolated(described, settings, commit, settle_s=0.0)
         isolated(_photographs, folder, settings.photographs, timeout_s=600.0, settle_s=0.0)
-        path = out or _default_path(settings, about)
+        path = out or default_path(settings, about)
         _preload(device)
         content = session(settings, [name for name in PARTS if not names or name in names], path, about)
     report.print_table("gpu session", content["rows"], _COLUMNS)

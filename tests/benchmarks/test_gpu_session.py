@@ -18,7 +18,7 @@ import pytest
 from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS, Part
 from benchmarks.isolate import MeasurementError, isolated
-from benchmarks.session import harm, loaders, parts
+from benchmarks.session import about, harm, loaders, parts
 from benchmarks.session.dali import DaliGpu
 from benchmarks.session.measure import Run
 from benchmarks.session.parts import Asked, Rows
@@ -83,13 +83,18 @@ def test_parts_join_what_the_document_has(tmp_path: Path, monkeypatch: pytest.Mo
 def test_figures_of_another_commit_are_neither_joined_nor_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_session, "_part", lambda name, settings, rows: [{"name": name, "passed": True}])
     path = tmp_path / "2026-11-22.json"
-    assert gpu_session._place(path, ABOUT) == path
+    assert about.place(path, ABOUT) == path
     gpu_session.session(settings(tmp_path), ["parity"], path, ABOUT)
-    assert gpu_session._place(path, ABOUT) == path
+    assert about.place(path, ABOUT) == path
     other = {**ABOUT, "settings": {"commit": "def", "quick": True}}
-    assert gpu_session._place(path, other) == tmp_path / "2026-11-22-2.json"
+    assert about.place(path, other) == tmp_path / "2026-11-22-2.json"
     content = gpu_session.session(settings(tmp_path), ["tests"], path, other)
     assert [row["case"] for row in content["rows"]] == ["tests"]
+
+
+def test_a_machine_without_git_is_no_error() -> None:
+    assert about._said("no-such-command-anywhere") is None
+    assert about._said(sys.executable, "-c", "print('one'); print('two')") == "one"
 
 
 def _too_long(folder: Path) -> tuple[Rows, bool]:

@@ -1,4 +1,4 @@
-"""What the GPU session measures with: the data, the transforms on the device, the model, prices and targets."""
+"""What the GPU session measures with: the data, the transforms on the device, the model, its step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import torch
 from benchmarks.compare.workloads import INDEX
 from benchmarks.content import ContentError
 from benchmarks.session import loaders, measure, steps, work
+from benchmarks.session.crops import Crops, packed
 from benchmarks.session.dali import DaliGpu
-from benchmarks.session.harm import priced_rows
 from benchmarks.session.resnet import ResNet
 from benchmarks.session.settings import Settings
-from benchmarks.session.targets import targets
 from benchmarks.session.transforms import brought, finished, resized
 from pipelines import image_classification
 from tests.waiting import wait_until
@@ -76,8 +75,8 @@ def test_what_came_is_checked(came: list[int], ordered: bool, complaint: str | N
 @pytest.mark.parametrize("decoder", ["opencv", "nvimgcodec"])
 def test_peers_prepare_the_samples_of_the_pipeline(photographs: Path, squares: bool, decoder: str) -> None:
     asked = work.job(settings(photographs), samples=16)
-    crops = loaders.Crops(asked, decoder, squares=squares, size=32)
-    batch = finished(loaders.packed([crops[number] for number in range(8)], squares=squares), 32)
+    crops = Crops(asked, decoder, squares=squares, size=32)
+    batch = finished(packed([crops[number] for number in range(8)], squares=squares), 32)
     taken = work.Taken()
     taken.add(batch)
     peer = loaders.TorchGpu("pytorch", 1, 32)
@@ -112,7 +111,7 @@ def test_squares_and_crops_of_that_size_end_the_same() -> None:
         for number in range(70)  # more than are resized at once
     ]
     samples = [{**sample, INDEX: number} for number, sample in enumerate(samples)]
-    square, crop = (finished(loaders.packed(samples, squares=squares), 32) for squares in (True, False))
+    square, crop = (finished(packed(samples, squares=squares), 32) for squares in (True, False))
     assert square["image"].shape == (70, 3, 32, 32) and square["image"].dtype == torch.float32
     torch.testing.assert_close(square["image"], crop["image"])
     assert square["label"].tolist() == crop[INDEX].tolist() == list(range(70))
@@ -145,7 +144,7 @@ def test_batches_are_brought_one_ahead_and_waited_for(monkeypatch: pytest.Monkey
     def source() -> Iterator[Any]:
         for number in range(3):
             log.append(f"asked for {number}")
-            yield loaders.packed([sample], squares=False)
+            yield packed([sample], squares=False)
 
     shapes = [(batch["image"].device.type, batch["image"].shape) for batch in brought(source(), "meta", 32)]
     assert shapes == [("meta", (1, 3, 32, 32))] * 3
@@ -242,88 +241,3 @@ def test_a_step_trains(photographs: Path) -> None:
         losses.append(float(step.loss))
     assert losses[-1] < losses[0]
     assert len(watch) == len(watch.seconds()) == 6 and min(watch.seconds()) > 0
-
-
-# --- prices and targets ------------------------------------------------------------------------------------------
-
-
-def test_the_price_is_the_slope() -> None:
-    points = [
-        {"every": every, "device_share": share, "device_s_per_step": work_s, "step_s": 0.1 + 0.5 * work_s}
-        for every, share, work_s in ((0.0, 0.0, 0.0), (2.0, 0.2, 0.02), (1.0, 0.4, 0.05), (0.0, 0.0, 0.0))
-    ]
-    rows = priced_rows(points)
-    assert [row["name"] for row in rows[:2]] == ["no device work", "a batch for every 2 steps"]
-    assert [row["repetitions"] for row in rows[:3]] == [2, 1, 1]
-    assert [row["step_slowdown"] for row in rows[:3]] == pytest.approx([0.0, 0.1, 0.25])
-    assert rows[-1]["step_s_per_device_s"] == pytest.approx(0.5)
-
-
-def loader_row(case: str, name: str, *rates: float, **more: Any) -> dict[str, Any]:
-    rate = float(np.median(rates))
-    return {"case": case, "name": name, "batch": 100, "samples_per_s": rate, "samples_per_s_each": list(rates), **more}
-
-
-def found(rows: list[dict[str, Any]], name: str, case: str) -> dict[str, Any]:
-    (row,) = (row for row in targets(rows) if row["name"] == name and row["case"].startswith(case))
-    return row
-
-
-def test_nothing_measured_is_nothing_met() -> None:
-    rows = targets([])
-    assert len(rows) == 11
-    assert all(row["measured"] is None and row["met"] is None and row["why"] == "not measured" for row in rows)
-
-
-@pytest.mark.parametrize(("hybrid", "met"), [((28.0, 27.5), True), ((26.0, 26.5), False)])
-def test_hybrid_of_sum(hybrid: tuple[float, float], met: bool) -> None:
-    rows = [loader_row("rates", "cpu", 10, 10), loader_row("rates", "device", 20, 20)]
-    row = found([*rows, loader_row("rates", "hybrid", *hybrid)], "hybrid_of_sum", "rates")
-    assert row["met"] is met and row["low"] < row["measured"] < row["high"]
-    assert row["measured"] == pytest.approx(np.sqrt(hybrid[0] * hybrid[1]) / 30)
-
-
-def test_without_a_step_the_best_peer_must_be_beaten_by_half() -> None:
-    rows = [loader_row("rates", "hybrid", 30.0), loader_row("rates", "spdl", 10.0)]
-    assert found(rows, "ratio_to_best_peer", "rates")["met"] is True
-    rows += [loader_row("rates", "dali", 25.0), {"case": "rates", "name": "pytorch", "missing": "not here"}]
-    row = found(rows, "ratio_to_best_peer", "rates")
-    assert (row["best_peer"], row["met"], row["target"], row["peers_absent"]) == ("dali", False, 1.5, ["pytorch"])
-    assert row["measured"] == pytest.approx(1.2) and row["bottleneck"] == "preparation"
-
-
-@pytest.mark.parametrize(("resident_step_s", "target"), [(100 / 14.0, 1.0), (100 / 16.0, 1.5)])
-def test_training_must_be_faster_where_it_can_be(resident_step_s: float, target: float) -> None:
-    rows = [loader_row("training", "hybrid", 12.0, resident_step_s=resident_step_s), loader_row("training", "dali", 10)]
-    row = found(rows, "ratio_to_best_peer", "training")
-    assert row["target"] == target and row["met"] is (target == 1.0)
-
-
-@pytest.mark.parametrize(
-    ("cpu_rate", "slowdown", "met"), [(9.9, 0.02, True), (9.9, 0.03, False), (9.0, 0.02, None), (9.0, 0.5, None)]
-)
-def test_the_step_counts_where_the_cpu_lane_suffices(cpu_rate: float, slowdown: float, met: bool | None) -> None:
-    rows = [
-        loader_row("light", "cpu", cpu_rate, resident_step_s=10.0, step_slowdown=0.01),
-        loader_row("light", "hybrid", 9.9, resident_step_s=10.0, step_slowdown=slowdown),
-    ]
-    row = found(rows, "step_slowdown", "light")
-    assert row["met"] is met and ("did not suffice" in row.get("why", "")) == (met is None)
-
-
-def test_limits_of_memory_and_of_the_training_thread() -> None:
-    times = {"next_p99_s": 2e-4, "next_p999_s": 1.1e-3, "pause_p99_s": 3e-4, "pause_p999_s": 1e-4}
-    rows: list[dict[str, Any]] = [
-        {"case": "memory", "name": "hybrid", "device_bytes_peak": 1_000_000_000},
-        {"case": "memory", "name": "hybrid, budget", "device_bytes_peak": 999_999_999},
-        {"case": "thread", "name": "hybrid", **times},
-    ]
-    met = {(row["name"], row["case"]): row["met"] for row in targets(rows) if row["measured"] is not None}
-    assert met == {
-        ("device_bytes_peak", "memory, hybrid"): False,
-        ("device_bytes_peak", "memory, hybrid, budget"): True,
-        ("next_p99_s", "thread"): True,
-        ("next_p999_s", "thread"): False,
-        ("pause_p99_s", "thread"): False,
-        ("pause_p999_s", "thread"): True,
-    }
