@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -106,14 +107,18 @@ def _too_long(folder: Path) -> tuple[Rows, bool]:
         time.sleep(600)
         return []
 
-    PARTS["thread"] = Part(lambda asked: isolated(for_ever, settle_s=0.0), 1.0)
-    rows = gpu_session._part("thread", Settings.usual("cpu", folder, quick=True), [])
+    gc.freeze()  # a fork looks for garbage before it begins
+    limit_s = 0.5
+    while not note.exists():  # on a busy machine it takes a while until the measurement has begun
+        PARTS["thread"] = Part(lambda asked: isolated(for_ever, settle_s=0.0), limit_s)
+        rows = gpu_session._part("thread", Settings.usual("cpu", folder, quick=True), [])
+        limit_s *= 2
     return rows, not Path(f"/proc/{note.read_text(encoding='ascii')}").exists()
 
 
 def test_a_part_that_takes_too_long_is_ended_with_all_it_runs(fresh: Executor, tmp_path: Path) -> None:
     (row,), ended = fresh.submit(_too_long, tmp_path).result()
-    assert row["passed"] is False and "no result after 1 s" in row["error"]
+    assert row["passed"] is False and "no result after" in row["error"]
     assert ended
 
 
@@ -178,7 +183,7 @@ def test_no_repetition_begins_without_time_for_it(tmp_path: Path) -> None:
 
 
 def test_a_measurement_may_end_by_itself(fresh: Executor, tmp_path: Path) -> None:
-    for grace_s, left in ((5.0, "unwound"), (0.0, "")):
+    for grace_s, left in ((60.0, "unwound"), (0.0, "")):
         note = tmp_path / f"{grace_s}"
         assert fresh.submit(_ended, note, grace_s).result() == left
 
@@ -194,6 +199,10 @@ def _ended(note: Path, grace_s: float) -> str:
         finally:
             note.write_text("unwound", encoding="ascii")
 
-    with pytest.raises(MeasurementError, match="no result"):
-        isolated(unwinds, timeout_s=1.0, settle_s=0.0, grace_s=grace_s)
+    gc.freeze()
+    limit_s = 0.5
+    while not note.exists():
+        with pytest.raises(MeasurementError, match="no result"):
+            isolated(unwinds, timeout_s=limit_s, settle_s=0.0, grace_s=grace_s)
+        limit_s *= 2
     return note.read_text(encoding="ascii")
