@@ -1,272 +1,218 @@
 """What a GPU machine is needed for, in one go: ``python -m benchmarks.gpu_session``.
 
 Parts run one after another, each in a process of its own with a time limit; the document is written after each of them,
-so that what is known stays known. Correctness comes first: the tests that need a GPU, the parity of every pipeline,
-then the figures:
+so that what is known stays known. ``--part`` runs some of them and keeps what the document has of the others, where it
+is of the same commit. Correctness comes first: the tests that need a GPU, the parity of every pipeline, then figures:
 
-    rates   = photographs, decoded, cropped, normalised, without a step: all-CPU, all-device and hybrid, in samples/s;
-              hybrid_of_sum = hybrid / (all-CPU + all-device)
-    thread  = what ``next`` takes of the training thread when its batch lies ready, and for how long the interpreter is
-              taken from it while it computes (the longest gap of a loop that reads the clock, also without a loader)
+    tune     = the peers' settings: PyTorch and SPDL with GPU transforms, DALI with mixed decoding
+    rates    = photographs, decoded, cropped, normalised, without a step: all-CPU, all-device, hybrid, peers; samples/s
+    training = the same with a step of ResNet-50; step_s on the device, and resident_step_s on batches that lay there
+    light    = the same with small photographs, for which the CPU lane should suffice
+    memory   = the device's memory that a loader takes, without and with a budget
+    price    = the step against the share of time that the device lane works
+    thread   = what ``next`` takes of the training thread when its batch lies ready, and for how long the interpreter is
+               taken from it while it computes
 
-Without a GPU the same code runs against the CPU stand-ins, which shows that it works; its figures mean nothing. Peers
-and a real training step are not in it yet.
+``targets`` in the document says what was to be reached and what was. The photographs are made once, in ``--data``.
+Without a GPU the same code runs against the CPU stand-ins, which shows that it works; its figures mean nothing.
 """
 
 from __future__ import annotations
 
-import json
+import gc
+import importlib
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import click
-import numpy as np
 import torch
 
 from benchmarks import report
+from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.report import progress
-from minato_gpu import DataLoader, parity
+from benchmarks.session import harm, parts
+from benchmarks.session.about import ROOT, default_path, described, joinable
+from benchmarks.session.parts import Asked, Rows
+from benchmarks.session.settings import Settings
+from benchmarks.session.targets import targets
+from minato_gpu import parity
 from minato_gpu.demo.photographs import make
-from minato_gpu.report import usable_cores
 from minato_gpu.report import write as write_json
 from pipelines import image_classification
 
-ROOT = Path(__file__).parents[1]
 MODULES = ("image_classification", "segmentation_3d", "object_detection", "speech_recognition")
-LANES = (("cpu",), ("device",), ("cpu", "device"))
 _COLUMNS = (
     "case",
     "name",
     "passed",
     "samples_per_s",
     "samples_per_s_spread",
-    "hybrid_of_sum",
+    "step_s",
+    "step_slowdown",
     "device_bytes_peak",
-    "next_p50_s",
+    "device_share",
+    "step_s_per_device_s",
     "next_p99_s",
-    "next_p999_s",
     "pause_p99_s",
-    "pause_p999_s",
+    "missing",
     "error",
 )
+_TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck", "why")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``device``: "cuda" or "cpu" (the stand-ins). ``quick``: toy size."""
+class Part:
+    """``limit_s``: after so long it is ended; what can be repeated is not begun again where it would not fit."""
 
-    device: str
-    quick: bool
-    workers: int
-    repetitions: int
-    photographs: int
-    batch: int
-    size: int
-
-    @classmethod
-    def usual(cls, device: str, *, quick: bool) -> Settings:
-        """The size of a real run, or of a toy."""
-        if quick:
-            return cls(device, quick, workers=1, repetitions=1, photographs=0, batch=4, size=32)
-        workers = max(1, usable_cores() - 2)
-        return cls(device, quick, workers, repetitions=5, photographs=2000, batch=256, size=224)
+    run: Callable[[Asked], Rows]
+    limit_s: float
 
 
-# --- parts -------------------------------------------------------------------------------------------------------
+# --- correctness -------------------------------------------------------------------------------------------------
 
 
-def tests(settings: Settings) -> list[dict[str, Any]]:
+def tests(asked: Asked) -> Rows:
     """``pytest -m gpu``; where there is a GPU nothing may be skipped. At toy size one file, to show that it works."""
-    required = ["--require-gpu"] if settings.device == "cuda" else []
-    which = ["tests/memory/test_nvml.py"] if settings.quick else []
+    required = ["--require-gpu"] if asked.settings.device == "cuda" else []
+    which = ["tests/memory/test_nvml.py"] if asked.settings.quick else []
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *required, *which]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or [done.stderr[-200:]]
-    return [{"name": "pytest -m gpu", "passed": done.returncode == 0, "summary": lines[-1]}]
+    row = {"name": "pytest -m gpu", "passed": done.returncode == 0, "summary": lines[-1]}
+    return [row if row["passed"] else {**row, "error": done.stdout[-4000:]}]
 
 
-def check(settings: Settings) -> list[dict[str, Any]]:
+def check(asked: Asked) -> Rows:
     """Every stage of every pipeline, on its module's example data."""
     rows = []
-    for module in MODULES[: 1 if settings.quick else None]:
-        found = parity.run_check(f"pipelines.{module}", None, settings.device)
+    for module in MODULES[: 1 if asked.settings.quick else None]:
+        found = isolated(parity.run_check, f"pipelines.{module}", None, asked.settings.device, timeout_s=150)
         worst = [row["stage"] for row in found.rows if not row["passed"]]
         rows.append({"name": module, "passed": found.passed, "stages_failed": worst, "rows": found.rows})
     return rows
 
 
-def rates(settings: Settings) -> list[dict[str, Any]]:
-    """Samples per second of each lane alone and of both, over whole epochs after one that warms up."""
-    rows: list[dict[str, Any]] = []
-    with _photographs(settings) as data:
-        for lanes in LANES:
-            loader = _loader(settings, data, lanes)
-            for _ in _on_device(settings, loader):
-                pass
-            found = [_rate(settings, loader) for _ in range(settings.repetitions)]
-            stats = loader.stats()
-            row = {"name": "+".join(lanes), **report.summarise("samples_per_s", found), "stats": stats}
-            rows.append({**row, "device_bytes_peak": stats.get("device", {}).get("device_bytes_peak")})
-            del loader
-    by_name = {row["name"]: row["samples_per_s"] for row in rows}
-    rows[-1]["hybrid_of_sum"] = by_name["cpu+device"] / (by_name["cpu"] + by_name["device"])
-    return rows
-
-
-def thread(settings: Settings) -> list[dict[str, Any]]:
-    """What the training thread gives away."""
-    steps, step_s = (20, 2e-3) if settings.quick else (2000, 20e-3)
-    alone = [_longest_gap(step_s) for _ in range(steps)]
-    gaps: list[float] = []
-    nexts: list[float] = []
-    with _photographs(settings) as data:
-        loader = _loader(settings, data, ("cpu", "device"))
-        while len(gaps) < steps:
-            batches = iter(loader)
-            while len(gaps) < steps:
-                asked = perf_counter()
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                nexts.append(perf_counter() - asked)
-                gaps.append(_longest_gap(step_s))
-        del batches, loader
-    return [
-        {"name": "without a loader", **_tail("pause", alone)},
-        {"name": "hybrid", **_tail("pause", gaps), **_tail("next", nexts)},
-    ]
-
-
-PARTS: dict[str, tuple[Callable[[Settings], list[dict[str, Any]]], float]] = {
-    "tests": (tests, 600.0),
-    "parity": (check, 300.0),
-    "rates": (rates, 600.0),
-    "thread": (thread, 300.0),
+PARTS: dict[str, Part] = {
+    "tests": Part(tests, 240.0),
+    "parity": Part(check, 120.0),
+    "tune": Part(parts.tune, 170.0),
+    "rates": Part(parts.rates, 220.0),
+    "training": Part(parts.training, 260.0),
+    "light": Part(parts.light, 190.0),
+    "memory": Part(parts.memory, 60.0),
+    "price": Part(harm.price, 100.0),
+    "thread": Part(harm.thread, 140.0),
 }
-
-
-# --- measuring ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _photographs(settings: Settings) -> Iterator[Any]:
-    with tempfile.TemporaryDirectory(prefix="minato_gpu_session_") as directory:
-        folder = Path(directory) / "photographs"
-        if settings.quick:
-            image_classification.example_data(folder)
-        else:
-            make(folder, settings.photographs, 0)
-        yield image_classification.dataset(folder)
-
-
-def _loader(settings: Settings, data: Any, lanes: tuple[str, ...]) -> Any:
-    return DataLoader(
-        data,
-        settings.batch,
-        shuffle=True,
-        num_workers=settings.workers,
-        pipeline=image_classification.build(settings.size),
-        device=settings.device if settings.device == "cuda" else None,
-        lanes=lanes,
-        in_order=False,
-        persistent_workers=True,
-    )
-
-
-def _on_device(settings: Settings, loader: Any) -> Iterator[Any]:
-    """The epoch's batches; ends when the device is through with the last."""
-    yield from loader
-    if settings.device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _rate(settings: Settings, loader: Any) -> float:
-    began = perf_counter()
-    samples = sum(len(batch["label"]) for batch in _on_device(settings, loader))
-    return samples / (perf_counter() - began)
-
-
-def _longest_gap(seconds: float) -> float:
-    """The longest time between two looks at the clock in a loop that does nothing else."""
-    before = perf_counter()
-    end, longest = before + seconds, 0.0
-    while before < end:
-        now = perf_counter()
-        longest = max(longest, now - before)
-        before = now
-    return longest
-
-
-def _tail(name: str, values: list[float]) -> dict[str, float]:
-    p50, p99, p999 = np.percentile(values, [50, 99, 99.9])
-    return {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99), f"{name}_p999_s": float(p999)}
+"""In the order in which they run; the limits together make 25 minutes."""
 
 
 # --- the session -------------------------------------------------------------------------------------------------
 
 
-def session(settings: Settings, parts: tuple[str, ...], path: Path) -> list[dict[str, Any]]:
-    """Run the parts; the document at ``path`` is whole after each. A part that fails or takes too long is a row."""
-    rows: list[dict[str, Any]] = []
-    for name in parts:
+def session(settings: Settings, names: Sequence[str], path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the parts; the document at ``path`` is whole after each. A part that fails or takes too long is a row.
+
+    ``about``: the document's other keys (see ``described``). What the document has of other parts already is kept.
+    """
+    rows: Rows = [row for row in joinable(path, about) or [] if row["case"] not in names]
+    content: dict[str, Any] = {}
+    for name in names:
         progress(f"{name} ...")
-        rows += [{"case": name, **row} for row in _part(name, settings)]
-        content = report.document("gpu_session", {**asdict(settings), **_provenance(settings)}, rows)
+        began = perf_counter()
+        rows += [{"case": name, **row} for row in _part(name, settings, rows)]
+        progress(f"{name}: {perf_counter() - began:.0f} s")
+        rows.sort(key=lambda row: list(PARTS).index(row["case"]))
+        ended = datetime.now(UTC).isoformat()
+        content = {**about, "ended": ended, "rows": rows, "targets": targets(rows)}
         write_json(content, path)
-    return rows
+    return content
 
 
-def _part(name: str, settings: Settings) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "benchmarks.gpu_session", "--part", name, "--device", settings.device]
-    command += ["--quick"] if settings.quick else []
+def _part(name: str, settings: Settings, rows: Rows) -> Rows:
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PARTS[name][1])
-    except subprocess.TimeoutExpired:
-        return [{"name": name, "passed": False, "error": f"took longer than {PARTS[name][1]:.0f} s"}]
-    if done.returncode:
-        return [{"name": name, "passed": False, "error": done.stderr.strip()[-2000:]}]
-    rows: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return rows
+        return isolated(
+            _within,
+            name,
+            settings,
+            rows,
+            timeout_s=PARTS[name].limit_s,
+            settle_s=settings.settle_s,
+            grace_s=10.0,
+            quiet=False,
+        )
+    except MeasurementError as error:
+        progress(f"{name} failed:\n{error}")
+        return [{"name": name, "passed": False, "error": str(error)[-2000:]}]
 
 
-def _provenance(settings: Settings) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    cuda = torch.version.cuda if settings.device == "cuda" else None
-    return {"commit": commit.stdout.strip() or None, "cuda": cuda, "ended": datetime.now(UTC).isoformat()}
+def _within(name: str, settings: Settings, rows: Rows) -> Rows:
+    """A part, in its process. Asked to end, it unwinds, so that no measurement of its own is left running."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return PARTS[name].run(Asked(settings, rows, perf_counter() + 0.9 * PARTS[name].limit_s))
 
 
-def _default_path(settings: Settings) -> Path:
-    if settings.device != "cuda" or settings.quick:
-        return ROOT / "runs" / "gpu_session.json"
-    name = torch.cuda.get_device_name().lower().replace(" ", "-")
-    return ROOT / "benchmarks" / "results" / name / f"{datetime.now(UTC):%Y-%m-%d}.json"
+def _photographs(folder: Path, count: int) -> None:
+    """Make them, or find them made; toys where none are counted."""
+    if count:
+        make(folder, count, 0)
+    elif not folder.exists():
+        image_classification.example_data(folder)
+
+
+def _preload(device: str) -> None:
+    """Import once what every run would import for itself, as far as that does not ask CUDA.
+
+    An optimizer imports SymPy, which takes a second.
+    """
+    names = ["sympy"]
+    if device == "cpu":
+        names += ["torch._dynamo", "nvidia.dali.fn", "nvidia.dali.plugin.pytorch", "spdl.pipeline"]
+    for name in names:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # every fork looks for garbage before it begins: not among all that
+
+
+def _usual_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @click.command(help=__doc__)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="The GPU where there is one, if not given.")
-@click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="Leave the other parts out.")
+@click.option("--part", "names", multiple=True, type=click.Choice(list(PARTS)), help="Only this part; repeatable.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where the document goes.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where the photographs are, or go.")
+@click.option("--commit", help="What is measured, where that is not a git checkout.")
 @click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing.")
-@click.option("--part", type=click.Choice(list(PARTS)), hidden=True)
-def main(device: str | None, only: tuple[str, ...], out: Path | None, quick: bool, part: str | None) -> None:
+def main(
+    device: str | None, names: tuple[str, ...], out: Path | None, data: Path | None, commit: str | None, quick: bool
+) -> None:
     """See the module's head."""
-    settings = Settings.usual(device or ("cuda" if torch.cuda.is_available() else "cpu"), quick=quick)
-    if part is not None:
-        click.echo(json.dumps(PARTS[part][0](settings), default=float))
-        return
-    path = out or _default_path(settings)
-    rows = session(settings, only or tuple(PARTS), path)
-    report.print_table("gpu session", rows, _COLUMNS)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    device = device or isolated(_usual_device, settle_s=0.0)  # who asks CUDA can fork no more
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="minato_gpu_session_")) if quick else None
+        folder = data or Path(scratch or ROOT / "runs") / "gpu_session_photographs"
+        settings = Settings.usual(device, folder, quick=quick)
+        about = isolated(described, settings, commit, settle_s=0.0)
+        isolated(_photographs, folder, settings.photographs, timeout_s=600.0, settle_s=0.0)
+        path = out or default_path(settings, about)
+        _preload(device)
+        content = session(settings, [name for name in PARTS if not names or name in names], path, about)
+    report.print_table("gpu session", content["rows"], _COLUMNS)
+    report.print_table("targets", content["targets"], _TARGET_COLUMNS)
     progress(f"written to {path}")
-    if any(row.get("passed") is False for row in rows):
+    if any(row.get("passed") is False or "error" in row for row in content["rows"]):
         raise SystemExit(1)
 
 

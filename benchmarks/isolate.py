@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -32,24 +32,38 @@ class MeasurementError(RuntimeError):
     """The measurement raised (its traceback is the message), died, or took too long."""
 
 
-def isolated(function: Callable[..., Result], *arguments: Any, timeout_s: float = 300.0) -> Result:
+def isolated(
+    function: Callable[..., Result],
+    *arguments: Any,
+    timeout_s: float = 300.0,
+    settle_s: float = _SETTLE_S,
+    grace_s: float = 0.0,
+    quiet: bool = True,
+) -> Result:
     """What ``function(*arguments)`` returns in a fresh forked process; the result must pickle.
 
+    ``settle_s``: the pause afterwards. ``grace_s``: how long one that takes too long may take to end by itself after
+    SIGTERM, which it needs where it runs isolated measurements of its own. ``quiet``: keep its standard error back.
     Raises MeasurementError when it raises, dies, or takes longer than ``timeout_s`` seconds.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
-        process = context.Process(target=_child, args=(ours, theirs, complaints, function, arguments))
+        process = context.Process(
+            target=_child, args=(ours, theirs, complaints if quiet else None, function, arguments)
+        )
         process.start()
         theirs.close()
         try:
             return _received(ours, timeout_s)  # type: ignore[no-any-return]
         except MeasurementError as error:
+            if grace_s:
+                process.terminate()
+                wait([process.sentinel], grace_s)  # does not reap it: see _end
             complaints.seek(0)
             raise MeasurementError(f"{error}\n{complaints.read()[-2000:]}".rstrip()) from None
         finally:
-            _end(process)
+            _end(process, settle_s)
             ours.close()
 
 
@@ -78,14 +92,14 @@ def tree_cpu_s() -> float:
     return total
 
 
-def _end(process: multiprocessing.process.BaseProcess) -> None:
+def _end(process: multiprocessing.process.BaseProcess, settle_s: float) -> None:
     """Kill the measurement's process group."""
     if process.pid is not None:
         # The leader is not reaped yet, so its number, which is the group's too, cannot belong to anyone else.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.join()
-    time.sleep(_SETTLE_S)
+    time.sleep(settle_s)
 
 
 def _received(receiver: Connection, timeout_s: float) -> Any:
@@ -103,14 +117,15 @@ def _received(receiver: Connection, timeout_s: float) -> Any:
 def _child(
     ours: Connection,
     theirs: Connection,
-    complaints: IO[str],
+    complaints: IO[str] | None,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ours.close()
-    os.dup2(complaints.fileno(), 2)
+    if complaints is not None:
+        os.dup2(complaints.fileno(), 2)
     gc.collect()  # a fork shares its parent's pages until it writes to them, which a user's process does not pay for
     try:
         try:

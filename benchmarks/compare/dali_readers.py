@@ -120,7 +120,7 @@ class _Epochs:
         )
         with graph:
             encoded, index = dali.fn.readers.file(files=files, labels=list(range(len(files))), random_shuffle=False)
-            graph.set_outputs(index, *self._kind.draw(dali, encoded, _settings(pipeline)))
+            graph.set_outputs(index, *self._kind.draw(dali, encoded, told_by(pipeline)))
         graph.build()
         return graph
 
@@ -132,7 +132,7 @@ def _column(output: Any) -> Any:
     return [from_dlpack(each) for each in output]
 
 
-def _settings(pipeline: Pipeline) -> dict[str, Any]:
+def told_by(pipeline: Pipeline) -> dict[str, Any]:
     """All that the pipeline's functions are told by name, so that the graph is told the same."""
     told: dict[str, Any] = {}
     for stage in pipeline.stages:
@@ -142,7 +142,7 @@ def _settings(pipeline: Pipeline) -> dict[str, Any]:
     return told
 
 
-def _finished(dali: ModuleType, image: Any, size: Any, mirror: Any, told: Mapping[str, Any]) -> Any:
+def finished(dali: ModuleType, image: Any, size: Any, mirror: Any, told: Mapping[str, Any]) -> Any:
     """Resized without antialiasing, as the pipelines do it; mirrored; normalised; channel first."""
     image = dali.fn.resize(image, size=size, interp_type=dali.types.INTERP_LINEAR, antialias=False)
     return dali.fn.crop_mirror_normalize(
@@ -163,7 +163,7 @@ def _draw_crop(dali: ModuleType, encoded: Any, told: Mapping[str, Any]) -> Colum
         random_aspect_ratio=list(told["ratio"]),
     )
     mirror = dali.fn.random.coin_flip(probability=told["probability"])
-    return (_finished(dali, image, [told["size"]] * 2, mirror, told),)
+    return (finished(dali, image, [told["size"]] * 2, mirror, told),)
 
 
 def _join_crops(job: Job, parts: Sequence[Columns]) -> Any:
@@ -179,7 +179,7 @@ def _draw_whole(dali: ModuleType, encoded: Any, told: Mapping[str, Any]) -> Colu
     size = image.shape()[:2]
     mirror = dali.fn.random.coin_flip(probability=told["probability"])
     target = dali.fn.cast(_target_size(dali, size, told["shorter"], told["longest"]), dtype=dali.types.FLOAT)
-    return _finished(dali, image, target, mirror, told), size, mirror
+    return finished(dali, image, target, mirror, told), size, mirror
 
 
 def _target_size(dali: ModuleType, size: Any, shorter: int, longest: int) -> Any:

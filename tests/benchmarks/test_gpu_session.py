@@ -2,47 +2,207 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from benchmarks import gpu_session
-from benchmarks.gpu_session import PARTS, Settings, main
+from benchmarks.gpu_session import PARTS, Part
+from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.session import about, harm, loaders, parts
+from benchmarks.session.dali import DaliGpu
+from benchmarks.session.measure import Run
+from benchmarks.session.parts import Asked, Rows
+from benchmarks.session.settings import Settings
+from benchmarks.turns import in_turns
+
+ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
+PEERS = ["pytorch", "spdl", "dali"]
 
 
-def run(path: Path, *parts: str) -> tuple[int, list[dict[str, Any]]]:
-    only = [word for part in parts for word in ("--only", part)]
-    done = CliRunner().invoke(main, ["--device", "cpu", "--quick", "--out", str(path), *only])
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["settings"]["device"] == "cpu" and content["settings"]["commit"]
-    return done.exit_code, content["rows"]
+def settings(tmp_path: Path) -> Settings:
+    return Settings.usual("cpu", tmp_path, quick=True)
 
 
 @pytest.mark.timeout(240)
 def test_every_part_at_toy_size(tmp_path: Path) -> None:
-    code, rows = run(tmp_path / "session.json", *PARTS)
-    assert code == 0, rows
-    by_case = {case: [row for row in rows if row["case"] == case] for case in PARTS}
-    assert all(by_case.values())
-    assert [row["passed"] for case in ("tests", "parity") for row in by_case[case]] == [True, True]
-    assert [row["name"] for row in by_case["rates"]] == ["cpu", "device", "cpu+device"]
-    assert all(row["samples_per_s"] > 0 for row in by_case["rates"])
-    assert by_case["rates"][-1]["hybrid_of_sum"] > 0
-    assert by_case["thread"][1]["next_p99_s"] >= by_case["thread"][1]["next_p50_s"] > 0
+    path = tmp_path / "session.json"
+    command = [sys.executable, "-m", "benchmarks.gpu_session", "--device", "cpu", "--quick", "--out", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["settings"]["device"] == "cpu" and content["settings"]["commit"]
+    assert str(tmp_path) not in path.read_text(encoding="utf-8")
+    rows = {case: {row["name"]: row for row in content["rows"] if row["case"] == case} for case in PARTS}
+    assert [row["passed"] for case in ("tests", "parity") for row in rows[case].values()] == [True, True]
+    assert list(rows["tune"]) == PEERS and sum(row.get("chosen", False) for row in content["rows"]) == len(PEERS)
+    assert list(rows["rates"]) == list(rows["training"]) == ["cpu", "device", "hybrid", *PEERS]
+    assert list(rows["light"]) == ["cpu", "hybrid", "pytorch"]
+    for case in ("rates", "training", "light"):
+        assert all(row["samples_per_s"] > 0 and row["step_s"] > 0 for row in rows[case].values())
+        assert all(("resident_step_s" in row) == (case != "rates") for row in rows[case].values())
+    assert list(rows["memory"]) == ["hybrid", "hybrid, budget", "dali"]
+    assert all(row["device_bytes_peak"] > 0 for row in rows["memory"].values())
+    assert len(rows["price"]) == len(harm.EVERY) + 1 and rows["price"]["slope"]["step_s_per_device_s"] is not None
+    assert rows["price"]["a batch for every 1 steps"]["device_share"] > 0
+    assert rows["thread"]["hybrid"]["next_p99_s"] >= rows["thread"]["hybrid"]["next_p50_s"] > 0
+    unmeasured = {target["name"] for target in content["targets"] if target["measured"] is None}
+    assert unmeasured <= {"step_slowdown"}  # where the CPU lane did not suffice
 
 
-def test_a_part_that_fails_is_a_row_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"tests": [{"name": "tests", "passed": False, "error": "no"}], "parity": [{"name": "p", "passed": True}]}
-    monkeypatch.setattr(gpu_session, "_part", lambda name, settings: answers[name])
-    code, rows = run(tmp_path / "session.json", "tests", "parity")
-    assert code == 1
-    assert [(row["case"], row["passed"]) for row in rows] == [("tests", False), ("parity", True)]
+def test_parts_join_what_the_document_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, list[Rows]] = {
+        "tests": [[{"name": "t", "passed": False, "error": "no"}], [{"name": "t", "passed": True}]],
+        "parity": [[{"name": "p", "passed": True}]],
+    }
+    seen: list[Rows] = []
+
+    def part(name: str, settings: Settings, rows: Rows) -> Rows:
+        seen.append(list(rows))
+        return answers[name].pop(0)
+
+    monkeypatch.setattr(gpu_session, "_part", part)
+    path = tmp_path / "session.json"
+    gpu_session.session(settings(tmp_path), ["parity"], path, ABOUT)
+    gpu_session.session(settings(tmp_path), ["tests"], path, ABOUT)
+    content = gpu_session.session(settings(tmp_path), ["tests"], path, ABOUT)
+    assert [(row["case"], row["passed"]) for row in content["rows"]] == [("tests", True), ("parity", True)]
+    assert [[row["case"] for row in rows] for rows in seen] == [[], ["parity"], ["parity"]]
+    assert json.loads(path.read_text(encoding="utf-8"))["rows"] == content["rows"]
 
 
-def test_a_part_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PARTS, "thread", (gpu_session.thread, 0.01))
-    (row,) = gpu_session._part("thread", Settings.usual("cpu", quick=True))
-    assert row["passed"] is False and "longer than" in row["error"]
+def test_figures_of_another_commit_are_neither_joined_nor_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_session, "_part", lambda name, settings, rows: [{"name": name, "passed": True}])
+    path = tmp_path / "2026-11-22.json"
+    assert about.place(path, ABOUT) == path
+    gpu_session.session(settings(tmp_path), ["parity"], path, ABOUT)
+    assert about.place(path, ABOUT) == path
+    other = {**ABOUT, "settings": {"commit": "def", "quick": True}}
+    assert about.place(path, other) == tmp_path / "2026-11-22-2.json"
+    content = gpu_session.session(settings(tmp_path), ["tests"], path, other)
+    assert [row["case"] for row in content["rows"]] == ["tests"]
+
+
+def test_a_machine_without_git_is_no_error() -> None:
+    assert about._said("no-such-command-anywhere") is None
+    assert about._said(sys.executable, "-c", "print('one'); print('two')") == "one"
+
+
+def _too_long(folder: Path) -> tuple[Rows, bool]:
+    """A part with a measurement of its own that never ends: its row, and whether the measurement has ended too."""
+    note = folder / "pid"
+
+    def for_ever() -> Rows:
+        note.write_text(str(os.getpid()), encoding="ascii")
+        time.sleep(600)
+        return []
+
+    gc.freeze()  # a fork looks for garbage before it begins
+    limit_s = 0.5
+    while not note.exists():  # on a busy machine it takes a while until the measurement has begun
+        PARTS["thread"] = Part(lambda asked: isolated(for_ever, settle_s=0.0), limit_s)
+        rows = gpu_session._part("thread", Settings.usual("cpu", folder, quick=True), [])
+        limit_s *= 2
+    return rows, not Path(f"/proc/{note.read_text(encoding='ascii')}").exists()
+
+
+def test_a_part_that_takes_too_long_is_ended_with_all_it_runs(fresh: Executor, tmp_path: Path) -> None:
+    (row,), ended = fresh.submit(_too_long, tmp_path).result()
+    assert row["passed"] is False and "no result after" in row["error"]
+    assert ended
+
+
+def test_a_peer_that_is_not_installed_says_so(tmp_path: Path) -> None:
+    asked = Asked(settings(tmp_path), [], time.perf_counter() + 60)
+    absent = replace(DaliGpu("dali", 1), package="nvidia.no_such_package")
+    (row,) = parts._rows(asked, [absent], "mixed", "empty", _never, 1)
+    assert row["name"] == "dali" and row["missing"] == "nvidia.no_such_package is not installed"
+    assert "error" not in row
+
+
+def _never(contender: loaders.Contender) -> Any:
+    raise AssertionError(f"{contender} was run")
+
+
+def test_peers_come_with_the_settings_that_were_found(tmp_path: Path) -> None:
+    rows: Rows = [
+        {"case": "tune", "name": "dali", "chosen": False, "loader_settings": {"prefetch": 9}},
+        {"case": "tune", "name": "dali", "chosen": True, "loader_settings": {"prefetch": 3, "threads": 7}},
+        {"case": "tune", "name": "spdl", "missing": "spdl.pipeline is not installed"},
+    ]
+    pytorch, spdl, dali = parts.chosen_peers(Asked(settings(tmp_path), rows, 0.0))
+    assert dali.settings() == {"threads": 7, "prefetch": 3, "hw_decoder_load": 0.65, "exec_dynamic": True}
+    assert (pytorch, spdl) == tuple(loaders.peers(settings(tmp_path)).values())[:2]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_all_that_is_tried_can_be_tried(quick: bool, tmp_path: Path) -> None:
+    peers = loaders.peers(settings(tmp_path))
+    for name, changes in loaders.changes(quick=quick).items():
+        for change in changes:
+            assert parts._changed(peers[name], {**peers[name].settings(), **change}) != peers[name]
+
+
+def test_tuning_keeps_what_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds: list[Callable[[Any], float]] = [
+        lambda one: 2.0 if one.threads == 8 else 1.0,
+        lambda one: 4.0 if one.prefetch == 3 and one.threads == 8 else 0.0,
+    ]
+
+    def run(settings: Settings, contender: Any, *rest: Any) -> Any:
+        if contender.hw_decoder_load == 0.0:
+            raise MeasurementError("no such engine")
+        return Run(sum(speed(contender) for speed in speeds), 1.0, None, 0.0, 0.0, 3)
+
+    tried = ({"threads": 8}, {"hw_decoder_load": 0.0}, {"prefetch": 3}, {"exec_dynamic": False})
+    monkeypatch.setattr(loaders, "peers", lambda settings: {"dali": DaliGpu("dali", 16)})
+    monkeypatch.setattr(loaders, "changes", lambda quick: {"dali": tried})
+    monkeypatch.setattr(loaders, "available", lambda contender: True)
+    monkeypatch.setattr(parts, "_run", run)
+    rows = parts.tune(Asked(settings(tmp_path), [], time.perf_counter() + 60))
+    assert [row.get("samples_per_s") for row in rows] == [1.0, 2.0, None, 6.0, 6.0]
+    assert [row["chosen"] for row in rows] == [False, False, False, True, False]
+    assert rows[2]["error"] == "no such engine"
+
+
+def test_no_repetition_begins_without_time_for_it(tmp_path: Path) -> None:
+    contender = loaders.ours(1)[0]
+    left = iter([True, False])
+    runs, errors = in_turns("here", [contender], 5, lambda one: one.name, str, lambda: next(left))
+    assert runs == {"cpu": ["cpu", "cpu"]} and not errors
+
+
+def test_a_measurement_may_end_by_itself(fresh: Executor, tmp_path: Path) -> None:
+    for grace_s, left in ((60.0, "unwound"), (0.0, "")):
+        note = tmp_path / f"{grace_s}"
+        assert fresh.submit(_ended, note, grace_s).result() == left
+
+
+def _ended(note: Path, grace_s: float) -> str:
+    def unwinds() -> None:
+        import signal
+
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+        note.write_text("", encoding="ascii")
+        try:
+            time.sleep(600)
+        finally:
+            note.write_text("unwound", encoding="ascii")
+
+    gc.freeze()
+    limit_s = 0.5
+    while not note.exists():
+        with pytest.raises(MeasurementError, match="no result"):
+            isolated(unwinds, timeout_s=limit_s, settle_s=0.0, grace_s=grace_s)
+        limit_s *= 2
+    return note.read_text(encoding="ascii")

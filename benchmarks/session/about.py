@@ -1,0 +1,76 @@
+"""What a session's document says of itself, and where it lies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.session.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def described(settings: Settings, commit: str | None) -> dict[str, Any]:
+    """All of the document but its rows. It asks CUDA: not in a process that forks others afterwards."""
+    on_gpu = settings.device == "cuda"
+    about = {
+        "commit": commit or _said("git", "rev-parse", "HEAD"),
+        "driver": _driver() if on_gpu else None,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+    }
+    content = report.document("gpu_session", {**settings.told(), **about}, [])
+    del content["rows"]
+    return content
+
+
+def _driver() -> str | None:
+    """The driver's version."""
+    file = Path("/sys/module/nvidia/version")
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError:
+        return _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _said(*command: str) -> str | None:
+    """The first line of what a command says; None where there is no such command, or nothing to say."""
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(found.stdout.strip().splitlines()), None)
+
+
+def default_path(settings: Settings, about: Mapping[str, Any]) -> Path:
+    """By GPU and date; of stand-ins and toys where git does not look."""
+    if settings.device != "cuda" or settings.quick:
+        return ROOT / "runs" / "gpu_session.json"
+    name = str(about["machine"]["gpus"][0]).lower().replace(" ", "-")
+    return place(ROOT / "benchmarks" / "results" / name / f"{datetime.now(UTC):%Y-%m-%d}.json", about)
+
+
+def joinable(path: Path, about: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of a document, if they can stand beside new ones: same commit, driver, size and GPU."""
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    theirs, ours = ((each["settings"], each["machine"]["gpus"]) for each in (content, about))
+    rows: list[dict[str, Any]] = content["rows"]
+    return rows if theirs == ours else None
+
+
+def place(path: Path, about: Mapping[str, Any]) -> Path:
+    """The path, or one beside it where there are figures that new ones cannot be joined to."""
+    free, number = path, 1
+    while free.exists() and joinable(free, about) is None:
+        number += 1
+        free = path.with_stem(f"{path.stem}-{number}")
+    return free

@@ -1,0 +1,154 @@
+"""What the device lane does to training: ``price``, and what the loader does to the training thread: ``thread``."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.isolate import isolated
+from benchmarks.session import loaders, measure, steps
+from benchmarks.session.parts import Asked, Rows
+from benchmarks.session.settings import Settings
+from benchmarks.session.work import MIXED, SMALL, job
+
+EVERY = (0, 8, 4, 2, 1)
+"""Of so many steps one takes a batch that the device lane has prepared; 0: none."""
+
+
+def price(asked: Asked) -> Rows:
+    """ResNet-50 on resident batches while the device lane works so much: its share of the time, and the step.
+
+    The last row's ``step_s_per_device_s`` is the slope of the least-squares line through (seconds of device work for
+    each step, seconds of the step): what the loader learns while running, here known from the whole range.
+    """
+    settings = asked.settings
+    repetitions = min(2, settings.repetitions)
+    limit = max(10.0, asked.deadline - perf_counter())
+    points: list[dict[str, float]] = isolated(
+        _priced, settings, repetitions, timeout_s=limit, settle_s=settings.settle_s
+    )
+    return priced_rows(points)
+
+
+def priced_rows(points: list[dict[str, float]]) -> Rows:
+    """Rows from points {"every", "device_share", "device_s_per_step", "step_s"}, of which some have every = 0."""
+    alone = report.median([point["step_s"] for point in points if not point["every"]])
+    rows: Rows = []
+    for every in dict.fromkeys(int(point["every"]) for point in points):
+        here = [point for point in points if point["every"] == every]
+        row: dict[str, Any] = {"name": f"a batch for every {every} steps" if every else "no device work"}
+        for name, unit in (("device_share", ""), ("device_s_per_step", ""), ("step", "_s")):
+            row |= report.summarise(name, [point[f"{name}{unit}"] for point in here], unit)
+        rows.append({**row, "repetitions": len(here), "step_slowdown": row["step_s"] / alone - 1})
+    work = np.array([point["device_s_per_step"] for point in points])
+    took = np.array([point["step_s"] for point in points])
+    spread = float(((work - work.mean()) ** 2).sum())
+    slope = float(((work - work.mean()) * (took - took.mean())).sum()) / spread if spread else None
+    return [*rows, {"name": "slope", "step_s_per_device_s": slope}]
+
+
+def _priced(settings: Settings, repetitions: int) -> list[dict[str, float]]:
+    measure.begin(settings)
+    step = steps.make(steps.TRAINING, settings)
+    resident = steps.resident(settings)
+    device = loaders.ours(settings.workers)[1]
+    loader = device.make(job(settings, MIXED), settings.device)
+    batches = iter(loader)
+    next(batches)
+    points = []
+    for _ in range(repetitions):
+        for every in EVERY:
+            for timed in (False, True):  # first what was prepared ahead is taken, or the lane comes to rest
+                watch = steps.Stopwatch(settings.device)
+                began, worked = perf_counter(), _device_s(loader)
+                end = began + settings.timed_s / (1 if timed else 2)
+                while perf_counter() < end or len(watch) < 3 * max(1, every):
+                    if every and len(watch) % every == 0:
+                        next(batches)
+                    watch.time(step, next(resident))
+                steps.synchronise(settings.device)
+            elapsed, worked = perf_counter() - began, _device_s(loader) - worked
+            took = watch.seconds()[1:]  # the first may have waited for the host
+            points.append(
+                {
+                    "every": float(every),
+                    "device_share": worked / elapsed,
+                    "device_s_per_step": worked / len(watch),
+                    "step_s": float(np.mean(took)),  # the median would not see that every eighth is longer
+                }
+            )
+    return points
+
+
+def _device_s(loader: Any) -> float:
+    """Seconds that the device lane has worked in this epoch."""
+    stats = loader.stats()
+    lane = stats["lanes"].get("device")
+    return 0.0 if lane is None else float(lane["busy_share"] * stats["elapsed_s"] * max(lane["slots"], 1))
+
+
+# --- the training thread -----------------------------------------------------------------------------------------
+
+
+def thread(asked: Asked) -> Rows:
+    """What ``next`` takes of the training thread when its batch lies ready, and for how long the interpreter is taken
+    from it while it computes (the longest gap of a loop that reads the clock, also without a loader)."""
+    settings = asked.settings
+    limit = max(10.0, asked.deadline - perf_counter())
+    rows: Rows = isolated(_thread, settings, 0.9 * limit, timeout_s=limit, settle_s=settings.settle_s)
+    return rows
+
+
+def _thread(settings: Settings, limit_s: float) -> Rows:
+    measure.begin(settings)
+    end = perf_counter() + limit_s
+    count, step_s = (20, 2e-3) if settings.quick else (2000, 50e-3)
+    alone = [longest_gap(step_s) for _ in range(count // 4)]
+    loader = loaders.ours(settings.workers)[2].make(
+        job(settings, SMALL, (count + count // 10) * settings.batch), settings.device
+    )
+    batches = iter(loader)
+    for _ in range(count // 20):  # until it has settled
+        next(batches)
+        longest_gap(step_s)
+    gaps: list[float] = []
+    nexts: list[float] = []
+    before = _stalls(loader)
+    while len(gaps) < count and perf_counter() < end:
+        asked = perf_counter()
+        next(batches)
+        nexts.append(perf_counter() - asked)
+        gaps.append(longest_gap(step_s))
+    return [
+        {"name": "without a loader", "steps": len(alone), **_tail("pause", alone)},
+        {
+            "name": "hybrid",
+            "steps": len(gaps),
+            "steps_that_waited": _stalls(loader) - before,
+            **_tail("pause", gaps),
+            **_tail("next", nexts),
+        },
+    ]
+
+
+def longest_gap(seconds: float) -> float:
+    """The longest time between two looks at the clock in a loop that does nothing else."""
+    before = perf_counter()
+    end, longest = before + seconds, 0.0
+    while before < end:
+        now = perf_counter()
+        longest = max(longest, now - before)
+        before = now
+    return longest
+
+
+def _stalls(loader: Any) -> int:
+    return sum(int(stall["count"]) for stall in loader.stats()["stalls"].values())
+
+
+def _tail(name: str, values: list[float]) -> dict[str, float]:
+    p50, p99, p999 = np.percentile(values, [50, 99, 99.9])
+    return {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99), f"{name}_p999_s": float(p999)}

@@ -1,0 +1,221 @@
+"""Who is measured: this loader on each of its lanes, and its peers with GPU transforms; each with the settings that are
+tried for it.
+
+All prepare the same samples: PyTorch's and SPDL's workers read and draw by the pipeline's own functions, so that their
+batches can be compared with the pipeline's. DALI draws by itself, so its batches are only counted. It upsamples chroma
+without smoothing, its default on a GPU, which is less work than the others do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.peers import Job
+from benchmarks.session.crops import Crops, Packing
+from benchmarks.session.dali import DaliGpu
+from benchmarks.session.settings import Settings
+from benchmarks.session.transforms import brought
+from minato_gpu import DataLoader as MinatoDataLoader
+from minato_gpu.parity import whole_tolerance
+from minato_gpu.report import usable_cores
+from minato_gpu.stages import Tolerance
+from pipelines.photograph_stages import GEOMETRIC
+
+
+class Contender(Protocol):
+    """A loader with its settings. ``package``: what it needs. ``ordered``, ``own_draws``: see ``work.Taken.check``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def package(self) -> str: ...
+
+    @property
+    def ordered(self) -> bool: ...
+
+    @property
+    def own_draws(self) -> bool: ...
+
+    def settings(self) -> dict[str, Any]:
+        """What was chosen for it."""
+
+    def make(self, job: Job, device: str) -> Iterable[Any]:
+        """Its batches of the job, on the device."""
+
+    def tolerance(self, job: Job, device: str) -> Tolerance | None:
+        """How far pictures may be from the CPU implementation's; None: not at all."""
+
+
+def available(contender: Contender) -> bool:
+    """Whether its package is there. It is not imported: a process that may fork must not have met CUDA."""
+    parts = contender.package.split(".")
+    names = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+# --- this loader -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ours:
+    """``minato_gpu.DataLoader``, with bounded lateness."""
+
+    name: str
+    lanes: tuple[str, ...]
+    workers: int
+    device_memory_budget: int | None = None
+    package: str = "minato_gpu"
+    ordered: bool = True
+    own_draws: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "num_workers": self.workers,
+            "lanes": self.lanes,
+            "in_order": False,
+            "device_memory_budget": self.device_memory_budget,
+        }
+
+    def make(self, job: Job, device: str) -> Any:
+        return MinatoDataLoader(
+            job.source,
+            job.batch_size,
+            generator=torch.Generator().manual_seed(0),
+            pipeline=job.pipeline,
+            device=device if device == "cuda" else None,
+            **self.settings(),
+        )
+
+    def tolerance(self, job: Job, device: str) -> Tolerance | None:
+        return whole_tolerance(job.pipeline, device, job.pipeline.host_prefix) if "device" in self.lanes else None
+
+
+# --- peers whose workers decode, and whose GPU does the rest in torch --------------------------------------------
+
+
+@dataclass(frozen=True)
+class TorchGpu:
+    """``torch.utils.data.DataLoader``, batches out of order, pinned; the rest on the GPU one batch ahead."""
+
+    name: str
+    workers: int
+    size: int
+    squares: bool = True
+    decoder: str = "opencv"
+    prefetch: int = 2
+    package: str = "torch"
+    ordered: bool = False
+    own_draws: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        return _chosen(self)
+
+    def make(self, job: Job, device: str) -> Iterable[Any]:
+        loader: DataLoader[Any] = DataLoader(
+            Crops(job, self.decoder, squares=self.squares, size=self.size),  # type: ignore[arg-type]
+            job.batch_size,
+            num_workers=self.workers,
+            collate_fn=Packing(squares=self.squares),
+            pin_memory=device == "cuda",
+            prefetch_factor=self.prefetch,
+            in_order=False,
+        )
+        return brought(loader, device, self.size)
+
+    def tolerance(self, job: Job, device: str) -> Tolerance | None:
+        return GEOMETRIC
+
+
+@dataclass(frozen=True)
+class SpdlGpu:
+    """SPDL's pipeline: samples decoded by threads, gathered, brought to the GPU by SPDL's transfer in a thread of its
+    own; the rest there, one batch ahead."""
+
+    name: str
+    threads: int
+    size: int
+    squares: bool = True
+    decoder: str = "opencv"
+    sink: int = 3
+    package: str = "spdl.pipeline"
+    ordered: bool = False
+    own_draws: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        return _chosen(self)
+
+    def make(self, job: Job, device: str) -> Iterable[Any]:
+        from spdl.pipeline import PipelineBuilder
+
+        crops = Crops(job, self.decoder, squares=self.squares, size=self.size)
+        prepare: Any = crops.__getitem__
+        pack: Any = Packing(squares=self.squares)
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder()
+        builder.add_source(range(len(crops)))
+        builder.pipe(prepare, concurrency=self.threads)
+        builder.aggregate(job.batch_size, drop_last=True)
+        builder.pipe(pack, executor=ThreadPoolExecutor(2), concurrency=2)
+        if device == "cuda":
+            from spdl.io import transfer_tensor_h2d
+
+            builder.pipe(transfer_tensor_h2d, executor=ThreadPoolExecutor(1))
+        pipeline = builder.add_sink(self.sink).build(num_threads=self.threads, use_thread_output_queue=True)
+        pipeline.start()
+        return brought(pipeline.get_iterator(), device, self.size)
+
+    def tolerance(self, job: Job, device: str) -> Tolerance | None:
+        return GEOMETRIC
+
+
+def _chosen(contender: Any) -> dict[str, Any]:
+    """What is not the same for every candidate of this kind."""
+    same = ("name", "package", "ordered", "own_draws", "size")
+    return {name: value for name, value in asdict(contender).items() if name not in same}
+
+
+# --- all of them -------------------------------------------------------------------------------------------------
+
+
+def ours(workers: int) -> tuple[Ours, Ours, Ours]:
+    """All-CPU, all-device, hybrid."""
+    return (
+        Ours("cpu", ("cpu",), workers),
+        Ours("device", ("device",), workers),
+        Ours("hybrid", ("cpu", "device"), workers),
+    )
+
+
+def peers(settings: Settings) -> dict[str, Contender]:
+    """The peers, as they are before anything was tried."""
+    return {
+        "pytorch": TorchGpu("pytorch", settings.workers, settings.size),
+        "spdl": SpdlGpu("spdl", settings.workers, settings.size),
+        "dali": DaliGpu("dali", usable_cores()),
+    }
+
+
+def changes(*, quick: bool) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """For each peer the changes of settings that are tried one after the other; one that is faster is kept."""
+    if quick:
+        return {"pytorch": ({"squares": False},), "spdl": (), "dali": ({"exec_dynamic": False},)}
+    cores = usable_cores()
+    decoding = ({"squares": False}, {"decoder": "nvimgcodec"})
+    return {
+        "pytorch": (*decoding, {"workers": cores, "prefetch": 4}),
+        "spdl": (*decoding, {"threads": cores}),
+        "dali": (
+            {"threads": max(1, cores // 2)},
+            {"hw_decoder_load": 0.9},
+            {"hw_decoder_load": 0.0},
+            {"prefetch": 3},
+            {"exec_dynamic": False},
+        ),
+    }

@@ -1,0 +1,116 @@
+"""What every loader is asked for: the photographs of a folder, over and over, and the check of what came.
+
+One long epoch: no loader ends one while it is measured, so how they go from one to the next does not count here
+(``benchmarks.compare`` measures that).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from benchmarks.compare.content import same_content
+from benchmarks.compare.workloads import INDEX, Indexed, Prepared, first_epoch_seed, with_index
+from benchmarks.content import ContentError
+from benchmarks.peers import Job
+from benchmarks.session.settings import Settings
+from minato_gpu.stages import Tolerance
+from pipelines import image_classification
+
+MIXED, SMALL = "mixed", "small"
+"""All photographs; the quarter with the smallest files, which the CPU lane prepares faster than any step takes them."""
+
+_CHECKED = 8  # samples whose content is compared
+_LATE = 8 + 1  # batches: the loader's usual bound of lateness, and the batch under way
+
+
+class Selection:
+    """``samples`` items of an ImageFolder: all photographs (or the small ones) in turn, each round in another order."""
+
+    def __init__(self, source: image_classification.ImageFolder, samples: int, which: str) -> None:
+        numbers = np.arange(len(source))
+        if which == SMALL:
+            sizes = [Path(path).stat().st_size for path in source.paths]
+            numbers = np.argsort(sizes, kind="stable")[: max(1, len(sizes) // 4)]
+        rng = np.random.default_rng(0)
+        rounds = -(-samples // len(numbers))
+        self.order = np.concatenate([rng.permutation(numbers) for _ in range(rounds)])[:samples]
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.source[int(self.order[operator.index(index)])]
+
+    @property
+    def paths(self) -> list[str]:
+        """The file of every item."""
+        return [self.source.paths[number] for number in self.order]
+
+    @property
+    def labels(self) -> list[int]:
+        """The label of every item."""
+        return [self.source.labels[number] for number in self.order]
+
+
+def job(settings: Settings, which: str = MIXED, samples: int | None = None) -> Job:
+    """Batches of those photographs; ``samples``: how many there are at most, a multiple of the batch if not given."""
+    samples = settings.batch * (64 if settings.quick else 1000) if samples is None else samples
+    source = Indexed(Selection(image_classification.dataset(settings.folder), samples, which))
+    pipeline = with_index(image_classification.build(settings.size))
+    return Job(
+        Prepared(source, pipeline, first_epoch_seed()),
+        settings.batch,
+        settings.workers,
+        sample_bytes=3 * settings.size**2 * 4,
+        keep_workers=True,
+        collate=default_collate,
+        source=source,
+        pipeline=pipeline,
+    )
+
+
+class Taken:
+    """Which samples came. ``add`` costs the device a copy of a few bytes and the host no wait."""
+
+    def __init__(self) -> None:
+        self._indices: list[torch.Tensor] = []
+        self._first: dict[str, torch.Tensor] = {}
+
+    def add(self, batch: Mapping[str, Any]) -> None:
+        """Note a batch's samples; of the first batch, the content of some."""
+        if not self._first:
+            self._first = {name: value[:_CHECKED].clone() for name, value in batch.items()}
+        self._indices.append(batch[INDEX].clone())
+
+    def check(self, asked: Job, tolerance: Tolerance | None, *, ordered: bool, own_draws: bool) -> int:
+        """The number of samples. Raises ContentError where one came twice, is missing, or is not what it should be.
+
+        ``ordered``: in order or with the loader's bound of lateness, so that what is missing is known; of loaders that
+        deliver on completion only what came twice is. ``own_draws``: the content is random in the loader's own way.
+        """
+        batches = [indices.cpu().numpy().reshape(-1) for indices in self._indices]
+        came = np.concatenate(batches)
+        check_delivery(came, asked.batch_size, ordered=ordered)
+        if not own_draws:
+            same_content({name: value.cpu() for name, value in self._first.items()}, asked, tolerance)
+        return len(came)
+
+
+def check_delivery(came: Sequence[int] | Any, batch: int, *, ordered: bool) -> None:
+    """Raises ContentError where a sample came twice, or (``ordered``) one is missing that should have come by now."""
+    counts = np.bincount(came)
+    twice = np.flatnonzero(counts > 1)
+    if len(twice):
+        raise ContentError(f"samples that came more than once: {twice[:5].tolist()} and so on")
+    due = max(0, len(came) - _LATE * batch)
+    missing = np.flatnonzero(counts[:due] == 0)
+    if ordered and len(missing):
+        raise ContentError(f"samples that should have come: {missing[:5].tolist()} and so on")

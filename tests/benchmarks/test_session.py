@@ -1,0 +1,243 @@
+"""What the GPU session measures with: the data, the transforms on the device, the model, its step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.compare.workloads import INDEX
+from benchmarks.content import ContentError
+from benchmarks.session import loaders, measure, steps, work
+from benchmarks.session.crops import Crops, packed
+from benchmarks.session.dali import DaliGpu
+from benchmarks.session.resnet import ResNet
+from benchmarks.session.settings import Settings
+from benchmarks.session.transforms import brought, finished, resized
+from pipelines import image_classification
+from tests.waiting import wait_until
+
+
+def settings(folder: Path) -> Settings:
+    return Settings.usual("cpu", folder, quick=True)
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+def test_each_round_has_every_photograph_once(photographs: Path) -> None:
+    source = image_classification.dataset(photographs)
+    selection = work.Selection(source, 2 * len(source) + 3, work.MIXED)
+    rounds = np.split(selection.order, [len(source), 2 * len(source)])
+    assert len(selection) == 2 * len(source) + 3
+    assert sorted(rounds[0]) == sorted(rounds[1]) == list(range(len(source)))
+    assert list(rounds[0]) != list(rounds[1])
+    assert selection[5] == source[int(selection.order[5])]
+    assert (selection.paths[5], selection.labels[5]) == (selection[5]["path"], selection[5]["label"])
+
+
+def test_small_photographs_are_the_smallest_quarter(photographs: Path) -> None:
+    source = image_classification.dataset(photographs)
+    chosen = set(work.Selection(source, len(source), work.SMALL).order.tolist())
+    sizes = [Path(path).stat().st_size for path in source.paths]
+    others = set(range(len(source))) - chosen
+    assert len(chosen) == len(source) // 4
+    assert max(sizes[number] for number in chosen) <= min(sizes[number] for number in others)
+
+
+@pytest.mark.parametrize(
+    ("came", "ordered", "complaint"),
+    [
+        (list(range(40)), True, None),
+        ([*range(1, 41), 0], True, None),
+        ([0, 1, 2, 2], True, "more than once"),
+        ([0, 1, 2, 2], False, "more than once"),
+        ([*range(3), *range(4, 60)], True, r"should have come: \[3\]"),
+        ([*range(3), *range(4, 60)], False, None),
+        ([*range(50), *range(51, 60)], True, None),  # may still come
+    ],
+)
+def test_what_came_is_checked(came: list[int], ordered: bool, complaint: str | None) -> None:
+    if complaint is None:
+        work.check_delivery(np.array(came), 4, ordered=ordered)
+    else:
+        with pytest.raises(ContentError, match=complaint):
+            work.check_delivery(np.array(came), 4, ordered=ordered)
+
+
+@pytest.mark.parametrize("squares", [True, False])
+@pytest.mark.parametrize("decoder", ["opencv", "nvimgcodec"])
+def test_peers_prepare_the_samples_of_the_pipeline(photographs: Path, squares: bool, decoder: str) -> None:
+    asked = work.job(settings(photographs), samples=16)
+    crops = Crops(asked, decoder, squares=squares, size=32)
+    batch = finished(packed([crops[number] for number in range(8)], squares=squares), 32)
+    taken = work.Taken()
+    taken.add(batch)
+    peer = loaders.TorchGpu("pytorch", 1, 32)
+    assert taken.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False) == 8
+    wrong = work.Taken()
+    wrong.add({**batch, "image": batch["image"].flip(3)})
+    with pytest.raises(ContentError, match="is off by"):
+        wrong.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False)
+
+
+# --- transforms on the device ------------------------------------------------------------------------------------
+
+
+def test_crops_are_resized_as_opencv_does_it() -> None:
+    rng = np.random.default_rng(0)
+    crops = [rng.integers(0, 256, (*shape, 3)).astype(np.uint8) for shape in ((1, 1), (5, 90), (64, 48), (32, 32))]
+    mirror = [False, True, True, False]
+    extent = torch.tensor([crop.shape[:2] for crop in crops])
+    counts = extent.prod(1)
+    pixels = torch.from_numpy(np.concatenate([crop.reshape(-1, 3) for crop in crops]))
+    found = resized(pixels, counts.cumsum(0) - counts, extent, torch.tensor(mirror), 32).numpy()
+    for crop, turned, image in zip(crops, mirror, found, strict=True):
+        wanted = cv2.resize(crop, (32, 32), interpolation=cv2.INTER_LINEAR)
+        wanted = wanted[:, ::-1] if turned else wanted
+        assert np.abs(image - wanted.astype(np.float32)).max() <= 1
+
+
+def test_squares_and_crops_of_that_size_end_the_same() -> None:
+    rng = np.random.default_rng(1)
+    samples: list[dict[str, Any]] = [
+        {"pixels": rng.integers(0, 256, (32, 32, 3)).astype(np.uint8), "mirror": number % 2 == 1, "label": number}
+        for number in range(70)  # more than are resized at once
+    ]
+    samples = [{**sample, INDEX: number} for number, sample in enumerate(samples)]
+    square, crop = (finished(packed(samples, squares=squares), 32) for squares in (True, False))
+    assert square["image"].shape == (70, 3, 32, 32) and square["image"].dtype == torch.float32
+    torch.testing.assert_close(square["image"], crop["image"])
+    assert square["label"].tolist() == crop[INDEX].tolist() == list(range(70))
+
+
+class FakeStream:
+    """Notes what is asked of it."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name, self.events = log, name, 0
+
+    def record_event(self) -> str:
+        self.events += 1
+        return f"event {self.events}"
+
+    def wait_event(self, event: str) -> None:
+        self.log.append(f"{self.name} waits for {event}")
+
+
+def test_batches_are_brought_one_ahead_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    current, side = FakeStream(log, "consumer"), FakeStream(log, "side")
+    kept: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append(stream.name))
+    sample = {"pixels": np.zeros((5, 7, 3), np.uint8), "mirror": True, "label": 3, INDEX: 0}
+
+    def source() -> Iterator[Any]:
+        for number in range(3):
+            log.append(f"asked for {number}")
+            yield packed([sample], squares=False)
+
+    shapes = [(batch["image"].device.type, batch["image"].shape) for batch in brought(source(), "meta", 32)]
+    assert shapes == [("meta", (1, 3, 32, 32))] * 3
+    assert log == [
+        "asked for 0",
+        "asked for 1",
+        "consumer waits for event 1",
+        "asked for 2",
+        "consumer waits for event 2",
+        "consumer waits for event 3",
+    ]
+    assert kept.count("consumer") == 9 and kept.count("side") == 18
+
+
+def test_dali_accepts_the_graph_for_a_gpu(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dali = pytest.importorskip("nvidia.dali")
+    monkeypatch.setattr(dali.Pipeline, "build", lambda self: None)  # the rest needs the GPU
+    asked = work.job(settings(photographs), samples=16)
+    for exec_dynamic in (True, False):
+        graph = DaliGpu("dali", 2, hw_decoder_load=0.9, exec_dynamic=exec_dynamic)._graph(asked, "cuda")
+        graph._build_graph()  # names and types of all arguments are checked
+        made_on = {each.name.strip("_").rstrip("_0123456789"): each.outputs[0].device for each in graph._ops}
+        assert made_on == {
+            "reader": "cpu",
+            "ImageRandomCrop": "gpu",
+            "CoinFlip": "cpu",
+            "Resize": "gpu",
+            "CropMirrorNormalize": "gpu",
+        }
+
+
+# --- the step ----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_resnet_50() -> None:
+    with torch.device("meta"):
+        model = ResNet(1000)
+        assert sum(weights.numel() for weights in model.parameters()) == 25_557_032
+        features = model.stages(model.stem(torch.empty(2, 3, 224, 224)))
+        assert features.shape == (2, 2048, 7, 7)
+        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+
+
+class FakeEvent:
+    """Comes to pass when it is recorded; what is waited for is noted."""
+
+    waited: ClassVar[list[int]] = []
+    made: ClassVar[int] = 0
+
+    def __init__(self, *, enable_timing: bool, blocking: bool) -> None:
+        assert enable_timing and blocking
+        self.number = FakeEvent.made
+        FakeEvent.made += 1
+
+    def record(self) -> None:
+        """Now."""
+
+    def synchronize(self) -> None:
+        self.waited.append(self.number)
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return 10.0 * (end.number - self.number)
+
+
+def test_the_host_is_two_steps_ahead_of_the_device_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    watch = steps.Stopwatch("cuda")
+    for _ in range(5):
+        watch.time(lambda batch: None, {})
+    assert FakeEvent.waited == [1, 3, 5]  # each step has two events
+    assert watch.seconds() == [0.01] * 5
+
+
+def test_the_most_memory_in_use_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([(90, 100), (60, 100), (20, 100)])
+    last = (80, 100)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: next(answers, last))
+    with measure._watched(measure._used_bytes("cuda")) as peak:
+        wait_until(lambda: peak[0] == 70)
+    assert peak == [70]
+
+
+def test_a_step_trains(photographs: Path) -> None:
+    chosen = settings(photographs)
+    torch.manual_seed(0)
+    step = steps.Training(chosen)
+    batch = next(steps.resident(chosen))
+    watch = steps.Stopwatch("cpu")
+    losses = []
+    for _ in range(6):
+        watch.time(step, batch)
+        assert step.loss is not None
+        losses.append(float(step.loss))
+    assert losses[-1] < losses[0]
+    assert len(watch) == len(watch.seconds()) == 6 and min(watch.seconds()) > 0
