@@ -1,6 +1,8 @@
 """The device lane: one executor in a thread of the training process, fed with what CPU workers have read.
 
 It takes every task that waits, one micro-batch at a time, and writes finished samples into their rows of the batch.
+Where they stay on a device, the next micro-batch is issued before the thread waits for the one before, so that the
+device has work while the host prepares it (the stand-in on the CPU has no such two sides).
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its
 failure counts. Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU
 lane to go on alone: what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane
@@ -14,6 +16,7 @@ import os
 import queue
 import threading
 from collections import deque
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +25,7 @@ from minato_gpu.lanes.base import Failure, Handed, Local, Part, Piece, Report, T
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.outlet import Issued, Outlet
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
@@ -34,13 +37,43 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 _USUAL_RATE = 1e9  # bytes per second
+IN_FLIGHT = 2  # tasks of a device: one that it works on, one that is issued behind it
+
+
+@dataclass
+class _Part:
+    """The samples of a task that came at one split point: what has been issued for them, and since when.
+
+    ``core_s``: seconds of the cores that issuing took; ``usual``: nothing was built or repeated for it.
+    """
+
+    split: int
+    numbers: list[int]
+    issued: Issued
+    begin: float
+    core_s: float
+    usual: bool
+
+
+class _Run:
+    """A task under way."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
+        self.parts: list[_Part] = []
+        self.items: list[Any] = [None] * len(self.tickets)
+        self.times = [0.0] * len(self.tickets)
+        self.begin = perf_counter()
+        self.usual = True
+        self.repeated = 0
 
 
 class DeviceLane:
     """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
-    device, the way there; ``may_retire``: another lane prepares samples too."""
+    device, the way there; ``may_retire``: the CPU lane prepares samples too; ``name``: "device", or of several devices
+    "device:n"."""
 
-    name = "device"
     slots = 1
     away = 0
 
@@ -53,7 +86,9 @@ class DeviceLane:
         threads: int = 1,
         transfers: Transfers | None = None,
         may_retire: bool = False,
+        name: str = "device",
     ) -> None:
+        self.name = name
         self._links = links
         self._pipeline = pipeline
         self._first = pipeline.host_prefix
@@ -75,12 +110,14 @@ class DeviceLane:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._in_flight = 1 if transfers is None else IN_FLIGHT
+        self._through = 0.0  # when the last part was through
         self._repeated = 0  # samples of the current task that ran a second time, on the CPU
         self._looked = 0  # graphs built when their threads were last looked for
         self._may_retire = may_retire
         self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
-        self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
+        self._thread: threading.Thread | None = threading.Thread(target=self._main, name=f"minato-{name}", daemon=True)
         self._thread.start()
 
     def send(self, task: Task, worker: int = 0) -> None:
@@ -142,12 +179,28 @@ class DeviceLane:
         self._load()
         self.ready = not self.retired
         self._signal()
-        while (task := self._tasks.get()) is not None:
-            report = _refused(task) if self.retired else self._run(task, cores)
+        runs: deque[_Run] = deque()
+        closing = False
+        while runs or not closing:
+            try:
+                task = self._tasks.get(block=not runs)
+            except queue.Empty:
+                self._report(self._end(runs.popleft(), cores))
+                continue
+            if task is None:
+                closing = True
+            elif self.retired:
+                self._report(_refused(task))
+            else:
+                runs.append(self._begin(task, cores))
+                if len(runs) >= self._in_flight:
+                    self._report(self._end(runs.popleft(), cores))
             del task
-            self._reports.append(report)
-            self._signal()
         cores.close()
+
+    def _report(self, report: Report) -> None:
+        self._reports.append(report)
+        self._signal()
 
     def _load(self) -> None:
         """Import what stages need. Without it the CPU's implementations prepare the samples, in the lane there is."""
@@ -162,7 +215,7 @@ class DeviceLane:
         except Exception as error:
             self.retired = True
             if self._may_retire:
-                LOGGER.warning("the device lane cannot be opened; the CPU lane goes on alone (%r)", error)
+                LOGGER.warning("the %s lane cannot be opened; %s (%r)", self.name, self._others(), error)
             else:
                 self.error = error
             return
@@ -191,57 +244,78 @@ class DeviceLane:
         """Whether samples that come cut at ``split`` find everything built."""
         return self._executors[split].built and not self.retired
 
-    def _run(self, task: Task, cores: CoreTime) -> Report:
-        begin = perf_counter()
+    def _begin(self, task: Task, cores: CoreTime) -> _Run:
+        """Issue all of a task; what has a device to wait for is not waited for, unless nothing else could be begun."""
+        run = _Run(task)
         self._repeated = 0
         self._look(cores)
-        tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
-        items: list[Any] = [None] * len(tickets)
-        times: list[float] = [0.0] * len(tickets)
-        usual = True
-        for split, numbers in self._by_split(tickets).items():
-            started, used, builds = perf_counter(), cores(), self._executors[split].builds
-            chosen = [tickets[number] for number in numbers]
+        for split, numbers in self._by_split(run.tickets).items():
+            begin, used, builds = perf_counter(), cores(), self._executors[split].builds
+            chosen = [run.tickets[number] for number in numbers]
             try:
-                found = self._prepare(task, chosen, split)
+                issued = self._issue(task, chosen, split)
             except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
-                found = [self._failure(task, piece, at, error) for piece, at in chosen]
-            took = perf_counter() - started
-            if self._executor.device == "cpu":  # what it waited for a core is not the sample's cost
-                took = min(max(cores() - used, 1e-6), took)
-            usual = usual and self._executors[split].builds == builds and self._repeated == 0
-            for number, item in zip(numbers, found, strict=True):
-                items[number], times[number] = item, took / len(numbers)
-            if self._ahead is not None and not self.retired:
-                self._ahead.ran(split)
+                issued = Issued([self._failure(task, piece, at, error) for piece, at in chosen])
+            usual = self._executors[split].builds == builds and self._repeated == 0
+            run.parts.append(_Part(split, numbers, issued, begin, cores() - used, usual))
+            if self._in_flight == 1:
+                self._settle(run, run.parts[-1])
+        run.repeated = self._repeated
+        return run
+
+    def _settle(self, run: _Run, part: _Part) -> None:
+        """Wait until the device is through with the part."""
+        chosen = [run.tickets[number] for number in part.numbers]
+        try:
+            found = self._outlet.settle(part.issued)
+        except Exception as error:
+            found = [self._failure(run.task, piece, at, error) for piece, at in chosen]
+        now = perf_counter()
+        took = now - max(part.begin, self._through)  # it may have been issued while the device was at another
+        self._through = now
+        if self._executor.device == "cpu":  # what it waited for a core is not the sample's cost
+            took = min(max(part.core_s, 1e-6), took)
+        for number, item in zip(part.numbers, found, strict=True):
+            run.items[number], run.times[number] = item, took / len(chosen)
+        run.usual = run.usual and part.usual
+        if self._ahead is not None and not self.retired:
+            self._ahead.ran(part.split)
+
+    def _end(self, run: _Run, cores: CoreTime) -> Report:
+        """Wait for the task, and report it."""
+        begin = run.begin
+        if self._in_flight > 1:
+            begin = max(begin, self._through)
+            for part in run.parts:
+                self._settle(run, part)
         end = perf_counter()
-        count = len(tickets)
-        self._look(cores)
+        self._look(cores, repeated=run.repeated > 0)
         parts: list[Part | None] | None = None
-        if usual and self._pipeline.cuts:
-            parts = [(_split(*ticket, self._first), (each,)) for ticket, each in zip(tickets, times, strict=True)]
+        if run.usual and self._pipeline.cuts:
+            known = zip(run.tickets, run.times, strict=True)
+            parts = [(_split(*ticket, self._first), (each,)) for ticket, each in known]
         return Report(
-            run=task.run,
-            chunk=task.chunk,
+            run=run.task.run,
+            chunk=run.task.chunk,
             worker=0,
             first=0,
-            done=count,
+            done=len(run.tickets),
             seconds=end - begin,
             begin=begin,
             end=end,
             final=True,
-            nbytes=sum(item.nbytes for item in items if isinstance(item, Local)),
-            items=items if any(item is not None for item in items) else None,
-            times=times if usual else None,
+            nbytes=sum(item.nbytes for item in run.items if isinstance(item, Local)),
+            items=run.items if any(item is not None for item in run.items) else None,
+            times=run.times if run.usual else None,
             parts=parts,
             layout=self._learned(),
-            repeated=self._repeated,
+            repeated=run.repeated,
         )
 
-    def _look(self, cores: CoreTime) -> None:
+    def _look(self, cores: CoreTime, *, repeated: bool = False) -> None:
         """Graphs that have been built, here or ahead, have brought threads of their own."""
         builds = sum(executor.builds for executor in self._executors.values())
-        if builds != self._looked or self._repeated:
+        if builds != self._looked or repeated:
             self._looked = builds
             cores.look()
 
@@ -257,7 +331,7 @@ class DeviceLane:
             found.setdefault(_split(*ticket, self._first), []).append(number)
         return found
 
-    def _prepare(self, task: Task, tickets: list[tuple[Piece, int]], split: int) -> list[Any]:
+    def _issue(self, task: Task, tickets: list[tuple[Piece, int]], split: int) -> Issued:
         executor = self._executors[split]
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
@@ -272,7 +346,7 @@ class DeviceLane:
             for number, (given, seed), result in zip(ready, fields, results, strict=True):
                 piece, at = tickets[number]
                 items[number] = self._finish(task, piece, at, given, seed, result, split)
-            return self._outlet.finish(items)
+            return self._outlet.issued(items)
 
     def _known_failure(self, piece: Piece, at: int) -> Failure | None:
         assert piece.sources is not None
@@ -305,7 +379,13 @@ class DeviceLane:
         """The device has no memory for even one sample."""
         if self._may_retire and not self.retired:
             self.retired = True
-            LOGGER.warning("the device has no memory left to prepare samples; the CPU lane goes on alone (%s)", error)
+            what = f"the {self.name.replace(':', ' number ')} has no memory left to prepare samples"
+            LOGGER.warning("%s; %s (%s)", what, self._others(), error)
+
+    def _others(self) -> str:
+        """Who goes on."""
+        alone = self.name == "device"
+        return "the CPU lane goes on alone" if alone else "the CPU lane and other devices go on without it"
 
     def stats(self) -> dict[str, Any]:
         """Counters as plain data."""

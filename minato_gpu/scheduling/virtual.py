@@ -245,8 +245,8 @@ class VirtualLoader:
             last = self._admitted == work.batches or work.epochs[at + 1] != epoch
             cpu = self._told_cpu[first:stop]
             between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
-            more = {"between": between, "home": self._home(at)}
-            self._tell(m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), **more))
+            known = m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), between=between)
+            self._tell(replace(known, home=self._home(at)))
 
     def _home(self, batch: int) -> int:
         """The device that a batch goes to."""
