@@ -1,4 +1,4 @@
-"""One process that drives several devices: batch number k on device k modulo theirs, whatever order they run things in."""
+"""One process that drives several devices: batch number k is on device k modulo theirs, whatever their streams do."""
 
 from __future__ import annotations
 
@@ -21,9 +21,20 @@ from minato_gpu.memory import nvml
 from minato_gpu.scheduling import replay
 from tests.contracts.checks import NOTHING, differences, lateness
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.test_device_batches import BATCH, LANES, LENGTH, PIPELINE, Numbers, Plain, Stream, check_same, flat, seeded
+from tests.test_device_batches import (
+    BATCH,
+    LANES,
+    LENGTH,
+    PIPELINE,
+    Numbers,
+    Plain,
+    Stream,
+    check_same,
+    flat,
+    reference,
+    seeded,
+)
 from tests.test_device_batches import pad as pad_together
-from tests.test_device_batches import reference
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1]
 BATCHES = -(-LENGTH // BATCH)
@@ -240,7 +251,7 @@ def test_the_last_round(
             assert used == [number % count for number in range(len(batches))]
             used.clear()
         for number, batch in enumerate(batches if workers else []):
-            devices[number % count].read(batch[1], lambda t: numbers.extend(t.tolist()))
+            devices[number % count].read(batch[1], lambda t, into=numbers: into.extend(t.tolist()))  # type: ignore[misc]
             devices[number % count].finish()
         if drop_last:
             whole = length // (BATCH * count) * BATCH * count

@@ -18,7 +18,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
 from minato_gpu.memory.transfers import Host, Transfers
-from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, Order
+from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream, Order
 from tests.waiting import wait_until
 
 ORDERS = [LAZY_COPIES, LAZY_CONSUMER, *range(6)]
@@ -41,7 +41,7 @@ class Bench:
         self.host = Host(self.arena, device)
         self.transfers = Transfers(device, self.host, DeviceBudget(limit))
         self.layout = layout()
-        self.lane = device.stream()
+        self.lanes: dict[FakeDevice, FakeStream] = {}
         self.wrong: list[Any] = []
         self.submitted = 0
 
@@ -54,8 +54,9 @@ class Bench:
         label[:] = 100 * value + np.arange(rows)
         return offset
 
-    def load(self, value: int, on_device: tuple[int, ...] = ()) -> RowsLoad:
-        """A batch from one slab; the images of some rows are made on the device, and garbage in the slab."""
+    def load(self, value: int, on_device: tuple[int, ...] = (), maker: FakeDevice | None = None) -> RowsLoad:
+        """A batch from one slab; the images of some rows are made on a device (``maker``), and garbage in the slab."""
+        maker = maker or self.device
         slab = self.slab(value)
         offsets, nbytes = self.layout.offsets(ROWS)
         image = self.layout.leaves[0].nbytes
@@ -64,9 +65,9 @@ class Bench:
         rows, made = [], set()
         if on_device:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
-            with self.device.running(self.lane):
-                sources = [self.device.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
-                made.add(Made(self.device.event(), self.device))
+            with maker.running(self.lanes.setdefault(maker, maker.stream())):
+                sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
+                made.add(Made(maker.event(), maker))
             rows.append(DeviceRows(0, list(on_device), sources))
         load = RowsLoad(self.layout, ROWS, [], runs, rows, made, (slab,))
         self.submit(load)
@@ -366,3 +367,41 @@ def test_closing_waits_for_what_is_under_way_and_ends_the_thread(no_leaks: None)
     one.close()
     assert one.arena.allocated == 0 and device.pinned == {}
     one.arena.close()
+
+
+class _NoPeers(FakeDevice):
+    """Waits for no event of another device."""
+
+    def wait(self, event: Any) -> None:
+        if event.stream in self.streams:
+            super().wait(event)
+
+
+def _crossing(order: Order, kind: type[FakeDevice]) -> list[Any]:
+    """What was wrong in batches some of whose rows another device has made."""
+    device = kind(order)
+    maker = FakeDevice(order, beside=[device])
+    with bench(device) as one:
+        loads = []
+        for value in range(1, 13):
+            loads.append(one.load(value, (1, 2, 6), maker if value % 3 else None))
+            if len(loads) == 3:
+                load = loads.pop(0)
+                one.check(one.take(load), value - 2)
+                del load
+                one.transfers.sweep()
+        for value, load in enumerate(loads, 11):
+            one.check(one.take(load), value)
+        device.finish()
+        assert device.crossed == 24 == 3 * one.transfers.stats()["crossed"]
+        maker.finish()
+        return one.wrong
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_another_device_has_made_crosses_over_in_every_order(order: Order) -> None:
+    assert _crossing(order, FakeDevice) == []
+
+
+def test_an_event_of_another_device_that_is_not_waited_for_shows() -> None:
+    assert _crossing(LAZY_COPIES, _NoPeers) != []
