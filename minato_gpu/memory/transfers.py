@@ -72,7 +72,8 @@ class Transfers:
         """The consumer takes batch ``order`` next, from whichever device."""
         with self._changed:
             self._next_order = order
-            self._changed.notify()
+            if self._queue:
+                self._changed.notify()
 
     def fd(self) -> int:
         """Readable when a load has been issued since ``clear``."""

@@ -80,30 +80,35 @@ class Router:
 
     def update(self, rank: Callable[[Entry], None]) -> None:
         """Recompute the threshold from the window's costs and the lanes' backlogs, and move what changes sides."""
+        if not self._policy.threshold or not any(lane.is_device for lane in self._lanes.values()):
+            return
+        homes, entries = self._waiting.homes, list(self._waiting.costed())
+        closed = [home for home in homes if not self._open(home)]
+        if len(closed) == len(homes):
+            self.threshold = float("inf")  # what comes next must not wait for a device that is gone
+        elif served := [entry for entry in entries if entry.home not in closed]:
+            left = sum(entry.cpu or 0.0 for entry in entries if entry.home in closed)
+            self.threshold = self._balance(served, left)
+        if entries:
+            self._waiting.move(self.threshold, rank, closed)
+
+    def _balance(self, entries: Sequence[Entry], left: float) -> float:
+        """The threshold for these; ``left``: seconds of the CPU lane that what no device could take needs."""
         devices = [lane for lane in self._lanes.values() if lane.is_device]
-        if not self._policy.threshold or not devices:
-            return
-        closed = [home for home in self._waiting.homes if not self._open(home)]
-        entries = list(self._waiting.costed())
-        if not entries:
-            if not any(lane.slots > 0 for lane in devices):
-                self.threshold = float("inf")  # what comes next must not wait for a device that is gone
-            return
         cpu = self._lanes.get(CPU)
         if self._waiting.cuttable:
-            on_cpu, on_device, left = _steps(entries)
+            on_cpu, on_device, more = _steps(entries)
         else:
-            on_cpu, on_device, left = [e.cpu or 0.0 for e in entries], [e.device or 0.0 for e in entries], 0.0
+            on_cpu, on_device, more = [e.cpu or 0.0 for e in entries], [e.device or 0.0 for e in entries], 0.0
         ratio, _ = threshold(
             on_cpu,
             [self.price * seconds for seconds in on_device],
             cpu.slots if cpu and self._policy.cpu_runs else 0,
             0 if self._leaves_alone() else sum(lane.slots for lane in devices),
-            left + (cpu.seconds if cpu else 0.0),
+            left + more + (cpu.seconds if cpu else 0.0),
             self.price * (self.promised + sum(lane.seconds for lane in devices)),
         )
-        self.threshold = ratio * self.price
-        self._waiting.move(self.threshold, rank, closed)
+        return ratio * self.price
 
     def _leaves_alone(self) -> bool:
         """Whether devices get nothing: the CPU lane keeps up, and there is one that runs."""
