@@ -240,7 +240,12 @@ def test_the_last_round(
     """With ``drop_last`` every device gets as many batches; without, all is delivered, and the last round is short."""
     devices = machine(count)
     used: list[int] = []
-    monkeypatch.setattr(minato_gpu.loader, "to_device", lambda batch, device: used.append(device.index) or batch)
+
+    def noted(batch: Any, device: torch.device) -> Any:
+        used.append(device.index)
+        return batch
+
+    monkeypatch.setattr(minato_gpu.loader, "to_device", noted)
     data = torch.utils.data.Subset(Plain(), range(length))
     loader = loader_on(devices, data, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0)
     for _ in range(2):
@@ -449,7 +454,7 @@ def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) ->
 
 def test_one_device_that_cannot_be_opened_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = machine(2)
-    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda device: devices[: device.index + 1][0 - 2])
+    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda device: devices[:1][device.index])
     with pytest.raises(IndexError):
         iter(loader_on(devices))
 

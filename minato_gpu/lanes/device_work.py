@@ -122,7 +122,7 @@ class DeviceWork:
             begin = max(begin, self._through)
             for part in run.parts:
                 self._settle(run, part)
-        end = perf_counter()
+        end = self._through = perf_counter()
         self._look(cores, repeated=run.repeated > 0)
         parts: list[Part | None] | None = None
         if run.usual and self._pipeline.cuts:

@@ -313,7 +313,12 @@ def test_a_device_has_two_micro_batches_in_flight(
     assert lane.receive() == [] and begun == [20, 22]
     device.gate.set()
     reports: list[Report] = []
-    assert wait_until(lambda: reports.extend(lane.receive()) or len(reports) == 3)
+
+    def look() -> bool:
+        reports.extend(lane.receive())
+        return len(reports) == 3
+
+    assert wait_until(look)
     assert [report.chunk for report in reports] == [0, 1, 2] and begun == [20, 22, 24]
     for number, report in enumerate(reports):
         found = [item.leaves[0] for item in report.items or ()]
