@@ -55,7 +55,8 @@ class Source:
 
     ``place`` and ``position``: number and first position of the batch to draw next. ``delivered``: what the consumer
     has; an epoch that goes on where an earlier run left it begins with that run's. ``marks``: for a sampler that
-    cannot be replayed, the batches that may still have to be delivered.
+    cannot be replayed, the batches that may still have to be delivered. ``multiple``: batches come in a multiple of so
+    many; those that are left over in the end are dropped, unless an earlier run has delivered some of them.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Source:
         place: int = 0,
         position: int = 0,
         delivered: Delivered | None = None,
+        multiple: int = 1,
     ) -> None:
         self.number = number
         self.seed = seed
@@ -78,22 +80,23 @@ class Source:
         self.position = position
         self.delivered = Delivered() if delivered is None else delivered
         self.marks: deque[Mark] = deque()
-        self.ended = False  # the sampler has said so
+        self.ended = False  # the sampler has said so; see ``over``
         self.witness: int | None = None  # of the epoch's first keys
         self.streams: Streams | None = None  # of an iterable data set: its workers' own, and where each starts
         self.starts: list[StreamStart] = []
         self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = batched
+        self._multiple = multiple
+        self._ahead: deque[tuple[dict[str, Any] | None, Any]] = deque()  # drawn to see whether the round is whole
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
-        state = self.order.mark()
-        try:
-            item = next(self.order)
-        except StopIteration:
-            self.ended = True
+        if not self._ahead or (len(self._ahead) + self.place) % self._multiple:
+            self._look_ahead()
+        if not self._ahead:
             self._check_end()
             return None
+        state, item = self._ahead.popleft()
         keys = self.keys_of(item)
         first, self.position = self.position, self.position + len(keys)
         if self.place == 0:
@@ -105,6 +108,37 @@ class Source:
         if self._before.above and first < self._before.above[-1][1]:
             left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
         return Drawn(range(first, self.position), keys, self.occurrences.count(keys), left)
+
+    def _look_ahead(self) -> None:
+        """Draw the rest of the round; nothing of it if it is not whole."""
+        while not self.ended:
+            state = self.order.mark()
+            try:
+                self._ahead.append((state, next(self.order)))
+            except StopIteration:
+                self.ended = True
+                break
+            if (len(self._ahead) + self.place) % self._multiple == 0:
+                return
+        kept, end = 0, self.position
+        while kept < len(self._ahead) and (end < self._before.top or self._multiple == 1):
+            end += len(self.keys_of(self._ahead[kept][1]))
+            kept += 1
+        while len(self._ahead) > kept:
+            self._ahead.pop()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to draw."""
+        return self.ended and not self._ahead
+
+    def mark(self) -> dict[str, Any] | None:
+        """The sampler's state before the batch to draw next: see ``Order.mark``."""
+        return self._ahead[0][0] if self._ahead else self.order.mark()
+
+    def rest(self) -> list[Any]:
+        """What the sampler still yields after the batches drawn: see ``Order.rest``."""
+        return [item for _, item in self._ahead] + self.order.rest()
 
     def keys_of(self, item: Any) -> list[Any]:
         """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""

@@ -226,7 +226,8 @@ class Assembly:
 
     def compose(self, compose: Compose) -> bool:
         """A batch's composition is settled; returns whether a job must join it (``references``)."""
-        batch = self._batches[compose.order] = Batch(compose.spans)
+        number = compose.order - self.record(compose.spans[0][0]).begins
+        batch = self._batches[compose.order] = Batch(compose.spans, compose.order, number)
         if self._skips and compose.failed:
             compose = self._leave_out(batch, compose)
             if not batch.size:
@@ -272,9 +273,10 @@ class Assembly:
             if not isinstance(ends[0].index, NoSample):
                 batch.ends = (ends[0], ends[1])
 
-    def pad(self, order: int) -> None:
-        """Batch ``order`` has been taken and has lost all its samples: another is to be ``joined`` in its place."""
-        self._batches[order] = Batch(())
+    def pad(self, order: int, number: int) -> None:
+        """Batch ``order``, ``number`` in its epoch, has been taken and has lost all its samples: another is to be
+        ``joined`` in its place."""
+        self._batches[order] = Batch((), order, number)
 
     def first_survivor(self, order: int) -> Ticket | None:
         """The first sample of a batch that is ready, if it has any."""
@@ -340,12 +342,18 @@ class Assembly:
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
 
+    def expect(self, order: int) -> None:
+        """The consumer takes batch ``order`` next."""
+        if self.loading is not None:
+            self.loading.expect(order)
+
     def take(self, order: int) -> Batch:
         """The batch leaves the window; its memory is the consumer's from now on."""
         batch = self._batches.pop(order)
         self.bytes -= batch.nbytes
         if self.loading is not None:
             self.loading.leave(batch)
+            self.loading.expect(order + 1)
         return batch
 
     def value(self, batch: Batch) -> Any:
@@ -368,7 +376,7 @@ class Assembly:
         """Take back the blocks whose last view has died."""
         leases, links = self._leases, self._links
         if self.loading is not None:
-            self.loading.transfers.sweep()
+            self.loading.sweep()
         for owner, offset in leases.take_back():
             if owner < 0:
                 self._free_slab(offset)
@@ -412,7 +420,7 @@ class Assembly:
         if self.loading is None:
             self._links.engine_arena.free(slab)
         else:
-            self.loading.transfers.slabs.drop(slab)
+            self.loading.drop(slab)
 
     def _failure(self, compose: Compose) -> Failure | None:
         first = compose.spans[0][0]

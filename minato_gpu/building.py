@@ -19,14 +19,14 @@ from minato_gpu.estimates import Estimator
 from minato_gpu.event_log import EventLog
 from minato_gpu.failures import pads_batches
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
-from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
 from minato_gpu.loading import Loading
 from minato_gpu.memory.accelerator import open_accelerator
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.leases import Leases
-from minato_gpu.memory.transfers import Transfers
+from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.pump import Pump
 from minato_gpu.report import usable_cores
 from minato_gpu.scheduling import messages as m
@@ -63,27 +63,25 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         replaceable,
     )
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
+    policy = _policy(loader)
     lanes: dict[str, Any] = {}
-    transfers: Transfers | None = None
+    loading: Loading | None = None
     try:
         if options.threads:
             lanes["cpu"] = ThreadLane(links, job)
         else:
             lanes["cpu"] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=replaceable)
         if options.device.type == "cuda":  # after the fork of what makes the workers
-            budget = DeviceBudget(loader.device_memory_budget)
-            transfers = Transfers(open_accelerator(options.device), links.engine_arena, budget)
+            loading = _loading(loader, links)
         if "device" in options.lanes:
-            threads = 1 if "cpu" in options.lanes else usable_cores()  # workers that only read leave them idle
-            device = str(options.device) if transfers is None else transfers.accelerator.compute
-            both = "cpu" in options.lanes
-            lanes["device"] = DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers, both)
-        engine = _engine(loader, links, lanes, None if transfers is None else Loading(transfers))
+            for number, name in enumerate(policy.device_lanes):
+                lanes[name] = _device_lane(loader, links, None if loading is None else loading.transfers[number], name)
+        engine = _engine(loader, links, lanes, loading, policy)
     except BaseException:
         for lane in lanes.values():
             lane.close(0.0)
-        if transfers is not None:
-            transfers.close()
+        if loading is not None:
+            loading.close()
         links.close()
         raise
     # what was registered last runs first: before multiprocessing waits for its children and DALI shuts down
@@ -93,35 +91,66 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     return engine
 
 
+def _loading(loader: Any, links: Links) -> Loading:
+    """The way to every device, each with a budget and a thread of its own."""
+    accelerators = [open_accelerator(device) for device in loader._options.devices]
+    host = Host(links.engine_arena, accelerators[0])
+    return Loading([Transfers(each, host, DeviceBudget(loader.device_memory_budget)) for each in accelerators], host)
+
+
+def _device_lane(loader: Any, links: Links, transfers: Transfers | None, name: str) -> DeviceLane:
+    options = loader._options
+    device = str(options.device) if transfers is None else transfers.accelerator.compute
+    both = "cpu" in options.lanes
+    threads = 1 if both else max(1, usable_cores() // len(options.devices))  # workers that only read leave them idle
+    return DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers, both, name)
+
+
 def _register_again(engine: Engine) -> None:
     """DALI has been imported, and with it its own clean-up at exit: the engine must still be closed before."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
 
 
-def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading | None) -> Engine:
-    options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
-    batched, workers = loader._auto_collation, loader.num_workers
-    stacks = batched and not iterable and loader.collate_fn is default_collate
-    place = loader.batch_size or 1
-    prefetch = max(1, loader.prefetch_factor or 0)
-    window = prefetch * loader.num_workers
+def _window(loader: Any) -> int:
+    """Batches admitted and not delivered: with several devices, at least two for each."""
+    devices = len(loader._options.devices)
+    window: int = max(1, loader.prefetch_factor or 0) * loader.num_workers
+    return window if devices == 1 else max(window, 2 * devices)
+
+
+def _stacks(loader: Any) -> bool:
+    """Whether batches are what ``default_collate`` makes of samples that a worker is asked for one by one."""
+    iterable = isinstance(loader.dataset, IterableDataset)
+    return loader._auto_collation and not iterable and loader.collate_fn is default_collate
+
+
+def _policy(loader: Any) -> m.Policy:
+    options, has_device = loader._options, "device" in loader._options.lanes
     replays = loader._order is not None and loader._order.replays  # the log's batches, in the log's order
     policy = m.Policy(
-        window=window * place,
+        window=_window(loader) * (loader.batch_size or 1),
         fixed=replays or not options.free,
         max_lateness=0 if replays else options.lateness,
         budget_bytes=loader.host_memory_budget,
         # no other worker could help to join them, and no other lane takes a part
-        whole_places=not stacks and not options.free and workers == 1 and "device" not in lanes,
-        inspect="device" in lanes,
+        whole_places=not _stacks(loader) and not options.free and loader.num_workers == 1 and not has_device,
+        inspect=has_device,
         cpu_runs="cpu" in options.lanes,
         micro_batch=_MICRO_BATCH,
+        compose_ahead=len(options.devices),
         spares_device=options.device.type == "cuda",
         spreads=pads_batches(loader),
+        devices=len(options.devices),
+        device_ahead=1 if options.device.type == "cpu" else IN_FLIGHT,
     )
-    if not policy.cpu_runs:
-        policy = replace(policy, device_s=_ALONE_S)
+    return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
+
+
+def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading | None, policy: m.Policy) -> Engine:
+    options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
+    batched, workers, place = loader._auto_collation, loader.num_workers, loader.batch_size or 1
+    prefetch, stacks = max(1, loader.prefetch_factor or 0), _stacks(loader)
     joins_whole = not batched or policy.fixed
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
     estimator = None if iterable else _estimator(loader, lanes)
@@ -138,7 +167,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
     return Engine(
         links,
         pump,
-        window=window,
+        window=_window(loader),
         place_size=1 if iterable else place,
         streams=iterable,
         timeout=loader.timeout,
@@ -155,10 +184,11 @@ def _cuts(loader: Any) -> tuple[int, ...]:
 
 def _estimator(loader: Any, lanes: dict[str, Any]) -> Estimator:
     cuts = _cuts(loader)
+    devices = [lane for name, lane in lanes.items() if name != m.CPU]
+    kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
     if not cuts:
-        return Estimator(_costs(loader, tuple(lanes)), tuple(lanes))
-    model = _costs(loader, part_names(loader.pipeline))
-    return CutEstimator(model, tuple(lanes), loader.pipeline, lanes["device"])
+        return Estimator(_costs(loader, kinds), kinds)
+    return CutEstimator(_costs(loader, part_names(loader.pipeline)), kinds, loader.pipeline, devices)
 
 
 def _costs(loader: Any, lanes: tuple[str, ...]) -> CostModel:

@@ -11,6 +11,7 @@ start still is; those that the CPU keeps are the ones that matter.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,9 +29,10 @@ _KEPT = 8  # of so many that are to be handed over one may turn out impossible t
 
 
 class Offers(Protocol):
-    """What is asked of the device lane."""
+    """What is asked of a device lane."""
 
     bytes_per_s: float
+    retired: bool
 
     def offers(self, split: int) -> bool:
         """Whether samples may come cut at ``split``."""
@@ -55,12 +57,13 @@ def part_names(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 class CutEstimator(Estimator):
-    """An ``Estimator`` for a pipeline with ``cuts``. ``model`` has the lanes ``part_names``."""
+    """An ``Estimator`` for a pipeline with ``cuts``. ``model`` has the lanes ``part_names``; a sample costs the same on
+    each of ``devices``."""
 
-    def __init__(self, model: CostModel, lanes: tuple[str, ...], pipeline: Pipeline, device: Offers) -> None:
+    def __init__(self, model: CostModel, lanes: tuple[str, ...], pipeline: Pipeline, devices: Sequence[Offers]) -> None:
         super().__init__(model, lanes)
         self._begins = (pipeline.host_prefix, *pipeline.cuts)
-        self._device = device
+        self._devices = devices
         self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
         self._kept = dict.fromkeys(pipeline.cuts, 0)  # samples that could not be sent from there
         self._asked = 0
@@ -78,7 +81,7 @@ class CutEstimator(Estimator):
         plans = [
             (cut, upto[at] * slow + self._laying[cut].value, self._rest(cut, upto, at, whole, rows, keys) * slow_device)
             for at, cut in enumerate(self._begins[1:])
-            if self._device.offers(cut) and self._kept[cut] * _KEPT <= self._nbytes[cut].count
+            if self._offered(cut) and self._kept[cut] * _KEPT <= self._nbytes[cut].count
         ]
         for number in range(_TRY_EVERY - 1 - self._asked % _TRY_EVERY, len(serials) if plans else 0, _TRY_EVERY):
             plans[(self._asked + number) // _TRY_EVERY % len(plans)][2][number] = 0.0
@@ -94,11 +97,16 @@ class CutEstimator(Estimator):
         ]
         return cpu.tolist(), device.tolist(), between
 
+    def _offered(self, cut: int) -> bool:
+        """Whether every device that goes on takes samples that are cut there."""
+        devices = [device for device in self._devices if not device.retired]
+        return bool(devices) and all(device.offers(cut) for device in devices)
+
     def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Any, keys: list[Any]) -> Array:
         """Seconds on the device from the cut on."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
-        guess: Array = whole * share + self._nbytes[cut].value / self._device.bytes_per_s
+        guess: Array = whole * share + self._nbytes[cut].value / min(device.bytes_per_s for device in self._devices)
         return np.where(np.isnan(measured), guess, measured)
 
     def parts_measured(

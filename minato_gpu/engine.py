@@ -101,6 +101,7 @@ class Engine:
         self.pump = pump
         self.assembly = pump.assembly
         self._window = window
+        self._devices = 1 if self.assembly.loading is None else len(self.assembly.loading.transfers)
         self._place_size = place_size
         self._streams = streams
         self._timeout = timeout
@@ -120,7 +121,8 @@ class Engine:
                 self._poll.register(fd, select.POLLIN)
                 self._exit_fds.add(fd)
         if self.assembly.loading is not None:
-            self._poll.register(self.assembly.loading.transfers.fd(), select.POLLIN)
+            for fd in self.assembly.loading.fds():
+                self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
         self.handed: list[m.Span] | None = None  # the positions (in a stream: the ticket) of that, or of what it raised
@@ -152,6 +154,7 @@ class Engine:
                 self._forget()
                 self._resume(source)
                 self._queue(source)
+                self.assembly.expect(self._order)
             self.log = pump.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
             if not prefetched:
@@ -213,7 +216,8 @@ class Engine:
                 epoch.end = self._place
                 self._due.append(partial(self._tell, m.Ended, epoch.number))
                 continue
-            record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences)
+            begins = epoch.first_order
+            record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, begins)
             self._serial += record.rows
             if drawn.left is None:
                 batch = None if self._place >= self._order else 0
@@ -226,7 +230,8 @@ class Engine:
         """An earlier run delivered the rest of this place: what is left enters in pieces, each a record of its own."""
         batch = record.rows if self._place >= self._order else 0
         if not left:
-            self._due.append(partial(self._tell, m.Admitted, self._place, record.epoch, record.first, 0, batch=batch))
+            what = self._place, record.epoch, record.first, 0
+            self._due.append(partial(self._tell, m.Admitted, *what, batch=batch, home=self._home(self._place, record)))
         for lo, hi in left:
             piece = record.part(lo, hi)
             self._due.append(partial(self._admit, self._place, piece, batch))
@@ -236,7 +241,12 @@ class Engine:
         estimates = self.pump.estimates
         self.assembly.admit(record)
         cpu, device = (None, None) if estimates is None else estimates.of_keys(record.keys)
-        self._tell(m.Admitted, place, record.epoch, record.first, record.rows, cpu, device, batch=batch)
+        what = place, record.epoch, record.first, record.rows, cpu, device
+        self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record))
+
+    def _home(self, place: int, record: Record) -> int:
+        """The number of the device that gets the batch of this number."""
+        return (place - record.begins) % self._devices
 
     def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
         self.pump.handle(event(perf_counter(), *what, **more))
@@ -309,7 +319,7 @@ class Engine:
             ticket = ticket or self._next_survivor(epoch, started)
             if ticket is None:
                 return NOTHING
-            self.pump.pad(order, number, ticket)
+            self.pump.pad(order, order - epoch.first_order, number, ticket)
             self._sleep_until(lambda: self.assembly.ready(order), started)
             batch = self.assembly.take(order)
             self._attention()
@@ -523,7 +533,7 @@ class Engine:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
         if self.assembly.loading is not None:
-            self.assembly.loading.transfers.close()
+            self.assembly.loading.close()
         if all(ended):
             self.assembly.clear()
             self._links.close()

@@ -116,9 +116,11 @@ class FailurePolicy:
 
 
 def pads_batches(loader: Any) -> bool:
-    """Whether a batch that loses all its samples must come all the same: ranks count on each other's batches."""
+    """Whether a batch that loses all its samples must come all the same: ranks, or devices, count on each other's."""
     if not loader._options.skips:
         return False
+    if len(loader._options.devices) > 1:
+        return True
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return True
     sampler = Sampling(loader).inner

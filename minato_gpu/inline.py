@@ -184,7 +184,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         try:
             data = self._next_batch()
             now = perf_counter()
-            data = self._to_device(data)
+            data = self._to_device(data, self._num_yielded if self._source is None else self._source.delivered.batches)
         except StopIteration:
             self.log.end = perf_counter()
             self._standing.over = True

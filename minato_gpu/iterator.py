@@ -30,18 +30,19 @@ class View:
         self._assembly = engine.assembly
         self._pump = engine.pump
         self._estimates = engine.pump.estimates
-        self._lane = engine.pump.lanes.get("device")
+        self._lanes = [lane for name, lane in engine.pump.lanes.items() if name != "cpu"]
 
     def memory(self) -> dict[str, Any]:
         """Bytes in flight, and how good the cost predictions were."""
         nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
         loading = self._assembly.loading
-        device = {} if loading is None else {"device": loading.transfers.stats()}
-        if self._lane is not None:
-            device["device_lane"] = self._lane.stats()
+        device = {} if loading is None else {"device": loading.stats()}
+        if self._lanes:
+            found = [lane.stats() for lane in self._lanes]
             harm = getattr(self._pump.scheduler, "harm", None)
             if harm is not None:
-                device["device_lane"].update(step_s_per_work_s=harm.slope, spared=harm.spare)
+                found = [{**stats, "step_s_per_work_s": harm.slope, "spared": harm.spare} for stats in found]
+            device["device_lane"] = found if len(found) > 1 else found[0]
         return {
             **device,
             "prediction": nothing if self._estimates is None else self._estimates.report(),

@@ -37,13 +37,19 @@ class DataLoader(TorchDataLoader[T]):
 
     pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and
         a batch is a dict of stacked tensors of the pipeline's outputs.
-    device: where batches live (None: the CPU).
+    device: where batches live (None: the CPU). Of several CUDA devices, given in a sequence, batch number k of the
+        epoch lives on number k modulo theirs, so that each *round* of as many batches has one for every device; device
+        stages of a sample run where its batch will live (out of order, on any). Without ``drop_last`` everything is
+        delivered, and the last round may be short: the first devices then get a batch more than the others. With
+        ``drop_last`` a last round that is not whole is dropped, as a last batch that is not full is: every device gets
+        as many batches, and ``len()`` says so (of an iterable data set, whose end nobody knows, no round is dropped).
+        An epoch that ``load_state_dict`` goes on with ends after the batches that had been delivered in part.
     lanes: which lanes prepare samples, of "cpu" and "device" (None: the device lane too where there is a pipeline
         that has device stages and ``device`` is a GPU).
     max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's
         order (None: 8). ``in_order=True`` means 0.
-    host_memory_budget, device_memory_budget: bytes in flight; None: the window of ``prefetch_factor`` batches for
-        each worker is the only limit.
+    host_memory_budget, device_memory_budget: bytes in flight, the latter on each device; None: the window of
+        ``prefetch_factor`` batches for each worker (at least two for each of several devices) is the only limit.
     worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
     order_log: path; an out-of-order run records the order of delivery there, and if the file exists already, that
         order is replayed exactly.
@@ -52,10 +58,11 @@ class DataLoader(TorchDataLoader[T]):
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
         ``failures.BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
         is left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
-        out) every rank yields the number of batches that its sampler's positions fix: out of order, batches are
-        composed so that each keeps a sample while there are any; one that has none left comes as a batch of one, which
-        repeats the last sample delivered before (else the first one to come), with the same content, and is counted in
-        ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the rank's epoch is left.
+        out), and with several devices, every rank yields the number of batches that its sampler's positions fix: out of
+        order, batches are composed so that each keeps a sample while there are any; one that has none left comes as a
+        batch of one, which repeats the last sample delivered before (else the first one to come), with the same
+        content, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the
+        rank's epoch is left.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
         One more raises ``failures.TooManyFailures``.
     on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
@@ -93,7 +100,7 @@ class DataLoader(TorchDataLoader[T]):
         pin_memory_device: str = "",
         in_order: bool = True,
         pipeline: Pipeline | None = None,
-        device: str | torch.device | None = None,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
         lanes: Sequence[str] | None = None,
         max_lateness: int | None = None,
         host_memory_budget: int | None = None,
@@ -249,16 +256,29 @@ class DataLoader(TorchDataLoader[T]):
             if type(self.batch_sampler) is not BatchSampler:
                 return None
             count = len(self.batch_sampler.sampler)  # type: ignore[arg-type]
-            return count // self.batch_sampler.batch_size * self.batch_sampler.batch_size if self.drop_last else count
+            least = self.batch_sampler.batch_size * self._round
+            return count // least * least if self.drop_last else count
         except TypeError:
             return None
 
-    def _to_device(self, batch: Any) -> Any:
-        """The batch on ``device``."""
-        return batch if self._options.device.type == "cpu" else to_device(batch, self._options.device)
+    def __len__(self) -> int:
+        """Batches of an epoch. Raises TypeError where sampler or data set do not tell."""
+        count = super().__len__()
+        return count if self._dataset_kind == _DatasetKind.Iterable else count - count % self._round
+
+    @property
+    def _round(self) -> int:
+        """The epoch's batches come in a multiple of these: as many for each of several devices."""
+        return len(self._options.devices) if self.drop_last else 1
+
+    def _to_device(self, batch: Any, number: int = 0) -> Any:
+        """Batch ``number`` of the epoch on its device."""
+        devices = self._options.devices
+        return batch if devices[0].type == "cpu" else to_device(batch, devices[number % len(devices)])
 
     def _source(self, number: int, seed: int, order: Any) -> Source:
-        return Source(number, seed, order, batched=self._auto_collation, occurrences=self._occurrences())
+        batched, occurrences = self._auto_collation, self._occurrences()
+        return Source(number, seed, order, batched=batched, occurrences=occurrences, multiple=self._round)
 
     def _occurrences(self) -> Occurrences:
         try:

@@ -9,17 +9,22 @@ from minato_gpu.lanes.base import Resident, failure
 from minato_gpu.memory.copies import Run
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
-from minato_gpu.memory.transfers import Transfers
+from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.records import Batch, Record
 
 Part = tuple[Record, int, int]
 
 
 class Loading:
-    """The assembly's side of the way to a device."""
+    """The assembly's side of the way to devices: batch number k of an epoch goes to device number k modulo theirs."""
 
-    def __init__(self, transfers: Transfers) -> None:
-        self.transfers = transfers
+    def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
+        self.transfers = tuple(transfers)
+        self._host = host
+
+    def _of(self, batch: Batch) -> Transfers:
+        """The way to the batch's device."""
+        return self.transfers[batch.number % len(self.transfers)]
 
     def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part]) -> None:
         """Load a batch whose samples are rows of their places' slabs, or made on the device."""
@@ -36,24 +41,61 @@ class Loading:
 
     def _submit(self, batch: Batch, load: Load) -> None:
         batch.load = load
-        self.transfers.submit(load)
+        load.order = batch.order
+        self._of(batch).submit(load)
+
+    def expect(self, order: int) -> None:
+        """The consumer takes batch ``order`` next."""
+        for transfers in self.transfers:
+            transfers.expect(order)
 
     def leave(self, batch: Batch) -> None:
         """The batch is taken, or nobody wants it any more."""
         load = batch.load
         if load is not None:
-            self.transfers.leave(load)
+            self._of(batch).leave(load)
             if load.error is not None:
                 batch.failure = failure(load.error, "while a batch was loaded onto the device", collated=True)
 
     def hand_over(self, batch: Batch) -> Any:
         """The batch, safe on the calling thread's current stream."""
-        return batch.load.hand_over(self.transfers.accelerator)
+        return batch.load.hand_over(self._of(batch).accelerator)
 
     def fetch(self, views: Sequence[Any], row: int, item: Resident) -> None:
         """Bring the leaves of a sample from the device into its row, where a worker is to join its batch."""
         for leaf, tensor in item.leaves.items():
-            views[leaf][row] = self.transfers.accelerator.fetch(tensor, item.made.event)
+            views[leaf][row] = item.made.accelerator.fetch(tensor, item.made.event)
+
+    # --- all of them -----------------------------------------------------------------------------------------
+
+    def fds(self) -> list[int]:
+        """Readable when a load has been issued since ``clear``."""
+        return [transfers.fd() for transfers in self.transfers]
+
+    def clear(self) -> None:
+        """Make those unreadable again."""
+        for transfers in self.transfers:
+            transfers.clear()
+
+    def sweep(self) -> None:
+        """Let go of what loads that are through have read; never waits."""
+        for transfers in self.transfers:
+            transfers.sweep()
+
+    def drop(self, slab: int) -> None:
+        """A slab of the arena is free once no load reads it."""
+        self._host.slabs.drop(slab)
+
+    def stats(self) -> Any:
+        """Counters as plain data: of the device, or of each, in a list, where there are several."""
+        found = [transfers.stats() for transfers in self.transfers]
+        return found if len(found) > 1 else found[0]
+
+    def close(self) -> None:
+        """Wait for what has been issued, then unpin. Batches that the consumer holds live on. Idempotent."""
+        for transfers in self.transfers:
+            transfers.close()
+        self._host.close()
 
 
 class _Rows:

@@ -26,15 +26,21 @@ class Options:
     """What the arguments mean together.
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
-    ``lanes``: the lanes to open, "cpu" first; ``device``: where batches live; ``skips``: samples may be left out.
+    ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
+    out.
     """
 
     lateness: int
     free: bool
     threads: bool
     lanes: tuple[str, ...]
-    device: torch.device
+    devices: tuple[torch.device, ...]
     skips: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The only device, or the first; all are of its kind."""
+        return self.devices[0]
 
     @classmethod
     def check(cls, loader: Any) -> Options:
@@ -45,13 +51,13 @@ class Options:
             _positive(name, getattr(loader, name))
         _check_workers(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
-        device = _device(loader.device)
+        devices = _devices(loader.device)
         return cls(
             lateness=_lateness(loader),
             free=_free(loader),
             threads=_threads(loader),
-            lanes=_lanes(loader, device),
-            device=device,
+            lanes=_lanes(loader, devices[0]),
+            devices=devices,
             skips=loader.on_error not in (RAISE, RETRY),
         )
 
@@ -126,6 +132,17 @@ def _device(value: Any) -> torch.device:
     if device.type == "cuda" and not accelerator.available(device):
         raise ValueError(f"device={value!r}: this PyTorch sees no CUDA device; use device='cpu' or leave it out")
     return device
+
+
+def _devices(value: Any) -> tuple[torch.device, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return (_device(value),)
+    devices = tuple(_device(each) for each in value)
+    if not devices:
+        raise ValueError("device must name at least one device; leave it out for the CPU")
+    if len(devices) > 1 and any(device.type != "cuda" for device in devices):
+        raise ValueError(f"device={value!r}: several devices must all be CUDA devices")
+    return devices
 
 
 def _why_cpu() -> str:

@@ -184,7 +184,7 @@ class Pump:
     def revoke_all(self) -> None:
         """Let no worker start another sample of what it was sent."""
         for sent in self._sent.values():
-            self.lanes[_lane_kind(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
+            self.lanes[_lane_of(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
 
     def check_lanes(self) -> None:
         """Raise RuntimeError where a lane that nobody else can stand in for will never open."""
@@ -212,7 +212,7 @@ class Pump:
                 self._open.remove(lane.name)
                 self.handle(m.LaneOpened(perf_counter(), lane.name, -lane.slots))
         if self.assembly.loading is not None:
-            self.assembly.loading.transfers.clear()
+            self.assembly.loading.clear()
         for lane in self.lanes.values():
             for report in lane.receive():
                 if report.run == self._run:
@@ -327,7 +327,7 @@ class Pump:
             going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._cuts else 0
             log = self.logs[sent.epoch]
             log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
-        self._measured(lane.name, chunk, spans, report)
+        self._measured(_kind(lane.name), chunk, spans, report)
         if chunk.kind == "collate":
             assert report.items is not None
             self._pads.pop(chunk.order, None)
@@ -394,7 +394,7 @@ class Pump:
         now = perf_counter()
         for sent in list(self._sent.values()):
             if sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._cuts):
-                since = self.lanes[_lane_kind(sent.chunk)].running_s(self._run, sent.chunk.number)
+                since = self.lanes[_lane_of(sent.chunk)].running_s(self._run, sent.chunk.number)
                 if since is not None:
                     self.handle(m.Running(now, sent.chunk.number, sent.done, since))
         self.handle(m.Tick(now))
@@ -419,16 +419,17 @@ class Pump:
                     self._sent[instruction.chunk].stop = min(kept, self._sent[instruction.chunk].stop)
                     self.handle(m.Revoked(perf_counter(), instruction.chunk, kept))
 
-    def pad(self, order: int, epoch: int, ticket: Ticket) -> None:
-        """Have batch ``order``, which has lost all its samples, made anew of this one alone: see ``Assembly.pad``."""
-        self.assembly.pad(order)
+    def pad(self, order: int, number: int, epoch: int, ticket: Ticket) -> None:
+        """Have batch ``order``, ``number`` in its epoch, which has lost all its samples, made anew of this one alone:
+        see ``Assembly.pad``."""
+        self.assembly.pad(order, number)
         piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
         self._pads[order] = Task(self._run, -1, "collate", epoch, self.seeds[epoch], (piece,))
         self.handle(m.CollateNeeded(perf_counter(), order))
 
     def _dispatch(self, chunk: m.Chunk) -> None:
         now = perf_counter()
-        lane = self.lanes[_lane_kind(chunk)]
+        lane = self.lanes[_lane_of(chunk)]
         if chunk.kind == "next":
             self._dispatch_next(chunk, now)
             return
@@ -482,6 +483,11 @@ class Pump:
         self.lanes[m.CPU].send(task, worker)
 
 
-def _lane_kind(chunk: m.Chunk) -> str:
-    """ "cpu:3" is a worker of lane "cpu"."""
-    return chunk.lane.split(":")[0] if chunk.lane.startswith(m.CPU) else chunk.lane
+def _lane_of(chunk: m.Chunk) -> str:
+    """The lane's name: "cpu:3" is a worker of lane "cpu", but "device:3" is a lane of its own."""
+    return _kind(chunk.lane) if chunk.lane.startswith(m.CPU) else chunk.lane
+
+
+def _kind(lane: str) -> str:
+    """What a sample costs on one device, it costs on the others."""
+    return lane.partition(":")[0]

@@ -12,13 +12,25 @@ from minato_gpu.scheduling.messages import Span
 
 
 class Record:
-    """One place of the order: its tickets, and its slab with the samples that are not plain rows of it."""
+    """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
 
-    __slots__ = ("epoch", "first", "items", "keys", "left", "occurrences", "positions", "rows", "slab", "sources")
+    ``begins``: the number, among all batches, of its epoch's first one.
+    """
+
+    __slots__ = (
+        *("begins", "epoch", "first", "items", "keys", "left", "occurrences", "positions", "rows", "slab", "sources"),
+    )
 
     def __init__(
-        self, epoch: int, first: int, positions: range | list[int], keys: list[Any], occurrences: list[int] | None
+        self,
+        epoch: int,
+        first: int,
+        positions: range | list[int],
+        keys: list[Any],
+        occurrences: list[int] | None,
+        begins: int = 0,
     ) -> None:
+        self.begins = begins
         self.epoch = epoch
         self.first = first
         self.positions = positions
@@ -39,7 +51,8 @@ class Record:
     def part(self, lo: int, hi: int) -> Record:
         """A record for the tickets number ``lo`` to ``hi`` of this one, which has no slab yet."""
         occurrences = None if self.occurrences is None else self.occurrences[lo:hi]
-        return Record(self.epoch, self.first + lo, self.positions[lo:hi], self.keys[lo:hi], occurrences)
+        positions, keys = self.positions[lo:hi], self.keys[lo:hi]
+        return Record(self.epoch, self.first + lo, positions, keys, occurrences, self.begins)
 
 
 class Window:
@@ -83,7 +96,10 @@ class Window:
 
 
 class Batch:
-    """A composed batch: what it is made of until it is ready, then the way to its value."""
+    """A composed batch: what it is made of until it is ready, then the way to its value.
+
+    ``order``: its number among all; ``number``: within its epoch.
+    """
 
     __slots__ = (
         "bad",
@@ -94,14 +110,17 @@ class Batch:
         "item",
         "load",
         "nbytes",
+        "number",
         "objects",
+        "order",
         "owner",
         "ready",
         "size",
         "spans",
     )
 
-    def __init__(self, spans: tuple[Span, ...]) -> None:
+    def __init__(self, spans: tuple[Span, ...], order: int, number: int) -> None:
+        self.order, self.number = order, number
         self.dealt = spans  # with those that were left out
         self.spans = spans
         self.bad: list[Failure] = []  # samples that were left out

@@ -33,7 +33,7 @@ def begin_source(
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators(loader)
-        source = resumption.source(loader._occurrences(), loader._auto_collation, generators_of(loader, sampling))
+        source = resumption.source(loader, generators_of(loader, sampling))
         worlds = resumption.worlds
     else:
         generators, iterable = generators_of(loader, sampling), is_iterable(loader)
@@ -161,9 +161,9 @@ class Resumption:
         own = s.mapping(self.state["source"], "state")
         orders.load_sampler_state(self._sampling, {"sampler": own.get("sampler")})
 
-    def source(self, occurrences: Any, batched: bool, generators: Mapping[str, torch.Generator]) -> Source:
+    def source(self, loader: Any, generators: Mapping[str, torch.Generator]) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
-        saved = self.state["source"]
+        saved, occurrences, batched = self.state["source"], loader._occurrences(), loader._auto_collation
         if self.state["kind"] == "iterable":
             none = Order(iter(()), generators=generators)
             source = Source(self.number, self.state["seed"], none, batched=batched, occurrences=occurrences)
@@ -187,6 +187,7 @@ class Resumption:
             place=0 if replays else saved["place"],
             position=0 if replays else saved["position"],
             delivered=self.delivered,
+            multiple=loader._round,
         )
         source.ended = saved["way"] == STATE and saved["ended"]
         source.skip()

@@ -108,7 +108,7 @@ class Standing:
         if self._remaining is not None:
             return {**out, **self._remaining.since(place, position)}
         counts = source.occurrences.before([key for mark in marks for key in mark.keys])
-        own = (marks[0].state if marks else source.order.mark()) or {}
+        own = (marks[0].state if marks else source.mark()) or {}
         if "error" in own:
             raise ValueError(f"this epoch cannot be saved: {own['error']}")
         size = self._sampling.size
@@ -117,7 +117,7 @@ class Standing:
         return {
             **out,
             "state": own,
-            "ended": not marks and (source.ended or short),  # the sampler's state is then that of its next epoch
+            "ended": not marks and (source.over or short),  # the sampler's state is then that of its next epoch
             "planes": [s.packed(plane) for plane in planes],
             "others": [[s.plain_key(key), count] for key, count in others.items()],
         }
@@ -132,7 +132,7 @@ class _Remaining:
     def __init__(self, source: Source) -> None:
         first = source.marks[0] if source.marks else source
         marked = [mark.keys for mark in source.marks]
-        batches = marked + [source.keys_of(item) for item in source.order.rest()]
+        batches = marked + [source.keys_of(item) for item in source.rest()]
         before = source.occurrences.before([key for keys in marked for key in keys])
         self._place, self._position = first.place, first.position
         self._batches = [[s.plain_key(key) for key in keys] for keys in batches]

@@ -10,6 +10,9 @@ event asks for reads canaries, or the bytes of another batch:
   the consumer's work is still to read it, is overwritten.
 - an integer: a random order by that seed.
 
+Several devices (``beside``) share a host: each has streams, memory and a consumer of its own, any may wait for
+another's event and read another's memory, and nothing else brings their work into an order.
+
 The allocator gives a freed block to the next who asks on the stream where it was first taken, as torch's caching
 allocator does, unless another stream that was recorded as its user has work to do.
 """
@@ -77,7 +80,8 @@ class Copy:
 class Block:
     """Memory that is never returned to the host's allocator, so that a late write destroys no innocent's bytes."""
 
-    def __init__(self, nbytes: int, home: FakeStream) -> None:
+    def __init__(self, nbytes: int, home: FakeStream, device: FakeDevice) -> None:
+        self.device = device
         self.memory = np.full(nbytes, CANARY, np.uint8)
         self.all = torch.from_numpy(self.memory)
         self.home = home
@@ -86,14 +90,19 @@ class Block:
 
 
 class FakeDevice:
-    """An ``Accelerator``. ``capacity``: bytes until it says that memory is short."""
+    """An ``Accelerator``. ``capacity``: bytes until it says that memory is short; ``beside``: others of the host.
+
+    ``crossed``: tensors copied from another device.
+    """
 
     compute = "cpu"
     uuid = "GPU-none"
     device = torch.device("cpu")
 
-    def __init__(self, order: Order = LAZY_COPIES, capacity: int = 1 << 30) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, order: Order = LAZY_COPIES, capacity: int = 1 << 30, beside: Sequence[FakeDevice] = ()) -> None:
+        self.lock: Any = beside[0].lock if beside else threading.RLock()
+        self.everyone: list[FakeDevice] = beside[0].everyone if beside else []
+        self.everyone.append(self)
         self.order = order
         self.random = np.random.default_rng(order if isinstance(order, int) else 0)
         self.consumer = FakeStream("consumer")
@@ -103,7 +112,8 @@ class FakeDevice:
         self.used = 0
         self.peak = 0
         self._current = threading.local()
-        self._live: dict[int, Block] = {}
+        self.crossed = 0
+        self._live: dict[int, Block] = beside[0]._live if beside else {}
         self._free: list[Block] = []
 
     # --- the consumer's work -------------------------------------------------------------------------------------
@@ -158,7 +168,7 @@ class FakeDevice:
             if block is None:
                 if self.used + nbytes > self.capacity:
                     raise torch.OutOfMemoryError(f"fake device: {nbytes} bytes asked for, {self.used} used")
-                block = Block(nbytes, self.current)
+                block = Block(nbytes, self.current, self)
             self.used += nbytes
             self.peak = max(self.peak, self.used)
             array = np.frombuffer(block.memory.data, np.uint8)
@@ -174,6 +184,7 @@ class FakeDevice:
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """See Accelerator."""
         pairs = [(self._raw(one), self._raw(other)) for one, other in zip(into, sources, strict=True)]
+        self.crossed += sum(not self.owns(source) for source in sources)
 
         def scatter() -> None:
             for one, other in pairs:
@@ -206,7 +217,7 @@ class FakeDevice:
         """See Accelerator."""
         with self.lock:
             block = self._block(tensor)
-            assert block is not None, "no memory of this device"
+            assert block is not None and block.device is self, "no memory of this device"
             block.users.add(self.current)
 
     def pin(self, address: int, nbytes: int) -> None:
@@ -218,7 +229,8 @@ class FakeDevice:
         """See Accelerator."""
         end = address + self.pinned.pop(address)
         with self.lock:
-            copies = [work for stream in self.streams for work in stream.work if isinstance(work, Copy)]
+            streams = [stream for device in self.everyone for stream in device.streams]
+            copies = [work for stream in streams for work in stream.work if isinstance(work, Copy)]
             assert not any(address <= copy.source.data_ptr() < end for copy in copies), "the device may still read it"
 
     # --- order ---------------------------------------------------------------------------------------------------
@@ -273,6 +285,11 @@ class FakeDevice:
             self.used -= block.memory.nbytes
             block.guards = [FakeEvent(self, user) for user in block.users if user is not block.home]
             self._free.append(block)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies on this device."""
+        block = self._block(tensor)
+        return block is not None and block.device is self
 
     def _block(self, tensor: torch.Tensor) -> Block | None:
         with self.lock:

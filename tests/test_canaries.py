@@ -76,3 +76,58 @@ def test_what_the_device_lane_made_is_whole_too(lanes: list[str]) -> None:
             wrong.add_(((over < 0) | (over > 2) | (over != over[:, :1, :1])).sum())
             del batch, over
     assert int(wrong.item()) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["cpu"], ["device"], ["cpu", "device"]], ids="+".join)
+def test_several_lanes_on_one_device(lanes: list[str], in_order: bool) -> None:
+    """Batches in turn from two executors, with streams, copies and budgets of their own."""
+    loader = DataLoader(
+        Numbers(),
+        8,
+        num_workers=2,
+        device=["cuda:0", "cuda:0"],
+        pipeline=PIPELINE,
+        lanes=lanes,
+        in_order=in_order,
+        persistent_workers=True,
+    )
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(EPOCHS):
+        labels = []
+        for batch in loader:
+            torch.cuda._sleep(_SLOW)
+            over = batch["x"] - 2 * batch["label"][:, None, None]
+            wrong.add_(((over < 0) | (over > 2) | (over != over[:, :1, :1])).sum())
+            labels.append(batch["label"])
+            del batch, over
+        assert sorted(torch.cat(labels).tolist()) == list(range(len(Numbers())))
+    assert int(wrong.item()) == 0
+    assert len(loader.stats()["device"]) == 2
+
+
+# without the marker: a machine with one GPU can prove everything else
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("in_order", [True, False])
+def test_two_devices(in_order: bool) -> None:
+    loader = DataLoader(
+        Numbers(),
+        8,
+        num_workers=2,
+        device=["cuda:0", "cuda:1"],
+        pipeline=PIPELINE,
+        lanes=["device"],
+        in_order=in_order,
+        persistent_workers=True,
+    )
+    wrong = [torch.zeros((), dtype=torch.int64, device=f"cuda:{number}") for number in range(2)]
+    for _ in range(EPOCHS):
+        for number, batch in enumerate(loader):
+            assert batch["x"].device.index == batch["label"].device.index == number % 2
+            with torch.cuda.device(number % 2):
+                torch.cuda._sleep(_SLOW)
+            over = batch["x"] - 2 * batch["label"][:, None, None]
+            wrong[number % 2].add_(((over < 0) | (over > 2) | (over != over[:, :1, :1])).sum())
+            del batch, over
+    assert [int(each.item()) for each in wrong] == [0, 0]

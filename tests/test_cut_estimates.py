@@ -32,6 +32,7 @@ class Device:
     """A device lane whose graphs are built, or not."""
 
     bytes_per_s = 1e6
+    retired = False
 
     def __init__(self, built: bool = True) -> None:
         self.built = built
@@ -44,7 +45,7 @@ class Device:
 
 def estimator(built: bool = True) -> CutEstimator:
     model = CostModel(part_names(PIPELINE), features=1)
-    return CutEstimator(model, ("cpu", "device"), PIPELINE, Device(built))
+    return CutEstimator(model, ("cpu", "device"), PIPELINE, [Device(built)])
 
 
 def teach(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
+import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Field, TorchFunction
@@ -96,6 +97,17 @@ def test_the_cpu_as_the_device(device: Any) -> None:
     assert options(device=device).device == torch.device("cpu")
 
 
+def test_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda device: (device.index or 0) < 4)
+    assert options(device=["cuda:0", torch.device("cuda:3")]).devices == (
+        torch.device("cuda:0"),
+        torch.device("cuda:3"),
+    )
+    assert options(device=("cuda",)).devices == (torch.device("cuda"),)
+    with pytest.raises(ValueError, match="device='cuda:4'"):
+        options(device=["cuda:0", "cuda:4"])
+
+
 _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"pipeline": print}, TypeError, "pipeline must be a minato_gpu.Pipeline"),
     ({"host_memory_budget": 0}, ValueError, "host_memory_budget must be at least 1, got 0"),
@@ -113,6 +125,8 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "leave out multiprocessing_context",
     ),
+    ({"device": []}, ValueError, "device must name at least one"),
+    ({"device": ["cpu", "cpu"]}, ValueError, "several devices must all be CUDA devices"),
     ({"lanes": "cpu"}, TypeError, "lanes must be a sequence"),
     ({"lanes": 3}, TypeError, "lanes must be a sequence"),
     ({"lanes": []}, ValueError, "at least one of"),

@@ -1,10 +1,12 @@
 """The device lane: one executor in a thread of the training process, fed with what CPU workers have read.
 
-It takes every task that waits, one micro-batch at a time, and writes finished samples into their rows of the batch.
-A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its
-failure counts. Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU
-lane to go on alone: what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane
-there is has an ``error`` instead.
+It takes every task that waits, one micro-batch at a time (``device_work``), and writes finished samples into their rows
+of the batch. Where they stay on a device, the next micro-batch is issued before the thread waits for the one before, so
+that the device is at work while the host prepares; the stand-in on the CPU has no such two sides.
+
+Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU lane to go on:
+what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane there is has an
+``error`` instead.
 """
 
 from __future__ import annotations
@@ -18,29 +20,29 @@ from time import perf_counter
 from typing import Any
 
 from minato_gpu.lanes.ahead import BuildAhead
-from minato_gpu.lanes.base import Failure, Handed, Local, Part, Piece, Report, Task, failure
+from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device_work import DeviceWork, Run
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 _USUAL_RATE = 1e9  # bytes per second
+IN_FLIGHT = 2  # tasks of a device: one that it works on, one that is issued behind it
 
 
 class DeviceLane:
     """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
-    device, the way there; ``may_retire``: another lane prepares samples too."""
+    device, the way there; ``may_retire``: the CPU lane prepares samples too; ``name``: "device", or of several devices
+    "device:n"."""
 
-    name = "device"
     slots = 1
     away = 0
 
@@ -53,15 +55,15 @@ class DeviceLane:
         threads: int = 1,
         transfers: Transfers | None = None,
         may_retire: bool = False,
+        name: str = "device",
     ) -> None:
+        self.name = name
         self._links = links
-        self._pipeline = pipeline
-        self._first = pipeline.host_prefix
+        self._device = device
         self._executors = {
             split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads)
-            for split in (self._first, *pipeline.cuts)
+            for split in (pipeline.host_prefix, *pipeline.cuts)
         }
-        self._executor = self._executors[self._first]
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
         self._ahead: BuildAhead | None = None
         if self._takes_parts:
@@ -70,17 +72,25 @@ class DeviceLane:
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
         self.error: Exception | None = None  # why the lane will never open, where there is no other
-        self._store = Store(-1, links, None, links.board)
-        self._outlet = Outlet(self._store, transfers)
+        store = Store(-1, links, None, links.board)
+        self._outlet = Outlet(store, transfers)
+        self._in_flight = 1 if transfers is None else IN_FLIGHT
+        self._work = DeviceWork(
+            pipeline,
+            self._executors,
+            store,
+            self._outlet,
+            waits=self._in_flight == 1,
+            ahead=self._ahead,
+            no_memory=self._retire,
+        )
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._repeated = 0  # samples of the current task that ran a second time, on the CPU
-        self._looked = 0  # graphs built when their threads were last looked for
         self._may_retire = may_retire
         self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
-        self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
+        self._thread: threading.Thread | None = threading.Thread(target=self._main, name=f"minato-{name}", daemon=True)
         self._thread.start()
 
     def send(self, task: Task, worker: int = 0) -> None:
@@ -120,7 +130,7 @@ class DeviceLane:
         return None
 
     def close(self, timeout: float) -> bool:
-        """Wait for the micro-batch under way, then let go of graphs and memory; idempotent."""
+        """Wait for the micro-batches under way, then let go of graphs and memory; idempotent."""
         if self._thread is None:
             return True
         self.recall()
@@ -142,12 +152,28 @@ class DeviceLane:
         self._load()
         self.ready = not self.retired
         self._signal()
-        while (task := self._tasks.get()) is not None:
-            report = _refused(task) if self.retired else self._run(task, cores)
+        runs: deque[Run] = deque()
+        closing = False
+        while runs or not closing:
+            try:
+                task = self._tasks.get(block=not runs)
+            except queue.Empty:
+                self._report(self._work.end(runs.popleft(), cores))
+                continue
+            if task is None:
+                closing = True
+            elif self.retired:
+                self._report(_refused(task))
+            else:
+                runs.append(self._work.begin(task, cores))
+                if len(runs) >= self._in_flight:
+                    self._report(self._work.end(runs.popleft(), cores))
             del task
-            self._reports.append(report)
-            self._signal()
         cores.close()
+
+    def _report(self, report: Report) -> None:
+        self._reports.append(report)
+        self._signal()
 
     def _load(self) -> None:
         """Import what stages need. Without it the CPU's implementations prepare the samples, in the lane there is."""
@@ -162,7 +188,7 @@ class DeviceLane:
         except Exception as error:
             self.retired = True
             if self._may_retire:
-                LOGGER.warning("the device lane cannot be opened; the CPU lane goes on alone (%r)", error)
+                LOGGER.warning("the %s lane cannot be opened; %s (%r)", self.name, self._others(), error)
             else:
                 self.error = error
             return
@@ -179,7 +205,7 @@ class DeviceLane:
 
     def _stand_back(self) -> None:
         """The stand-in for a GPU shares cores with workers and training."""
-        if self._executor.device == "cpu":
+        if self._device == "cpu":
             give_way()
 
     def _signal(self) -> None:
@@ -191,121 +217,17 @@ class DeviceLane:
         """Whether samples that come cut at ``split`` find everything built."""
         return self._executors[split].built and not self.retired
 
-    def _run(self, task: Task, cores: CoreTime) -> Report:
-        begin = perf_counter()
-        self._repeated = 0
-        self._look(cores)
-        tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
-        items: list[Any] = [None] * len(tickets)
-        times: list[float] = [0.0] * len(tickets)
-        usual = True
-        for split, numbers in self._by_split(tickets).items():
-            started, used, builds = perf_counter(), cores(), self._executors[split].builds
-            chosen = [tickets[number] for number in numbers]
-            try:
-                found = self._prepare(task, chosen, split)
-            except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
-                found = [self._failure(task, piece, at, error) for piece, at in chosen]
-            took = perf_counter() - started
-            if self._executor.device == "cpu":  # what it waited for a core is not the sample's cost
-                took = min(max(cores() - used, 1e-6), took)
-            usual = usual and self._executors[split].builds == builds and self._repeated == 0
-            for number, item in zip(numbers, found, strict=True):
-                items[number], times[number] = item, took / len(numbers)
-            if self._ahead is not None and not self.retired:
-                self._ahead.ran(split)
-        end = perf_counter()
-        count = len(tickets)
-        self._look(cores)
-        parts: list[Part | None] | None = None
-        if usual and self._pipeline.cuts:
-            parts = [(_split(*ticket, self._first), (each,)) for ticket, each in zip(tickets, times, strict=True)]
-        return Report(
-            run=task.run,
-            chunk=task.chunk,
-            worker=0,
-            first=0,
-            done=count,
-            seconds=end - begin,
-            begin=begin,
-            end=end,
-            final=True,
-            nbytes=sum(item.nbytes for item in items if isinstance(item, Local)),
-            items=items if any(item is not None for item in items) else None,
-            times=times if usual else None,
-            parts=parts,
-            layout=self._learned(),
-            repeated=self._repeated,
-        )
-
-    def _look(self, cores: CoreTime) -> None:
-        """Graphs that have been built, here or ahead, have brought threads of their own."""
-        builds = sum(executor.builds for executor in self._executors.values())
-        if builds != self._looked or self._repeated:
-            self._looked = builds
-            cores.look()
-
-    def _learned(self) -> bytes | None:
-        """What a sample looks like, to be reported once."""
-        layout, self._outlet.layout = self._outlet.layout, None
-        return layout
-
-    def _by_split(self, tickets: list[tuple[Piece, int]]) -> dict[int, list[int]]:
-        """The tickets' numbers by the split point at which they come."""
-        found: dict[int, list[int]] = {}
-        for number, ticket in enumerate(tickets):
-            found.setdefault(_split(*ticket, self._first), []).append(number)
-        return found
-
-    def _prepare(self, task: Task, tickets: list[tuple[Piece, int]], split: int) -> list[Any]:
-        executor = self._executors[split]
-        items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
-        ready = [number for number, item in enumerate(items) if item is None]
-        fields = [self._fields(*tickets[number], task) for number in ready]
-        if self._ahead is not None:
-            self._ahead.start(fields)
-        room = self._outlet.room
-        if room is not None:
-            executor.limit = min(executor.max_batch, max(1, room))
-        with self._outlet.working():
-            results = executor.run(fields, self._outlet.stream)
-            for number, (given, seed), result in zip(ready, fields, results, strict=True):
-                piece, at = tickets[number]
-                items[number] = self._finish(task, piece, at, given, seed, result, split)
-            return self._outlet.finish(items)
-
-    def _known_failure(self, piece: Piece, at: int) -> Failure | None:
-        assert piece.sources is not None
-        source = piece.sources[at]
-        return source if isinstance(source, Failure) else None
-
-    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int]:
-        assert piece.sources is not None
-        occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
-        source = piece.sources[at]
-        lying = source.fields if isinstance(source, Handed) else source
-        return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
-
-    def _finish(
-        self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any, split: int
-    ) -> Any:
-        """Put a result where it belongs; on failure ask the CPU implementation."""
-        failed = isinstance(result, StageError)
-        if failed:
-            self._repeated += 1
-            if is_out_of_memory(result):
-                self._retire(result)
-            try:
-                result = self._pipeline.run(fields, seed, start=split)
-            except Exception as error:
-                return self._failure(task, piece, at, error)
-        return self._outlet.put(task, piece, at, result, frozenset() if failed else self._executors[split].made)
-
     def _retire(self, error: Exception) -> None:
         """The device has no memory for even one sample."""
         if self._may_retire and not self.retired:
-            self.retired = True
-            LOGGER.warning("the device has no memory left to prepare samples; the CPU lane goes on alone (%s)", error)
+            self.retired, self._work.ahead = True, None
+            what = f"the {self.name.replace(':', ' number ')} has no memory left to prepare samples"
+            LOGGER.warning("%s; %s (%s)", what, self._others(), error)
+
+    def _others(self) -> str:
+        """Who goes on."""
+        alone = self.name == "device"
+        return "the CPU lane goes on alone" if alone else "the CPU lane and other devices go on without it"
 
     def stats(self) -> dict[str, Any]:
         """Counters as plain data."""
@@ -316,17 +238,6 @@ class DeviceLane:
             "spilled_to_host": self._outlet.spilled,
             "retired": self.retired,
         }
-
-    def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
-        place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
-        cause, origin = explain(error, place)
-        return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)
-
-
-def _split(piece: Piece, at: int, first: int) -> int:
-    """The split point at which the ticket comes."""
-    source = None if piece.sources is None else piece.sources[at]
-    return source.stage if isinstance(source, Handed) else first
 
 
 def _refused(task: Task) -> Report:

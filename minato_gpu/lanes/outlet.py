@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,15 @@ from minato_gpu.memory.loads import Made
 from minato_gpu.memory.transfers import Transfers
 
 
+class Issued(NamedTuple):
+    """The references of a micro-batch's samples. ``placed``: views, row and reference of those that stay on the device,
+    once ``made`` has been."""
+
+    items: list[Any]
+    placed: Sequence[tuple[list[Any], int, Resident]] = ()
+    made: Made | None = None
+
+
 class Outlet:
     """For one thread. ``layout``: the pickled layout of a sample, where a task came without one (the engine wants to
     know it). ``spilled``: samples that the budget sent to the host."""
@@ -34,9 +43,12 @@ class Outlet:
         self._store = store
         self._transfers = transfers
         self._stream: Any = None
-        self._made = Made(None)
+        self._made = self._new_made()
         self._placed: list[tuple[list[Any], int, Resident]] = []
         self._sample_bytes = 0
+
+    def _new_made(self) -> Made | None:
+        return None if self._transfers is None else Made(None, self._transfers.accelerator)
 
     @property
     def room(self) -> int | None:
@@ -92,16 +104,24 @@ class Outlet:
                 found[number] = tensor
         return found
 
-    def finish(self, items: list[Any]) -> list[Any]:
-        """All samples of a micro-batch have been put: their references, to be reported.
+    def issued(self, items: list[Any]) -> Issued:
+        """All samples of a micro-batch have been put; ``items`` are their references."""
+        placed, self._placed = self._placed, []
+        if self._transfers is None or not placed:
+            return Issued(items)
+        made, self._made = self._made, self._new_made()
+        assert made is not None
+        made.event = self._transfers.accelerator.event()
+        return Issued(items, placed, made)
+
+    def settle(self, issued: Issued) -> list[Any]:
+        """The references of a micro-batch's samples, to be reported.
 
         Waits until the device has made them, in the lane's own thread: only so is it known what they cost.
         """
-        placed, self._placed = self._placed, []
-        if self._transfers is None or not placed:
+        items, placed, made = issued
+        if self._transfers is None or made is None or made.event is None:
             return items
-        made, self._made = self._made, Made(None)
-        made.event = self._transfers.accelerator.event()
         made.event.synchronize()
         nbytes = sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values())
         self._sample_bytes = nbytes // len(placed)

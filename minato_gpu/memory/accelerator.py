@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -58,7 +58,10 @@ class Accelerator(Protocol):
         """Copy from a CPU tensor, or one of this device; both must stay as they are until an event says so."""
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copy many tensors of this device, of one dtype, at once."""
+        """Copy many tensors of this device or of another one, of one dtype, at once.
+
+        Those of another are made ready for it by an event that the current stream waits for.
+        """
 
     def adopt(self, value: Any) -> torch.Tensor:
         """What an executor made (DALI, CuPy, torch), as a tensor on this device, ready on the current stream."""
@@ -91,6 +94,7 @@ class Cuda:
         self.device = torch.device("cuda", index)
         self.compute = str(self.device)
         self.uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        self._streams: dict[torch.device, Any] = {}
 
     def stream(self) -> Any:
         """See Accelerator. 0 is the least priority, and the default stream's: it cannot be undercut, but a training
@@ -121,8 +125,19 @@ class Cuda:
         into.copy_(source, non_blocking=True)
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """See Accelerator."""
-        torch._foreach_copy_(list(into), list(sources), non_blocking=True)
+        """See Accelerator. Between devices torch copies on the source's current stream, and lets both wait for each
+        other: that must not be the stream on which the source's device trains."""
+        for device in {source.device for source in sources}:
+            pairs = [pair for pair in zip(into, sources, strict=True) if pair[1].device == device]
+            targets, found = [one for one, _ in pairs], [other for _, other in pairs]
+            with nullcontext() if device == self.device else torch.cuda.stream(self._beside(device)):
+                torch._foreach_copy_(targets, found, non_blocking=True)
+
+    def _beside(self, device: torch.device) -> Any:
+        """A stream of another device, for what comes from there."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device, priority=0)
+        return self._streams[device]
 
     def adopt(self, value: Any) -> torch.Tensor:
         """See Accelerator. DLPack makes the current stream wait for the one on which ``value`` was made."""

@@ -23,14 +23,15 @@ from minato_gpu.memory.pinning import Pinned
 
 
 class Made:
-    """What one micro-batch left on the device: ``event`` comes after it was made."""
+    """What one micro-batch left on the device of ``accelerator``: ``event`` comes after it was made."""
 
-    def __init__(self, event: Event | None) -> None:
+    def __init__(self, event: Event | None, accelerator: Accelerator) -> None:
         self.event = event
+        self.accelerator = accelerator
 
 
 class DeviceRows(NamedTuple):
-    """Rows ``numbers`` of leaf ``leaf`` are these tensors on the device."""
+    """Rows ``numbers`` of leaf ``leaf`` are these tensors, on the batch's device or on another."""
 
     leaf: int
     numbers: list[int]
@@ -40,11 +41,12 @@ class DeviceRows(NamedTuple):
 class Port:
     """What issuing a load needs: the device, the arena on the host, and counters."""
 
-    def __init__(self, accelerator: Accelerator, arena: Arena) -> None:
+    def __init__(self, accelerator: Accelerator, arena: Arena, pinned: Pinned) -> None:
         self.accelerator = accelerator
         self.arena = arena
-        self.pinned = Pinned(arena, accelerator)
+        self.pinned = pinned
         self.copies = self.gathered = 0
+        self.crossed = 0  # micro-batches of other devices that a batch has taken of
 
     def copy(self, into: torch.Tensor, runs: Sequence[Run], most: int = MOST) -> bool:
         """Fill ``into`` from the arena; False, with nothing done, when that would take more than ``most`` copies."""
@@ -61,8 +63,10 @@ class Load:
     """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device.
 
     ``issued``: it can be handed over, or ``error`` says why not; ``counted``: among those that the consumer has not
-    taken. ``keep``: what must live until the event.
+    taken. ``keep``: what must live until the event. ``order``: of the batch among all, set by who submits it.
     """
+
+    order = 0
 
     def __init__(self, nbytes: int, slabs: tuple[int, ...]) -> None:
         self.nbytes = nbytes
@@ -114,6 +118,7 @@ class RowsLoad(Load):
             self._gather(port, slab)
         for made in self._made:
             accelerator.wait(made.event)
+            port.crossed += made.accelerator is not accelerator
         blocks = [slab[at : at + nbytes] for at, nbytes in self._places()]
         for leaf, numbers, sources in self._on_device:
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)

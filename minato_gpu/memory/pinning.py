@@ -10,6 +10,8 @@ an arena keeps what is pinned (``Arena.keep``).
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from minato_gpu.memory.accelerator import Accelerator
@@ -19,10 +21,10 @@ _STEP = 16 << 20
 
 
 class Pinned:
-    """The pinned part of ``arena``. ``ends``: where its pieces end; a copy must not cross one. For one thread.
+    """The pinned part of ``arena``, for every device. ``ends``: where its pieces end; a copy must not cross one.
 
-    Where the device refuses, nothing more is tried: copies still work, by way of the driver's own memory. ``refused``
-    then says why.
+    Every method may be called by any thread. Where the device refuses, nothing more is tried: copies still work, by way
+    of the driver's own memory. ``refused`` then says why.
     """
 
     def __init__(self, arena: Arena, accelerator: Accelerator, step: int = _STEP) -> None:
@@ -31,6 +33,7 @@ class Pinned:
         self._arena = arena
         self._accelerator = accelerator
         self._step = step
+        self._lock = threading.Lock()
         self._address = int(np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0])
 
     @property
@@ -40,9 +43,12 @@ class Pinned:
 
     def cover(self, end: int) -> None:
         """Pin the arena up to offset ``end``, or twice as far as before, so that pieces stay few."""
-        begin = self.nbytes
-        if end <= begin or self.refused is not None:
-            return
+        with self._lock:
+            begin = self.nbytes
+            if begin < end and self.refused is None:
+                self._pin(begin, end)
+
+    def _pin(self, begin: int, end: int) -> None:
         upto = min(round_up(max(end, 2 * begin), self._step), self._arena.capacity)
         self._arena.keep(upto)  # before: what is given back between the two would be pinned elsewhere
         try:

@@ -1,8 +1,9 @@
-"""Batches on their way to the device: one thread that issues copies, so that the training loop never does.
+"""Batches on their way to a device: a thread that issues copies, so that the training loop never does.
 
-Loads are issued in the order of delivery, on one stream of the lowest priority. The thread issues a few asynchronous
-copies for a batch and goes on; nobody waits on the host for them. What they read, a slab of the host arena or an
-executor's micro-batch, is kept until the load's event has come to pass, which is asked for when memory is reclaimed.
+Loads are issued in the order of delivery, on one stream of the lowest priority, by a thread for each device. It issues
+a few asynchronous copies for a batch and goes on; nobody waits on the host for them. What they read, a slab of the host
+arena or an executor's micro-batch, is kept until the load's event has come to pass, which is asked for when memory is
+reclaimed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from bisect import insort
 from collections import deque
 from typing import Any
 
@@ -18,20 +20,37 @@ from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loads import Load, Port
+from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
 
 
-class Transfers:
-    """The way from ``arena`` to one device."""
+class Host:
+    """The host's side of the way to every device: which slabs of ``arena`` are read, and what of it is pinned.
 
-    def __init__(self, accelerator: Accelerator, arena: Arena, budget: DeviceBudget) -> None:
+    ``accelerator``: any of the devices; what one has pinned, all can read.
+    """
+
+    def __init__(self, arena: Arena, accelerator: Accelerator) -> None:
+        self.arena = arena
+        self.slabs = Slabs(arena)
+        self.pinned = Pinned(arena, accelerator)
+
+    def close(self) -> None:
+        """Unpin; every device must be through. Idempotent."""
+        self.pinned.close()
+
+
+class Transfers:
+    """The way from ``host`` to one device."""
+
+    def __init__(self, accelerator: Accelerator, host: Host, budget: DeviceBudget) -> None:
         self.accelerator = accelerator
         self.budget = budget
-        self.slabs = Slabs(arena)
-        self._port = Port(accelerator, arena)
-        self._queue: deque[Load] = deque()
+        self.slabs = host.slabs
+        self._port = Port(accelerator, host.arena, host.pinned)
+        self._queue: list[Load] = []  # in the order of delivery
         self._changed = threading.Condition()
-        self._ahead = 0  # issued, and not with the consumer
+        self._next_order = 0  # of the batch that the consumer takes next
         self._issued = 0
         self._under_way: deque[Load] = deque()
         self._sweeping = threading.Lock()
@@ -46,8 +65,15 @@ class Transfers:
         """Ask for a load; never blocks. It becomes ``issued``, and then ``fd`` readable."""
         self.slabs.read(load.slabs)
         with self._changed:
-            self._queue.append(load)
+            insort(self._queue, load, key=lambda each: each.order)
             self._changed.notify()
+
+    def expect(self, order: int) -> None:
+        """The consumer takes batch ``order`` next, from whichever device."""
+        with self._changed:
+            self._next_order = order
+            if self._queue:
+                self._changed.notify()
 
     def fd(self) -> int:
         """Readable when a load has been issued since ``clear``."""
@@ -64,7 +90,6 @@ class Transfers:
             load.cancelled = not load.issued
             if load.counted:
                 load.counted = False
-                self._ahead -= 1
                 self.budget.give("batches", load.nbytes)
             self._changed.notify()
 
@@ -82,6 +107,7 @@ class Transfers:
             "batches": self._issued,
             "copies": self._port.copies,
             "gathered": self._port.gathered,
+            "crossed": self._port.crossed,
             "pinned_bytes": self._port.pinned.nbytes,
             "pinning_refused": self._port.pinned.refused,
             "device_bytes": sum(self.budget.held.values()),
@@ -90,7 +116,7 @@ class Transfers:
         }
 
     def close(self) -> None:
-        """Wait for what has been issued, then unpin. Batches that the consumer holds live on. Idempotent."""
+        """Wait for what has been issued. Batches that the consumer holds live on. Idempotent."""
         if self._thread is None:
             return
         with self._changed:
@@ -103,7 +129,6 @@ class Transfers:
                 load.event.synchronize()
         over, self._under_way = list(self._under_way), deque()
         self._release(over)
-        self._port.pinned.close()
         os.close(self._done)
 
     # --- the thread --------------------------------------------------------------------------------------------
@@ -126,14 +151,18 @@ class Transfers:
                     self.slabs.done(load.slabs)
                 self._queue.clear()
                 return None
-            return self._queue.popleft()
+            cancelled = next((load for load in self._queue if load.cancelled), None)
+            load = cancelled or self._queue[0]
+            self._queue.remove(load)
+            return load
 
     def _may_go_on(self) -> bool:
         """The batch that the consumer will ask for next may always go on; others as far as the budget allows."""
         if self._closed or not self._queue:
             return self._closed
         first = self._queue[0]
-        return first.cancelled or self._ahead == 0 or self.budget.fits(first.nbytes)
+        needed = first.order <= self._next_order
+        return needed or self.budget.fits(first.nbytes) or any(load.cancelled for load in self._queue)
 
     def _issue(self, load: Load, stream: Any) -> None:
         before = load.slabs
@@ -154,7 +183,6 @@ class Transfers:
             load.issued = True
             if not load.cancelled:
                 load.counted = True
-                self._ahead += 1
                 self.budget.take("batches", load.nbytes)
         os.eventfd_write(self._done, 1)
 

@@ -19,7 +19,7 @@ from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.plans import END, Plan
-from minato_gpu.scheduling.waiting import Entry, Waiting
+from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
 
 INSPECT_CHUNK = 8
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
@@ -32,7 +32,7 @@ class Dispatcher:
     def __init__(self, policy: m.Policy, ledger: Ledger) -> None:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
-        self.waiting = Waiting()
+        self.waiting = Waiting(policy.device_lanes if policy.pins else (DEVICE,))
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
@@ -126,7 +126,7 @@ class Dispatcher:
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Memory refused an entry that should start early: the oldest one may still proceed."""
         entry = self.waiting.oldest()
-        if entry is None or entry is refused or (lane.is_device and entry.device is None):
+        if entry is None or entry is refused or (lane.is_device and (entry.device is None or entry.home != lane.home)):
             return False
         return self._send(lane, entry, None if lane.is_device else self.intake.router.cut(entry))
 

@@ -7,6 +7,9 @@ with exponential forgetting. A second of device work then counts as 1 + slope se
 And as long as the CPU lane alone prepares batches faster than the consumer takes them, the device is *spared*: it gets
 nothing, so it costs nothing. A consumer that has to wait all the same ends that for a while.
 
+With several devices a step is that of a round, one batch for each: a consumer takes those together, and between them
+hardly a moment passes. The work in it is that of one device, on average.
+
 Simulated on the design's hybrid costs (16,000 samples, window 256, a second of device work adding a second of step):
 with a step half as long again as the CPU lane needs, the epoch takes 0.70 of what it takes without this; with one of
 0.6 of it, where the device must help, 0.88. AFTER_WAIT from 8 to 32 hardly matters.
@@ -27,13 +30,18 @@ MOST = 4.0
 
 
 class Harm:
-    """The step of one consumer. ``slope``: seconds of step for a second of device work; ``spare``: leave it alone."""
+    """The step of one consumer. ``slope``: seconds of step for a second of device work; ``spare``: leave it alone.
 
-    def __init__(self, enabled: bool) -> None:
+    ``devices``: batches of a step.
+    """
+
+    def __init__(self, enabled: bool, devices: int = 1) -> None:
         self.slope = 0.0
         self.spare = False
         self.step_s = 0.0
         self._enabled = enabled
+        self._devices = devices
+        self._round: list[float] = []  # seconds before each batch of the step that is not over
         self._count = 0
         self._work = 0.0
         self._work_s = 0.0  # mean per step
@@ -57,13 +65,17 @@ class Harm:
     def stepped(self, step_s: float, cpu_batch_s: float) -> bool:
         """The consumer was away for ``step_s`` seconds (0: unknown) and takes its next batch, for which the CPU lane
         alone needs ``cpu_batch_s``. Returns whether the device should be treated otherwise than before."""
+        self._round.append(step_s)
+        if len(self._round) < self._devices:
+            return False
+        step_s, self._round = sum(self._round) if min(self._round) > 0 else 0.0, []
         before = (self.spare, self.slope)
-        work, self._work = self._work, 0.0
+        work, self._work = self._work / self._devices, 0.0
         if not self._enabled or step_s <= 0:
             return False
         self._learn(min(step_s, _OUTLIER * self.step_s) if self._count >= LEARNED else step_s, work)
         self._patience = max(0, self._patience - 1)
-        share = cpu_batch_s / self.step_s
+        share = cpu_batch_s * self._devices / self.step_s
         limit = SHORT if self.spare else ENOUGH
         self.spare = not self._patience and self._count >= LEARNED and 0 < share <= limit
         return before[0] != self.spare or abs(before[1] - self.slope) > 0.05 * (1 + before[1])

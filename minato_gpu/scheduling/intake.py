@@ -68,8 +68,8 @@ class Intake:
 
     def rank(self, entry: Entry) -> None:
         """When the entry should start, for what it costs on its side."""
-        cost = entry.device if entry.side == DEVICE else entry.cpu
-        if entry.steps is not None and entry.side != DEVICE and (plan := self.router.cut(entry)) is not None:
+        cost = entry.cpu if entry.side == CPU else entry.device
+        if entry.steps is not None and entry.side == CPU and (plan := self.router.cut(entry)) is not None:
             cost = plan.cpu + plan.device
         if cost is not None and entry.hi - entry.lo == 1:
             entry.slow = self.pace.is_slow(cost)
@@ -85,10 +85,10 @@ class Intake:
         """Whether two waiting serials belong to the same epoch."""
         return all((one < first) == (other < first) for first, _ in self._epochs)
 
-    def add_unknown(self, lo: int, hi: int) -> None:
+    def add_unknown(self, lo: int, hi: int, home: str = DEVICE) -> None:
         """Tickets of one place whose costs nobody knows."""
         self.newest = max(self.newest, hi)
-        entry = Entry(lo, hi, lo)
+        entry = Entry(lo, hi, lo, home=home)
         if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
             entry.inspect = True
             entry.priority -= self._policy.window / 2  # costs should be known when there is still a choice
@@ -102,11 +102,12 @@ class Intake:
         device: Sequence[float] | None,
         read: bool = False,
         between: Sequence[Sequence[Plan]] | None = None,
+        home: str = DEVICE,
     ) -> None:
         """Queue tickets with predicted costs: neighbours that are cheap as one entry, costly ones alone.
 
         ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
-        ``between``: the plans of each ticket that do a part on either lane.
+        ``between``: the plans of each ticket that do a part on either lane. ``home``: the device lane that may.
         """
         self.newest = max(self.newest, spans[-1][1])
         if self._policy.whole_places:
@@ -125,7 +126,7 @@ class Intake:
                     self._add_run(serial, base, run)
                     run = []
                     plans = () if between is None else between[at]
-                    self._add_one(serial, base, cost, None if device is None else device[at], read, plans)
+                    self._add_one(serial, base, cost, None if device is None else device[at], read, plans, home)
                 at += 1
             self._add_run(hi, base, run)
         self._since_route += at
@@ -150,23 +151,22 @@ class Intake:
 
     def settle_again(self, entry: Entry) -> None:
         """A ticket comes back from a lane that may have been the last of its kind: nobody would take it in time."""
-        if entry.side == DEVICE and self._policy.cpu_runs and self.router.no_device():
+        if entry.side != CPU and self._policy.cpu_runs and self.router.no_device(entry.home):
             entry.side = CPU
             self.rank(entry)
 
     def _settle(self, entry: Entry) -> None:
         """Choose the side of a ticket whose costs are known."""
         self._reconsider(entry)
-        beyond = self._policy.threshold and entry.ratio >= self.router.threshold
-        if entry.device is not None and (beyond or not self._policy.cpu_runs):
-            entry.side = DEVICE
+        if entry.device is not None and (self.router.beyond(entry) or not self._policy.cpu_runs):
+            entry.side = entry.home
             self.rank(entry)
 
     def _add_one(
-        self, serial: int, base: int, cpu: float, device: float | None, read: bool, between: Sequence[Plan] = ()
+        self, serial: int, base: int, cpu: float, device: float | None, read: bool, between: Sequence[Plan], home: str
     ) -> None:
         cost, other = self._guess(cpu, device)
-        entry = Entry(serial, serial + 1, base, cost, other)
+        entry = Entry(serial, serial + 1, base, cost, other, home)
         entry.read = read
         entry.cold = self.cold
         if cost is not None:
@@ -175,7 +175,7 @@ class Intake:
             self.pace.expect(cost, other, 1, entry.steps)
             self._settle(entry)
         elif other is not None and not self._policy.cpu_runs:
-            entry.side = DEVICE
+            entry.side = home
         self._waiting.add(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:

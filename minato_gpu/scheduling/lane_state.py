@@ -9,16 +9,21 @@ from minato_gpu.scheduling.waiting import DEVICE, Entry
 
 
 class LaneState:
-    """Load and measured mean cost of one lane; ``mean`` is seconds per sample on one slot."""
+    """Load and measured mean cost of one lane; ``mean`` is seconds per sample on one slot.
+
+    ``side``: where what it takes waits; ``home``: the device lane's, also where all wait in one queue.
+    """
 
     def __init__(self, name: str, policy: Policy) -> None:
         self.name = name
         self.slots = 0
         self.is_device = name != CPU
-        self.side = DEVICE if self.is_device and policy.threshold else CPU
+        self.home = "" if not self.is_device else name if policy.pins else DEVICE
+        self.side = self.home if self.is_device and policy.threshold else CPU
         self.seconds = 0.0
         self.mean = 0.0
         self._policy = policy
+        self._least_ahead = policy.device_ahead if self.is_device else 1
         self._chunks = 0
         self._slow: set[int] = set()
         self._measurements = 0
@@ -71,7 +76,7 @@ class LaneState:
             return False
         each = self.seconds / count
         ahead = ceil(self.slots * self._policy.ahead_s / each) if each > 0 else self.slots
-        return count - self.slots < min(max(1, ahead), 4 * self.slots)
+        return count - self.slots < min(max(self._least_ahead, ahead), 4 * self.slots)
 
     def backlog_s(self) -> float:
         """Predicted seconds until a chunk that is sent now starts."""

@@ -18,7 +18,7 @@ from minato_gpu.scheduling.plans import Plan
 Span = tuple[int, int]
 """A half-open range of serials."""
 
-CPU = "cpu"
+CPU, DEVICE = "cpu", "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Admitted:
     is known. ``between``: for each sample the plans that do its first stages on the CPU and the others on the device,
     where there are any. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where
     that is not the place's own, as an earlier run delivered part of it (0: that batch too, or another event tells).
+    ``home``: of several devices, the number of the one that the batch of this number goes to.
     """
 
     time: float
@@ -77,6 +78,7 @@ class Admitted:
     last: bool = False
     batch: int | None = None
     between: Sequence[Sequence[Plan]] | None = None
+    home: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,9 @@ class Policy:
     too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up. ``rescue``:
     the rest of a sample that turns out slow on the CPU is moved to a device that would sooner be through with it.
     ``spreads``: a batch that is composed from what is ready has a sample that did not fail, if one is to be had.
+    ``devices``: batches go to so many in turn, each with a lane of its own, ``device:n``. Where batches are fixed,
+    that one prepares samples of places that go to number n; where they are composed from what is ready, any.
+    ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at.
     """
 
     window: int
@@ -316,3 +321,15 @@ class Policy:
     spares_device: bool = False
     rescue: bool = True
     spreads: bool = False
+    devices: int = 1
+    device_ahead: int = 1
+
+    @property
+    def pins(self) -> bool:
+        """Whether it is known on which device a sample's batch will live, before the sample is prepared."""
+        return self.devices > 1 and self.fixed
+
+    @property
+    def device_lanes(self) -> tuple[str, ...]:
+        """The names of the device lanes, in the order of their devices."""
+        return (DEVICE,) if self.devices == 1 else tuple(f"{DEVICE}:{number}" for number in range(self.devices))

@@ -32,7 +32,7 @@ class Scheduler:
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger)
         self._intake = self._work.intake
-        self.harm = Harm(policy.spares_device)
+        self.harm = Harm(policy.spares_device, policy.devices)
         self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
         self._undelivered = 0
         self._next_order = 0  # the one to deliver next
@@ -122,11 +122,13 @@ class Scheduler:
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
         end = event.first + event.size
+        home = self._work.waiting.homes[event.home if self.policy.pins else 0]
         known = event.cpu is not None and (event.device is not None or event.cpu[0] == event.cpu[0])
         if event.cpu is None or not known:
-            self._intake.add_unknown(event.first, end)
+            self._intake.add_unknown(event.first, end, home)
         else:
-            self._intake.add_costed([(event.first, end)], event.first, event.cpu, event.device, between=event.between)
+            costs = event.cpu, event.device
+            self._intake.add_costed([(event.first, end)], event.first, *costs, between=event.between, home=home)
 
     def _ended(self, event: m.Ended) -> None:
         self._intake.pace.ending = True
@@ -134,8 +136,9 @@ class Scheduler:
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._work.retire(event.chunk)
         self._ledger.read(flight.chunk.size, event.nbytes)
-        base = flight.parts[0].base
-        self._intake.add_costed(flight.chunk.spans, base, event.cpu, event.device, True, event.between)
+        place = flight.parts[0]
+        costs = event.cpu, event.device
+        self._intake.add_costed(flight.chunk.spans, place.base, *costs, True, event.between, place.home)
 
     def _finished(self, event: m.Finished) -> None:
         flight = self._work.flights.get(event.chunk)

@@ -75,6 +75,7 @@ class VirtualLoader:
         self.device_samples = 0
         self.rescued = 0  # samples that were told to, while they ran
         self.handed = 0  # samples that went on from the CPU lane to a device
+        self._made_on: dict[int, str] = {}  # where each of the others was prepared, by serial
         self._stage: dict[int, int] = {}  # of those samples
         self._cuts = {cut.split: (cut.cpu.tolist(), cut.device.tolist()) for cut in work.cuts}
 
@@ -131,6 +132,8 @@ class VirtualLoader:
         if run.chunk.lane != m.CPU:
             self._device_s += self._now - run.begin
             self.device_samples += count
+            serials = (serial for lo, hi in run.chunk.spans for serial in range(lo, hi))
+            self._made_on.update(dict.fromkeys(serials, run.chunk.lane))
         spent = self._now - run.begin
         report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * count)
         if run.chunk.stop >= 0:
@@ -242,7 +245,24 @@ class VirtualLoader:
             last = self._admitted == work.batches or work.epochs[at + 1] != epoch
             cpu = self._told_cpu[first:stop]
             between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
-            self._tell(m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), between=between))
+            known = m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), between=between)
+            self._tell(replace(known, home=self._home(at)))
+
+    def _home(self, batch: int) -> int:
+        """The device that a batch goes to."""
+        begins = int(np.searchsorted(self._work.epochs, self._work.epochs[batch]))
+        return (batch - begins) % self.scheduler.policy.devices
+
+    @property
+    def crossed(self) -> int:
+        """Samples that one device has prepared, and another has got in a batch."""
+        return sum(
+            self._made_on.get(serial, home) != home
+            for number, (_, batch) in enumerate(self._delivered)
+            for home in [f"device:{self._home(number)}"]
+            for lo, hi in batch.spans
+            for serial in range(lo, hi)
+        )
 
     def _consume(self) -> None:
         while self._now >= self._consumer_ready:

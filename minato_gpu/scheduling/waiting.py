@@ -1,29 +1,31 @@
 """Tickets that wait for a lane, in the order in which they should start.
 
 An entry is a run of neighbouring serials that are predicted to cost the same (cheap ones are handled by the
-hundred) or one costly sample. Each entry waits on one *side*, the lane kind that it is meant for. All heaps delete
+hundred) or one costly sample. Each entry waits on one *side*, the lane kind that it is meant for: the CPU, or its
+*home*, the device lane that may have it (one of several where batches live on several devices). All heaps delete
 lazily: an item counts only while its entry still waits on the heap's side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from minato_gpu.scheduling.messages import CPU
+from minato_gpu.scheduling.messages import DEVICE as DEVICE
 from minato_gpu.scheduling.plans import Plan, Step, rest
 
-DEVICE = "device"
 NEAR = 15  # heap items looked at for one to steal
 FASTER = 1e300  # a ratio above every finite threshold, and below the infinite one that sends nothing to a device
-SIDES = (CPU, DEVICE)
+INFINITE = float("inf")
 
 
 class Entry:
     """A run of serials ``lo`` to ``hi`` with the predicted seconds of each on either kind of lane.
 
     A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``ratio`` says how much dearer
-    the CPU is than the device: the larger, the more the device lane gains. ``base`` is the first serial of its place.
+    the CPU is than the device: the larger, the more the device lane gains. ``base`` is the first serial of its place,
+    ``home`` the side of the device lane that may have it.
     ``inspect`` marks tickets whose costs must be read from their headers first, ``read`` those whose host read is held.
 
     One that can be cut has the plans ``between`` as well, and the ``steps`` between those worth having. ``at``: the
@@ -43,6 +45,7 @@ class Entry:
         "device",
         "haste",
         "hi",
+        "home",
         "inspect",
         "lo",
         "priority",
@@ -54,7 +57,15 @@ class Entry:
         "waits",
     )
 
-    def __init__(self, lo: int, hi: int, base: int, cpu: float | None = None, device: float | None = None) -> None:
+    def __init__(
+        self,
+        lo: int,
+        hi: int,
+        base: int,
+        cpu: float | None = None,
+        device: float | None = None,
+        home: str = DEVICE,
+    ) -> None:
         self.lo = lo
         self.hi = hi
         self.cpu = cpu
@@ -62,6 +73,7 @@ class Entry:
         self.inspect = False
         self.read = False
         self.base = base
+        self.home = home
         self.priority = float(base)
         self.cold = False
         self.side = CPU
@@ -74,7 +86,7 @@ class Entry:
 
     def part(self, lo: int, hi: int) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
-        entry = Entry(lo, hi, self.base, self.cpu, self.device)
+        entry = Entry(lo, hi, self.base, self.cpu, self.device, self.home)
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
         entry.at, entry.between = self.at, self.between
@@ -106,7 +118,7 @@ class Entry:
 
     def rest(self, serial: int, split: int) -> Entry:
         """A new entry for one of the serials, whose stages before ``split`` are done."""
-        entry = Entry(serial, serial + 1, self.base)
+        entry = Entry(serial, serial + 1, self.base, home=self.home)
         entry.read, entry.at, entry.cold = True, split, self.cold
         if self.cpu is not None:
             entry.cpu, entry.device, entry.between = rest(self.cpu, self.between, split)
@@ -120,17 +132,22 @@ _Heap = list[tuple[float, int, Entry]]
 
 
 class Waiting:
-    """Entries by side, by start priority (slow ones apart) and by nearness to the routing threshold."""
+    """Entries by side, by start priority (slow ones apart) and by nearness to the routing threshold.
 
-    def __init__(self) -> None:
-        self._fast: dict[str, _Heap] = {side: [] for side in SIDES}
-        self._slow: dict[str, _Heap] = {side: [] for side in SIDES}
-        self._near: dict[str, _Heap] = {side: [] for side in SIDES}
+    Those that a lane may steal from a side are kept apart by their home. ``homes``: the sides beside the CPU's.
+    """
+
+    def __init__(self, homes: tuple[str, ...] = (DEVICE,)) -> None:
+        self.homes = homes
+        self._sides = (CPU, *homes)
+        self._fast: dict[str, _Heap] = {side: [] for side in self._sides}
+        self._slow: dict[str, _Heap] = {side: [] for side in self._sides}
+        self._near: dict[tuple[str, str], _Heap] = {(side, home): [] for home in homes for side in (CPU, home)}
         self._entries: dict[int, Entry] = {}
         self._oldest: list[int] = []
-        self._seconds = dict.fromkeys(SIDES, 0.0)
+        self._seconds = dict.fromkeys(self._sides, 0.0)
         self._samples: dict[int, int] = {}  # first serial of a place -> its samples that wait
-        self._threshold = float("inf")
+        self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
         self.cuttable = 0  # entries with steps
 
     def add(self, entry: Entry) -> None:
@@ -152,9 +169,10 @@ class Waiting:
         heappush(heap, item)
         self._sweep(heap, entry.side)
         if entry.device is not None:
-            near = entry.ratio if entry.side == DEVICE else -entry.ratio
-            heappush(self._near[entry.side], (near, entry.lo, entry))
-            self._sweep(self._near[entry.side], entry.side)
+            near = -entry.ratio if entry.side == CPU else entry.ratio
+            heap = self._near[entry.side, entry.home]
+            heappush(heap, (near, entry.lo, entry))
+            self._sweep(heap, entry.side)
 
     def _sweep(self, heap: _Heap, side: str) -> None:
         """Drop the dead items once they are most of the heap, so that it never outgrows the window."""
@@ -163,10 +181,10 @@ class Waiting:
             heapify(heap)
 
     def _account(self, entry: Entry, sign: int) -> None:
-        cost = entry.device if entry.side == DEVICE else entry.cpu
+        cost = entry.cpu if entry.side == CPU else entry.device
         if entry.steps is not None and entry.side == CPU:
             if sign > 0:
-                plan = entry.cut(self._threshold)
+                plan = entry.cut(self._limits[entry.home])
                 entry.charge = entry.cpu if plan is None else plan.cpu
             cost = entry.charge
         if cost:
@@ -185,7 +203,7 @@ class Waiting:
         if entry.lo + count < entry.hi:
             self.add(entry.part(entry.lo + count, entry.hi))
         if not self._entries:
-            self._seconds = dict.fromkeys(SIDES, 0.0)  # what rounding left behind
+            self._seconds = dict.fromkeys(self._sides, 0.0)  # what rounding left behind
 
     def first(self, side: str, patience: float = 0.0) -> Entry | None:
         """The entry of the side that should start first; slow ones start ``patience`` positions later than they ask."""
@@ -194,14 +212,15 @@ class Waiting:
             return fast or slow
         return fast if (fast.priority, fast.lo) < (slow.priority + patience, slow.lo) else slow
 
-    def nearest(self, side: str) -> Entry | None:
-        """The entry of the side that is nearest to the threshold: the one that the other lane would steal."""
-        return self._top(self._near[side], side)
+    def nearest(self, side: str, home: str = DEVICE) -> Entry | None:
+        """The entry of the side, and of this home, that is nearest to the threshold: the other lane would steal it."""
+        return self._top(self._near[side, home], side)
 
-    def near(self, side: str) -> list[Entry]:
-        """A few entries of the side that are near to the threshold, nearest first."""
-        self._top(self._near[side], side)
-        items = [item for item in self._near[side][:NEAR] if item[2].waits and item[2].side == side]
+    def near(self, side: str, home: str = DEVICE) -> list[Entry]:
+        """A few entries of the side, and of this home, that are near to the threshold, nearest first."""
+        heap = self._near[side, home]
+        self._top(heap, side)
+        items = [item for item in heap[:NEAR] if item[2].waits and item[2].side == side]
         return [item[2] for item in sorted(items)]
 
     def samples_of(self, base: int) -> int:
@@ -219,25 +238,28 @@ class Waiting:
             heappop(heap)
         return self._entries[heap[0]] if heap else None
 
-    def move(self, threshold: float, rank: Callable[[Entry], None]) -> None:
-        """Put every entry on the side of the threshold that its ratio is on; ``rank`` then says when it starts."""
-        self._threshold = threshold
-        for side, other in ((DEVICE, CPU), (CPU, DEVICE)):
-            while (entry := self.nearest(side)) is not None:
-                if (entry.ratio >= threshold) == (side == DEVICE):
-                    break
-                self._account(entry, -1)
-                entry.side = other
-                rank(entry)
-                self._push(entry, 1)
+    def move(self, threshold: float, rank: Callable[[Entry], None], closed: Collection[str] = ()) -> None:
+        """Put every entry on the side of the threshold that its ratio is on; ``rank`` then says when it starts.
+
+        ``closed``: homes whose lane takes nothing; their entries wait for the CPU.
+        """
+        for home in self.homes:
+            limit = self._limits[home] = INFINITE if home in closed else threshold
+            for side, other in ((home, CPU), (CPU, home)):
+                while (entry := self.nearest(side, home)) is not None:
+                    if (entry.ratio >= limit) == (side == home):
+                        break
+                    self._account(entry, -1)
+                    entry.side = other
+                    rank(entry)
+                    self._push(entry, 1)
 
     def reorder(self, rank: Callable[[Entry], None]) -> None:
         """Rank every entry anew (lanes have opened or were lost)."""
         entries = list(self._entries.values())
-        for heaps in (self._fast, self._slow, self._near):
-            for heap in heaps.values():
-                heap.clear()
-        self._seconds = dict.fromkeys(SIDES, 0.0)
+        for heap in (*self._fast.values(), *self._slow.values(), *self._near.values()):
+            heap.clear()
+        self._seconds = dict.fromkeys(self._sides, 0.0)
         for entry in entries:
             rank(entry)
             self._push(entry, 1)

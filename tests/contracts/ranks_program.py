@@ -1,6 +1,7 @@
 """One rank of ``test_ranks``: started by torchrun, with a device of its own (a fake one), joined to the others by gloo.
 
-Arguments: a folder for what each rank has seen, the data set's length, which lanes, and numbers that cannot be read.
+Arguments: a folder for what each rank has seen, the data set's length, which lanes, numbers that cannot be read, and
+how many devices each rank drives.
 """
 
 from __future__ import annotations
@@ -44,21 +45,23 @@ class Broken(Numbers):
         return super().__getitem__(n)
 
 
-def main(folder: str, length: str, lanes: str, bad: str = "") -> None:
+def main(folder: str, length: str, lanes: str, bad: str = "", count: str = "1") -> None:
     """Train, as it were: every batch is a collective step, so ranks with unequal counts would never end."""
     torch.distributed.init_process_group("gloo")
-    device = FakeDevice(torch.distributed.get_rank())
+    devices: list[FakeDevice] = []
+    for _ in range(int(count)):
+        devices.append(FakeDevice(torch.distributed.get_rank(), beside=devices))
     with (
         patch.object(accelerator, "available", lambda _: True),
-        patch.object(building, "open_accelerator", lambda _: device),
+        patch.object(building, "open_accelerator", lambda device: devices[device.index % len(devices)]),
     ):
-        train(folder, int(length), lanes, device, {int(number) for number in bad.split(",") if number})
+        train(folder, int(length), lanes, devices, {int(number) for number in bad.split(",") if number})
     torch.distributed.destroy_process_group()
 
 
-def train(folder: str, length: int, lanes: str, device: FakeDevice, bad: set[int]) -> None:
+def train(folder: str, length: int, lanes: str, devices: list[FakeDevice], bad: set[int]) -> None:
     """All epochs of this rank."""
-    rank = torch.distributed.get_rank()
+    rank, count = torch.distributed.get_rank(), len(devices)
     dataset: Subset[int] = Subset(Broken(bad), range(length))
     sampler: DistributedSampler[int] = DistributedSampler(dataset, seed=3)
     loader = DataLoader(
@@ -66,7 +69,7 @@ def train(folder: str, length: int, lanes: str, device: FakeDevice, bad: set[int
         4,
         sampler=sampler,
         num_workers=1,
-        device=f"cuda:{rank}",
+        device=f"cuda:{rank}" if count == 1 else [f"cuda:{rank * count + number}" for number in range(count)],
         pipeline=PIPELINE,
         lanes=lanes.split("+"),
         persistent_workers=True,
@@ -78,13 +81,16 @@ def train(folder: str, length: int, lanes: str, device: FakeDevice, bad: set[int
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         labels: list[int] = []
-        for batch in loader:
+        for number, batch in enumerate(loader):
+            device = devices[number % count]
+            assert device.owns(batch["label"])
             device.read(batch["label"], lambda tensor, into=labels: into.extend(tensor.tolist()))  # type: ignore[misc]
             steps += 1
             total = steps.clone()
             torch.distributed.all_reduce(total)
             assert total == steps * torch.distributed.get_world_size()
-        device.finish()
+        for device in devices:
+            device.finish()
         seen.append(labels)
         padded += loader.stats()["samples_padded"]
     Path(folder, f"{rank}.json").write_text(

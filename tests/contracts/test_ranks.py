@@ -25,15 +25,18 @@ def results_of(folder: Path, program: Path, ranks: int, *arguments: str) -> list
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
-def run_ranks(folder: Path, length: int, lanes: str, bad: str = "") -> list[dict[str, Any]]:
+def run_ranks(folder: Path, length: int, lanes: str, bad: str = "", devices: int = 1) -> list[dict[str, Any]]:
     """What each rank has seen."""
-    return results_of(folder, Path(ranks_program.__file__), RANKS, str(folder), str(length), lanes, bad)
+    program = Path(ranks_program.__file__)
+    return results_of(folder, program, RANKS, str(folder), str(length), lanes, bad, str(devices))
 
 
-@pytest.mark.parametrize(("length", "lanes"), [(48, "cpu"), (48, "cpu+device"), (45, "device")])
-def test_ranks_share_an_epoch_out(tmp_path: Path, length: int, lanes: str) -> None:
+@pytest.mark.parametrize(
+    ("length", "lanes", "devices"), [(48, "cpu", 1), (48, "cpu+device", 1), (45, "device", 1), (45, "device", 2)]
+)
+def test_ranks_share_an_epoch_out(tmp_path: Path, length: int, lanes: str, devices: int) -> None:
     """Where ranks do not divide the data set, ``DistributedSampler`` repeats a sample or so to make counts equal."""
-    ranks = run_ranks(tmp_path, length, lanes)
+    ranks = run_ranks(tmp_path, length, lanes, devices=devices)
     assert len({rank["steps"] for rank in ranks}) == 1
     for epoch in range(ranks_program.EPOCHS):
         seen = Counter(label for rank in ranks for label in rank["seen"][epoch])

@@ -209,11 +209,11 @@ def test_a_batch_that_does_not_reach_the_device(workers: int) -> None:
     loader = _loader(num_workers=workers)
     move, calls = loader._to_device, []
 
-    def full(batch: Any) -> Any:
+    def full(batch: Any, number: int = 0) -> Any:
         calls.append(batch)
         if len(calls) == 3:
             raise RuntimeError("out of memory")
-        return move(batch)
+        return move(batch, number)
 
     loader._to_device = full
     iterator = iter(loader)

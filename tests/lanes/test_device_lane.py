@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import threading
 import time
@@ -18,10 +19,14 @@ from torch.utils.data import Dataset
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.lanes.base import Extra, Failure, Local, Report
 from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.samples import sample_seed
+from tests.fake_device import FakeDevice, FakeEvent
 from tests.lanes.harness import Slab, open_links, piece, task
 from tests.memory.equality import same
 from tests.waiting import wait_until
@@ -253,3 +258,82 @@ def test_a_device_that_works_alone_takes_whole_micro_batches() -> None:
             pass
     counts = [span[6] for span in one.timeline()["spans"] if span[2] == "device"]
     assert sum(counts) == 42 and max(counts) > 5, counts
+
+
+class _Gated(FakeDevice):
+    """The host waits for an event only once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def event(self) -> FakeEvent:
+        """See Accelerator."""
+        device = self
+
+        class Event(FakeEvent):
+            def synchronize(self) -> None:
+                assert device.gate.wait(20)
+                super().synchronize()
+
+        return Event(self, self.current)
+
+
+@pytest.fixture
+def gated(links: Links) -> Iterator[tuple[_Gated, DeviceLane]]:
+    device = _Gated()
+    host = Host(links.engine_arena, device)
+    transfers = Transfers(device, host, DeviceBudget(None))
+    lane = DeviceLane(links, PIPELINE, "cpu", 4, transfers=transfers)
+    yield device, lane
+    device.gate.set()
+    assert lane.close(5.0)
+    transfers.close()
+    host.close()
+
+
+def test_a_device_has_two_micro_batches_in_flight(
+    gated: tuple[_Gated, DeviceLane], links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is issued while the first is waited for; a third is not; reports come in order, each with its own."""
+    begun: list[int] = []
+    run = FunctionSegment.run
+
+    def recorded(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        begun.append(int(batch[0]["label"]))
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", recorded)
+    device, lane = gated
+    slabs = [Slab(links, expected(1, 0), 2) for _ in range(3)]
+    for number, slab in enumerate(slabs):
+        keys = [20 + 2 * number, 21 + 2 * number]
+        lane.send(task(piece(keys, slab=slab.offset, sources=sources(keys)), chunk=number, layout=slab.bytes))
+    assert wait_until(lambda: len(begun) == 2)
+    assert lane.receive() == [] and begun == [20, 22]
+    device.gate.set()
+    reports: list[Report] = []
+
+    def look() -> bool:
+        reports.extend(lane.receive())
+        return len(reports) == 3
+
+    assert wait_until(look)
+    assert [report.chunk for report in reports] == [0, 1, 2] and begun == [20, 22, 24]
+    for number, report in enumerate(reports):
+        found = [item.leaves[0] for item in report.items or ()]
+        wanted = [expected(20 + 2 * number + at, sample_seed(77, 0, 20 + 2 * number + at, 0))["x"] for at in range(2)]
+        assert all(np.allclose(device.fetch(x, device.event()), want) for x, want in zip(found, wanted, strict=True))
+    overlaps = [a.end > b.begin for a, b in itertools.pairwise(reports)]
+    assert not any(overlaps), "no second of the device counts twice"
+
+
+def test_closing_waits_for_what_is_in_flight(gated: tuple[_Gated, DeviceLane], links: Links) -> None:
+    device, lane = gated
+    slab = Slab(links, expected(1, 0), 2)
+    for number in range(2):
+        lane.send(task(piece([20, 21], slab=slab.offset, sources=sources([20, 21])), chunk=number, layout=slab.bytes))
+    threading.Timer(0.1, device.gate.set).start()
+    assert wait_until(lambda: len(lane.recall()) == 0)
+    assert lane.close(5.0)
+    assert len(device.streams) >= 2 and all(report.final for report in lane._reports)

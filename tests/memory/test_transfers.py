@@ -17,8 +17,8 @@ from minato_gpu.memory.copies import MOST, Run
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
-from minato_gpu.memory.transfers import Transfers
-from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, Order
+from minato_gpu.memory.transfers import Host, Transfers
+from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream, Order
 from tests.waiting import wait_until
 
 ORDERS = [LAZY_COPIES, LAZY_CONSUMER, *range(6)]
@@ -38,10 +38,12 @@ class Bench:
     def __init__(self, device: FakeDevice, limit: int | None = None) -> None:
         self.device = device
         self.arena = Arena("tests", 1 << 24)
-        self.transfers = Transfers(device, self.arena, DeviceBudget(limit))
+        self.host = Host(self.arena, device)
+        self.transfers = Transfers(device, self.host, DeviceBudget(limit))
         self.layout = layout()
-        self.lane = device.stream()
+        self.lanes: dict[FakeDevice, FakeStream] = {}
         self.wrong: list[Any] = []
+        self.submitted = 0
 
     def slab(self, value: int, rows: int = ROWS) -> int:
         """A slab with all rows written; label n is ``100 * value + n``."""
@@ -52,8 +54,9 @@ class Bench:
         label[:] = 100 * value + np.arange(rows)
         return offset
 
-    def load(self, value: int, on_device: tuple[int, ...] = ()) -> RowsLoad:
-        """A batch from one slab; the images of some rows are made on the device, and garbage in the slab."""
+    def load(self, value: int, on_device: tuple[int, ...] = (), maker: FakeDevice | None = None) -> RowsLoad:
+        """A batch from one slab; the images of some rows are made on a device (``maker``), and garbage in the slab."""
+        maker = maker or self.device
         slab = self.slab(value)
         offsets, nbytes = self.layout.offsets(ROWS)
         image = self.layout.leaves[0].nbytes
@@ -62,14 +65,25 @@ class Bench:
         rows, made = [], set()
         if on_device:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
-            with self.device.running(self.lane):
-                sources = [self.device.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
-                made.add(Made(self.device.event()))
+            with maker.running(self.lanes.setdefault(maker, maker.stream())):
+                sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
+                made.add(Made(maker.event(), maker))
             rows.append(DeviceRows(0, list(on_device), sources))
         load = RowsLoad(self.layout, ROWS, [], runs, rows, made, (slab,))
-        self.transfers.submit(load)
+        self.submit(load)
         self.transfers.slabs.drop(slab)
         return load
+
+    def submit(self, load: Load, order: int | None = None) -> None:
+        """Ask for a load, of the next batch if nothing else is said."""
+        load.order = self.submitted if order is None else order
+        self.submitted += 1
+        self.transfers.submit(load)
+
+    def close(self) -> None:
+        """As an engine does it."""
+        self.transfers.close()
+        self.host.close()
 
     def issued(self, load: Load) -> None:
         """Wait until the thread has issued the load."""
@@ -79,6 +93,7 @@ class Bench:
         """The batch, as the consumer gets it."""
         self.issued(load)
         self.transfers.leave(load)
+        self.transfers.expect(load.order + 1)
         if load.error is not None:
             raise load.error
         return load.hand_over(self.device)
@@ -104,7 +119,7 @@ def bench(device: FakeDevice, limit: int | None = None) -> Iterator[Bench]:
     try:
         yield one
     finally:
-        one.transfers.close()
+        one.close()
         device.finish()
         one.arena.close()
 
@@ -257,6 +272,20 @@ def test_a_budget_below_one_batch_stops_nothing() -> None:
         assert one.wrong == []
 
 
+def test_a_later_batch_that_came_first_does_not_keep_the_next_one_back() -> None:
+    """In strict order batches are composed as they become complete, and the budget has room for one."""
+    with bench(FakeDevice(), limit=1) as one:
+        loads = [ValueLoad(lambda value=value: torch.tensor([value]), 8) for value in range(3)]  # type: ignore[misc]
+        one.transfers.expect(1)
+        for order in (1, 2, 0):
+            one.submit(loads[order], order)
+        one.issued(loads[1])
+        one.transfers.expect(0)
+        batches = [one.take(load) for load in loads]
+        one.device.finish()
+        assert [batch.tolist() for batch in batches] == [[0], [1], [2]]
+
+
 def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_on() -> None:
     with bench(FakeDevice(capacity=100)) as one:
         load = one.load(1)
@@ -292,7 +321,7 @@ def test_a_batch_of_any_shape_is_loaded_tensor_by_tensor(order: Order) -> None:
             return {"image": torch.full((2, 3), 7.0), "names": ["a", "b"], "pair": (torch.arange(3), torch.tensor([]))}
 
         load = ValueLoad(make, 48)
-        one.transfers.submit(load)
+        one.submit(load)
         batch = one.take(load)
         assert batch["names"] == ["a", "b"] and batch["pair"][1].shape == (0,)
         device.read(batch["image"], lambda t: wrong.append(t) if t.tolist() != [[7.0] * 3] * 2 else None)
@@ -309,7 +338,7 @@ def test_an_error_while_making_a_batch_is_the_consumers() -> None:
             raise KeyError("no such part")
 
         load = ValueLoad(make, 8)
-        one.transfers.submit(load)
+        one.submit(load)
         with pytest.raises(KeyError, match="no such part"):
             one.take(load)
 
@@ -334,7 +363,45 @@ def test_closing_waits_for_what_is_under_way_and_ends_the_thread(no_leaks: None)
     one = Bench(device)
     loads = [one.load(value) for value in (1, 2, 3)]
     one.issued(loads[0])
-    one.transfers.close()
-    one.transfers.close()
+    one.close()
+    one.close()
     assert one.arena.allocated == 0 and device.pinned == {}
     one.arena.close()
+
+
+class _NoPeers(FakeDevice):
+    """Waits for no event of another device."""
+
+    def wait(self, event: Any) -> None:
+        if event.stream in self.streams:
+            super().wait(event)
+
+
+def _crossing(order: Order, kind: type[FakeDevice]) -> list[Any]:
+    """What was wrong in batches some of whose rows another device has made."""
+    device = kind(order)
+    maker = FakeDevice(order, beside=[device])
+    with bench(device) as one:
+        loads = []
+        for value in range(1, 13):
+            loads.append(one.load(value, (1, 2, 6), maker if value % 3 else None))
+            if len(loads) == 3:
+                load = loads.pop(0)
+                one.check(one.take(load), value - 2)
+                del load
+                one.transfers.sweep()
+        for value, load in enumerate(loads, 11):
+            one.check(one.take(load), value)
+        device.finish()
+        assert device.crossed == 24 == 3 * one.transfers.stats()["crossed"]
+        maker.finish()
+        return one.wrong
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_another_device_has_made_crosses_over_in_every_order(order: Order) -> None:
+    assert _crossing(order, FakeDevice) == []
+
+
+def test_an_event_of_another_device_that_is_not_waited_for_shows() -> None:
+    assert _crossing(LAZY_COPIES, _NoPeers) != []

@@ -31,6 +31,7 @@ class Shell:
         self.place_of: list[int] = []  # serial -> place
         self.sizes: list[int] = []  # place -> samples
         self.epoch_of: list[int] = []  # place -> epoch
+        self.home_of: list[int] = []  # place -> device
         self.ready: set[int] = set()
         self.stage: dict[int, int] = {}  # of the samples that were handed over, by serial
         self.failed: set[int] = set()
@@ -81,10 +82,12 @@ class Shell:
         place, first = len(self.sizes), len(self.place_of)
         self.sizes.append(size)
         self.epoch_of.append(epoch)
+        home = (place - self.epoch_of.index(epoch)) % self.policy.devices
+        self.home_of.append(home)
         self.place_of += [place] * size
         for serial, plans in enumerate(between or (), start=first):
             self.offered[serial] = {plan.split for plan in plans}
-        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device, between=between))
+        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device, between=between, home=home))
         assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
 
     def finish(
@@ -177,6 +180,8 @@ class Shell:
         for serial in _serials(chunk.spans):
             assert serial not in taken
             assert serial not in self.ready
+            if self.policy.pins and chunk.lane != m.CPU:
+                assert chunk.lane == f"device:{self.home_of[self.place_of[serial]]}"
         self.held[chunk.number] = chunk
         self.done[chunk.number] = 0
         running = sum(1 for held in self.held.values() if held.lane == chunk.lane)

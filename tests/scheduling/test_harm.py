@@ -111,3 +111,16 @@ def test_a_run_with_prices_replays_to_the_same_instructions() -> None:
     loader.scheduler.handle = recorded  # type: ignore[method-assign]
     loader.run()
     assert replay.verify(lines) == len(lines) - 1
+
+
+def test_a_step_with_several_devices_is_a_round() -> None:
+    """A consumer of four devices takes four batches together; what device work adds shows in the whole round."""
+    rng, harm = np.random.default_rng(1), Harm(True, devices=4)
+    for _ in range(400):
+        work = rng.uniform(0, 0.05)
+        harm.worked(4 * work)
+        for number in range(4):
+            harm.stepped(1e-5 if number else 0.1 + 0.5 * work, 0.02)
+    assert harm.slope == pytest.approx(0.5, abs=0.1)
+    assert harm.step_s == pytest.approx(0.1 + 0.5 * 0.025, rel=0.05)
+    assert harm.spare, "the CPU lane needs 0.08 s for what the consumer takes in 0.11 s"

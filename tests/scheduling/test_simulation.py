@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -194,3 +195,21 @@ def test_a_recorded_run_replays_to_the_same_instructions(fixed: bool) -> None:
 def test_a_line_that_is_no_event_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="event log"):
         replay.parse(text)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("lateness", [0, 4])
+def test_several_devices(devices: int, lateness: int) -> None:
+    """In strict order nothing that a device has made goes to another, and each has its share of the work."""
+    rng, samples = np.random.default_rng(devices), 960
+    cost = rng.lognormal(0, 1, samples)
+    cpu, device = 4e-3 * cost, 0.5e-3 + 0.5e-3 * cost
+    work = Work(cpu, cpu, 16, (500, 460), 6, device, device, devices)
+    policy = m.Policy(window=16 * 4 * devices, fixed=lateness == 0, max_lateness=lateness, devices=devices)
+    loader = VirtualLoader(work, policy)
+    outcome = loader.run()
+    assert sorted(outcome.serials) == list(range(samples))
+    made = Counter(loader._made_on.values())
+    assert sum(made.values()) == loader.device_samples > 100
+    assert min(made.values()) > 0.6 * max(made.values())
+    assert (loader.crossed == 0) == (lateness == 0)

@@ -84,3 +84,17 @@ def test_the_heaps_hold_no_more_than_a_few_times_what_waits(steps: list[tuple[in
         assert max(len(heap) for heap in heaps) <= 65 + 4 * (len(waiting) + 1)
         oldest = waiting.oldest()
         assert (oldest is None) == (len(waiting) == 0)
+
+
+def test_each_home_has_a_side_of_its_own_and_one_that_is_closed_sends_all_to_the_cpu() -> None:
+    waiting = Waiting(("device:0", "device:1"))
+    entries = [Entry(n, n + 1, n, 2.0 + n, 1.0, f"device:{n % 2}") for n in range(4)]
+    for entry in entries:
+        waiting.add(entry)
+    waiting.move(3.5, lambda entry: None)
+    assert [entry.side for entry in entries] == ["cpu", "cpu", "device:0", "device:1"]
+    assert [waiting.nearest("cpu", home) for home in waiting.homes] == entries[:2]
+    assert [waiting.first(home) for home in waiting.homes] == entries[2:]
+    waiting.move(0.0, lambda entry: None, closed=["device:1"])
+    assert [entry.side for entry in entries] == ["device:0", "cpu", "device:0", "cpu"]
+    assert waiting.seconds("device:1") == 0.0 and waiting.seconds("cpu") == pytest.approx(3.0 + 5.0)
