@@ -32,6 +32,7 @@ from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.threads import OwnThread
 from minato_gpu.watchdog import Watchdog, WorkerHung
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
@@ -128,7 +129,7 @@ class Engine:
         self.survivor: Ticket | None = None  # the last that was not, where some may be
         self._beyond = 0  # batches that the window is longer by, to find a sample that has not failed
         self._forget()
-        self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
+        self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
     # --- epochs --------------------------------------------------------------------------------------------
@@ -508,7 +509,7 @@ class Engine:
 
     def close(self, timeout: float = 2.0) -> None:
         """End lanes and thread; batches that the consumer holds live on. Idempotent, callable from anywhere."""
-        if threading.current_thread().name.startswith("minato-"):
+        if OwnThread.is_current():
             # the garbage collector ran in a thread that this would wait for, perhaps while it holds a lock
             threading.Thread(target=self.close, name="closing").start()
             return

@@ -27,6 +27,7 @@ from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import blobs
 from minato_gpu.memory.board import CHUNK, LIMIT, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.threads import OwnThread
 
 
 class _CpuLane:
@@ -246,7 +247,7 @@ class ThreadLane(_CpuLane):
         for number in range(links.workers):
             channel = self._channels[number % len(self._channels)]
             args = (number, job, channel, Store(number, links, None, links.board), links)
-            thread = threading.Thread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
+            thread = OwnThread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
         self.pids = [os.getpid()] * links.workers

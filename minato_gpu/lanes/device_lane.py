@@ -32,6 +32,7 @@ from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
+from minato_gpu.threads import OwnThread
 
 _USUAL_RATE = 1e9  # bytes per second
 
@@ -80,7 +81,7 @@ class DeviceLane:
         self._may_retire = may_retire
         self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
-        self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-device", daemon=True)
+        self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-device", daemon=True)
         self._thread.start()
 
     def send(self, task: Task, worker: int = 0) -> None:

@@ -37,6 +37,7 @@ from minato_gpu.memory.board import (
     STARTED,
     Board,
 )
+from minato_gpu.threads import OwnThread
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -99,7 +100,7 @@ class Worker:
         with self._lock:
             self._open = progress
         if progress is not None and self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="minato-watcher", daemon=True)
+            self._watcher = OwnThread(target=self._watch, name="minato-watcher", daemon=True)
             self._watcher.start()
 
     def _watch(self) -> None:
