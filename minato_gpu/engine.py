@@ -82,7 +82,7 @@ class Engine:
 
     ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``streams``:
     every worker iterates the data set for itself, and an epoch ends when its streams do; ``replaces``: a worker that
-    dies is replaced; ``watchdog``: notices those that hang.
+    dies is replaced; ``watchdog``: notices those, and a device lane, that hang.
     """
 
     def __init__(
@@ -394,15 +394,15 @@ class Engine:
         self.pump.arrived(lane, count)
 
     def _look_for_hangs(self) -> None:
-        """A worker that has hung is killed where it can be replaced, and is an error otherwise."""
+        """A worker that has hung is killed where it can be replaced; all else that hangs is an error."""
         assert self._watchdog is not None
         self._pump()  # a worker that waits for room to report has not hung
-        lane = self.pump.lanes[m.CPU]
-        for worker, claim in self._watchdog.look(perf_counter()):
-            text = self._watchdog.words(lane, worker, self.pump.told_of(claim))
-            if not self._replaces:
+        for hung in self._watchdog.look(perf_counter()):
+            lane = self.pump.lanes[hung.lane]
+            text = self._watchdog.words(hung, self.pump.told_of(hung.claim, hung.lane))
+            if not (self._replaces and lane.can_kill):
                 raise WorkerHung(text + lane.advice)
-            lane.kill(worker, text)
+            lane.kill(hung.worker, text)
 
     def _log_delivery(
         self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any, *, refused: bool

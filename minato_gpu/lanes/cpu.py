@@ -37,6 +37,8 @@ class _CpuLane:
     ready = True
     away = 0  # workers that have ended and whose replacements have not started
     can_kill = False
+    together = 1  # samples that a worker is at, at once
+    pids: list[int]
     advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
     def __init__(self, links: Links) -> None:
@@ -58,6 +60,10 @@ class _CpuLane:
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """Let the sample of the chunk that runs be handed over at the next of ``splits`` that it comes to."""
         self.links.board.hand_over(run, chunk, splits)
+
+    def who(self, worker: int) -> str:
+        """A worker, in words."""
+        return f"worker {worker} (pid {self.pids[worker]})"
 
     def at_work(self) -> dict[int, tuple[float, Claim]]:
         """By worker that is at a chunk: since when it has been at the current sample, and which that is."""

@@ -5,6 +5,9 @@ A sample that fails on the device is tried once more on the CPU implementation, 
 failure counts. Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU
 lane to go on alone: what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane
 there is has an ``error`` instead.
+
+A function that does not return holds the lane for good: a thread cannot be ended from outside. ``at_work`` tells what
+the thread is at, so that such a lane is noticed.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import threading
+import warnings
 from collections import deque
 from time import perf_counter
 from typing import Any
 
+from minato_gpu.lanes import stacks
 from minato_gpu.lanes.ahead import BuildAhead
+from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Failure, Handed, Local, Part, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
@@ -26,7 +31,7 @@ from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
-from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.board import ATTENTION, Claim
 from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
@@ -44,6 +49,8 @@ class DeviceLane:
     name = "device"
     slots = 1
     away = 0
+    can_kill = False
+    advice = "It was not ended: a thread cannot be from outside."
 
     def __init__(
         self,
@@ -58,8 +65,9 @@ class DeviceLane:
         self._links = links
         self._pipeline = pipeline
         self._first = pipeline.host_prefix
+        self._at = At()
         self._executors = {
-            split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads)
+            split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=self._at)
             for split in (self._first, *pipeline.cuts)
         }
         self._executor = self._executors[self._first]
@@ -76,12 +84,15 @@ class DeviceLane:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._task: Task | None = None  # the current one
+        self._numbers: list[int] = []  # which of its samples the executor was given
+        self._hung = False
         self._repeated = 0  # samples of the current task that ran a second time, on the CPU
         self._looked = 0  # graphs built when their threads were last looked for
         self._may_retire = may_retire
         self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
-        self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-device", daemon=True)
+        self._thread: OwnThread | None = OwnThread(target=self._main, name="minato-device", daemon=True)
         self._thread.start()
 
     def send(self, task: Task, worker: int = 0) -> None:
@@ -120,13 +131,48 @@ class DeviceLane:
         """A micro-batch is not cut."""
         return None
 
+    def at_work(self) -> dict[int, tuple[float, Claim]]:
+        """Since when the thread has been at its current step, and what that is, as the CPU lane says it of workers."""
+        task, step, numbers = self._task, self._at.step, self._numbers
+        if task is None:
+            return {}
+        sample = self._at.number(step)
+        started = 0 if sample is None or sample >= len(numbers) else numbers[sample] + 1
+        return {0: (step.since, Claim(task.run, task.chunk, started, step.stage + 1))}
+
+    @property
+    def together(self) -> int:
+        """How many samples the current step is at, at once."""
+        return self._at.step.samples
+
+    def who(self, worker: int) -> str:
+        """What is watched, in words."""
+        return "device lane (a thread of the training process)"
+
+    def stuck_at(self, worker: int) -> str:
+        """What the thread is at; from now on it is taken to hang."""
+        self._hung = True
+        thread = self._thread
+        return "" if thread is None else f"\nIts thread is at:\n{stacks.of_thread(thread)}"
+
     def close(self, timeout: float) -> bool:
-        """Wait for the micro-batch under way, then let go of graphs and memory; idempotent."""
+        """Wait for the micro-batch under way, then let go of graphs and memory; idempotent.
+
+        False where it has been seen to hang and still does after ``timeout``: then all of that stays.
+        """
         if self._thread is None:
             return True
         self.recall()
         self._tasks.put(None)
-        self._thread.join()
+        self._thread.join(timeout if self._hung else None)
+        if self._thread.is_alive():
+            warnings.warn(
+                f"the device lane still hangs {timeout} s after its loader was closed; a thread cannot be ended from "
+                "outside, so it and its memory stay.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
         self._thread = None
         if self._ahead is not None:
             self._ahead.close()
@@ -194,7 +240,8 @@ class DeviceLane:
 
     def _run(self, task: Task, cores: CoreTime) -> Report:
         begin = perf_counter()
-        self._repeated = 0
+        self._at.enter()
+        self._task, self._repeated = task, 0
         self._look(cores)
         tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
         items: list[Any] = [None] * len(tickets)
@@ -204,7 +251,7 @@ class DeviceLane:
             started, used, builds = perf_counter(), cores(), self._executors[split].builds
             chosen = [tickets[number] for number in numbers]
             try:
-                found = self._prepare(task, chosen, split)
+                found = self._prepare(task, chosen, numbers, split)
             except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
                 found = [self._failure(task, piece, at, error) for piece, at in chosen]
             took = perf_counter() - started
@@ -217,6 +264,7 @@ class DeviceLane:
                 self._ahead.ran(split)
         end = perf_counter()
         count = len(tickets)
+        self._task = None
         self._look(cores)
         parts: list[Part | None] | None = None
         if usual and self._pipeline.cuts:
@@ -258,11 +306,12 @@ class DeviceLane:
             found.setdefault(_split(*ticket, self._first), []).append(number)
         return found
 
-    def _prepare(self, task: Task, tickets: list[tuple[Piece, int]], split: int) -> list[Any]:
+    def _prepare(self, task: Task, tickets: list[tuple[Piece, int]], numbers: list[int], split: int) -> list[Any]:
         executor = self._executors[split]
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
         fields = [self._fields(*tickets[number], task) for number in ready]
+        self._numbers = [numbers[number] for number in ready]
         if self._ahead is not None:
             self._ahead.start(fields)
         room = self._outlet.room
@@ -270,9 +319,16 @@ class DeviceLane:
             executor.limit = min(executor.max_batch, max(1, room))
         with self._outlet.working():
             results = executor.run(fields, self._outlet.stream)
-            for number, (given, seed), result in zip(ready, fields, results, strict=True):
+            for sample, (number, (given, seed), result) in enumerate(zip(ready, fields, results, strict=True)):
                 piece, at = tickets[number]
-                items[number] = self._finish(task, piece, at, given, seed, result, split)
+                if isinstance(result, StageError):
+                    result = self._by_cpu(sample, given, seed, split, result)
+                    made = frozenset[str]()
+                else:
+                    made = self._executors[split].made
+                self._at.enter(sample=sample)
+                items[number] = self._finish(task, piece, at, result, made)
+            self._at.enter(samples=len(items))
             return self._outlet.finish(items)
 
     def _known_failure(self, piece: Piece, at: int) -> Failure | None:
@@ -287,20 +343,23 @@ class DeviceLane:
         lying = source.fields if isinstance(source, Handed) else source
         return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
-    def _finish(
-        self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any, split: int
-    ) -> Any:
-        """Put a result where it belongs; on failure ask the CPU implementation."""
-        failed = isinstance(result, StageError)
-        if failed:
-            self._repeated += 1
-            if is_out_of_memory(result):
-                self._retire(result)
-            try:
-                result = self._pipeline.run(fields, seed, start=split)
-            except Exception as error:
-                return self._failure(task, piece, at, error)
-        return self._outlet.put(task, piece, at, result, frozenset() if failed else self._executors[split].made)
+    def _by_cpu(self, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
+        """What the CPU implementations make of a sample that failed on the device, or what they raise."""
+        self._repeated += 1
+        if is_out_of_memory(error):
+            self._retire(error)
+        try:
+            return self._pipeline.run(
+                fields, seed, start=split, before_stage=lambda stage: self._at.enter(stage, sample)
+            )
+        except Exception as raised:
+            return raised
+
+    def _finish(self, task: Task, piece: Piece, at: int, result: Any, made: frozenset[str]) -> Any:
+        """Put a result where it belongs."""
+        if isinstance(result, Exception):
+            return self._failure(task, piece, at, result)
+        return self._outlet.put(task, piece, at, result, made)
 
     def _retire(self, error: Exception) -> None:
         """The device has no memory for even one sample."""
