@@ -6,7 +6,8 @@ through an event descriptor where their reports need an answer (the board asks f
 consumer when it leaves with a batch that lay ready. What follows from a delivery is then off the training loop's way,
 and a loop that only fetches never fights a background thread for the interpreter lock.
 
-Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered.
+Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered. What
+one raises then has nothing to do with that batch: the consumer gets it, and the error when it asks again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from minato_gpu.admission import Drawn, OrderLog, Source
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, WorkerDied
+from minato_gpu.later import for_later
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
@@ -138,6 +140,7 @@ class Engine:
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
         self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
+        self._raised: Exception | None = None  # what a sampler raised while a batch lay at hand
         self._serial = self._place = self._order = 0
 
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
@@ -162,10 +165,17 @@ class Engine:
             self._attention()
 
     def prefetch(self, source: Source) -> None:
-        """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``)."""
+        """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``).
+
+        Raises what its sampler does; it is then not drawn from again until it begins.
+        """
         with self._lock:
             self._queue(source)
-            self._draw()
+            try:
+                self._draw()
+            except BaseException:
+                self._drawing.clear()
+                raise
         self._leave_due()
 
     @property
@@ -203,6 +213,16 @@ class Engine:
         elif source.delivered.batches:
             self._place, self._serial, self._order = source.place, source.position, source.delivered.batches
             self._tell(m.Resumed, self._order)
+
+    def _draw_on(self) -> None:
+        """Draw on while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
+
+        An interrupt passes through: it is not the sampler's, and the consumer wants it now.
+        """
+        try:
+            self._draw()
+        except Exception as error:
+            self._raised = for_later(error)
 
     def _draw(self) -> None:
         """Draw batches of the sampler until the window is full."""
@@ -245,7 +265,8 @@ class Engine:
     # --- the consumer's side -------------------------------------------------------------------------------
 
     def next(self, number: int, judge: Judge | None = None) -> Any:
-        """The epoch's next batch. Raises EndOfEpoch at its end, and whatever preparing the batch raised.
+        """The epoch's next batch. Raises EndOfEpoch at its end, whatever preparing the batch raised, and what a sampler
+        raised when it was drawn from last.
 
         ``judge`` is asked about samples that are to be left out, and raises where they must not be.
         """
@@ -254,6 +275,12 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
+            if self._raised is not None:
+                raised, self._raised = self._raised, None
+                try:
+                    raise raised
+                finally:
+                    del raised
             epoch = self._epochs[number]
             at_hand = self._at_hand(epoch)
             if not at_hand:
@@ -272,7 +299,7 @@ class Engine:
             self._order += 1
             step_s = started - self._left if order > epoch.first_order else 0.0
             self._due.append(partial(self._tell, m.Delivered, order, step_s))
-            self._draw()
+            self._draw_on()
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = 0

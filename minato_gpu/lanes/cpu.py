@@ -38,7 +38,6 @@ class _CpuLane:
     away = 0  # workers that have ended and whose replacements have not started
     can_kill = False
     together = 1  # samples that a worker is at, at once
-    pids: list[int]
     advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
     def __init__(self, links: Links) -> None:
@@ -60,6 +59,11 @@ class _CpuLane:
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """Let the sample of the chunk that runs be handed over at the next of ``splits`` that it comes to."""
         self.links.board.hand_over(run, chunk, splits)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker."""
+        return [os.getpid()] * self.links.workers
 
     def who(self, worker: int) -> str:
         """A worker, in words."""
@@ -256,7 +260,6 @@ class ThreadLane(_CpuLane):
             thread = OwnThread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
-        self.pids = [os.getpid()] * links.workers
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
