@@ -93,7 +93,8 @@ class EngineIterator(_BaseDataLoaderIter):
         expected = expected_of(loader, source, resumption)
         self._begin(source, ahead if holds else None, expected, discard=ahead is not None and not holds)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
-        self._failures = FailurePolicy(loader.on_error, loader.max_failures, loader._expected(), engine.log)
+        limits = loader.on_error, loader.max_failures, loader._expected()
+        self._failures = FailurePolicy(*limits, engine.log, source.delivered)
         self._pads = pads_batches(loader)
         self.view = View(engine, self._failures)
 
@@ -178,7 +179,8 @@ class EngineIterator(_BaseDataLoaderIter):
             self._failed = self._engine.handed
             raise
         assert self._engine.handed is not None
-        self._standing.delivered(self._engine.handed, self._engine.survivor if self._pads else None)
+        survivor = self._engine.survivor if self._pads else None
+        self._standing.delivered(self._engine.handed, survivor, self._failures.count)
         return data
 
     def _next_batch(self) -> Any:
@@ -194,12 +196,12 @@ class EngineIterator(_BaseDataLoaderIter):
             if data is not NOTHING:
                 return data
             assert engine.handed is not None
-            self._standing.delivered(engine.handed)
+            self._standing.delivered(engine.handed, failed=self._failures.count)
 
     def _settle_failed(self) -> None:
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
         if self._failed is not None:
-            self._standing.delivered(self._failed)
+            self._standing.delivered(self._failed, failed=self._failures.count)
             self._failed = None
 
     def _try_to_prepare_next(self) -> None:

@@ -57,7 +57,7 @@ class DataLoader(TorchDataLoader[T]):
         repeats the last sample delivered before (else the first one to come), with the same content, and is counted in
         ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the rank's epoch is left.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
-        One more raises ``failures.TooManyFailures``.
+        One more raises ``failures.TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
     on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
         PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it had, with the
         same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error`` decides. The

@@ -100,6 +100,7 @@ class Resumption:
         progress = self.state["progress"]
         self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
         self.delivered.survivor = s.survivor_of(progress, self.number)
+        self.delivered.failed = s.failed_of(progress)
         _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
         if source["way"] == REPLAY:
             self.worlds = ranks.checked_worlds(source)

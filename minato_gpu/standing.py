@@ -52,13 +52,13 @@ class Standing:
         self._epoch_of_sampler = sampler_epoch(self._sampling)
         self._remaining: _Remaining | None = None
 
-    def delivered(self, batch: list[tuple[int, int]], survivor: Ticket | None = None) -> None:
-        """The consumer has this batch: its positions, or the ticket of a stream. ``survivor``: see ``Delivered``."""
+    def delivered(self, batch: list[tuple[int, int]], survivor: Ticket | None = None, failed: int = 0) -> None:
+        """The consumer has this batch: its positions, or the ticket of a stream. For the rest see ``Delivered.add``."""
         assert self.source is not None
         if self.source.streams is not None:
             self.source.streams.delivered(batch[0][0])
         else:
-            self.source.delivered.add(batch, survivor)
+            self.source.delivered.add(batch, survivor, failed)
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""
@@ -91,6 +91,8 @@ class Standing:
             progress["above"] = s.packed(delivered.bits())
             if delivered.survivor is not None:
                 progress["survivor"] = s.plain_survivor(delivered.survivor)
+            if delivered.failed:
+                progress["failed"] = delivered.failed
             out.update(progress=progress, source=self._source_state(self.source, delivered))
         out["generators"] = self.source.order.generator_states()  # after all keys that are stored have been drawn
         return out

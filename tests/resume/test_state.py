@@ -109,6 +109,8 @@ def test_what_a_save_costs() -> None:
         ({"generators": {"mine": ""}}, "may name 'loader', 'sampler' and 'default'"),
         ({"progress": {"batches": 2, "below": 5, "above": ""}}, "2 batches of 4 cannot hold 5 samples"),
         ({"progress": {"batches": 2, "below": 7, "above": "BA=="}}, "pass in_order=False"),
+        ({"progress": {"batches": 2, "below": 8, "above": "", "failed": -1}}, "'failed' must be a whole number"),
+        ({"progress": {"batches": 2, "below": 8, "above": "", "failed": True}}, "'failed' must be a whole number"),
         ({"kind": "iterable"}, "of a data set of kind 'iterable'"),
     ],
 )
