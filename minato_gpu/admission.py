@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
@@ -41,8 +42,14 @@ class Drawn(NamedTuple):
     left: tuple[Span, ...] | None = None
 
 
+OFTEN = 16
+"""Saves come often where no more batches than these are drawn between two of them."""
+
+_PLAIN = {int, str, bool, float, np.int64, np.int32, NoSample}
+
+
 class Mark(NamedTuple):
-    """Where one batch begins in the sampler's order; ``state``: the sampler's own before it was drawn, if any."""
+    """Where one batch begins in the sampler's order; ``state``: the sampler's own before it was drawn, where kept."""
 
     place: int
     position: int
@@ -82,12 +89,14 @@ class Source:
         self.witness: int | None = None  # of the epoch's first keys
         self.streams: Streams | None = None  # of an iterable data set: its workers' own, and where each starts
         self.starts: list[StreamStart] = []
+        self._saved = place  # when a state was last asked for, or might have been: what came next then
+        self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
         self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = batched
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
-        state = self.order.mark()
+        state = self.order.mark() if self.place - self._saved < OFTEN or not self._stores_keys else None
         try:
             item = next(self.order)
         except StopIteration:
@@ -99,12 +108,17 @@ class Source:
         if self.place == 0:
             self.witness = witness_of(keys)
         if self.order.way != REPLAY:
+            self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, keys))
             self._remember(Mark(self.place, first, state, keys))
         self.place += 1
         left = None
         if self._before.above and first < self._before.above[-1][1]:
             left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
         return Drawn(range(first, self.position), keys, self.occurrences.count(keys), left)
+
+    def saved(self) -> None:
+        """A state has been asked for: there may be more soon."""
+        self._saved = self.place
 
     def keys_of(self, item: Any) -> list[Any]:
         """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""

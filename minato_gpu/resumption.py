@@ -107,12 +107,13 @@ class Resumption:
         else:
             _match_place(source, self.delivered, self._sampling.size)
         if source["way"] == KEYS:
-            self._stored = _stored_batches(source)
+            self._stored = _stored_batches(source, "batches")
             _match_stored(source, self.delivered, self._stored)
             self._counted = ([], _stored_counts(source, self._stored))
         elif source["way"] == STATE:
             s.mapping(source, "state")
             s.choice(source, "ended", (True, False))
+            self._stored = [] if source.get("drawn") is None else _stored_batches(source, "drawn")
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
         return s.number(source, "set_epoch") if told else None
@@ -174,10 +175,11 @@ class Resumption:
             order = self._replayed()
         elif saved["way"] == STATE:
             order = self._from_state(saved, occurrences, generators)
+            for item in reversed(self._items(batched)):
+                order.put_back(item)
         else:
             occurrences.restore([], self._counted[1])
-            keys = self._stored if batched else [key for keys in self._stored for key in keys]
-            order = Order(iter(keys), KEYS, generators=generators)
+            order = Order(iter(self._items(batched)), KEYS, generators=generators)
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,
@@ -197,6 +199,10 @@ class Resumption:
                 "be the same"
             )
         return source
+
+    def _items(self, batched: bool) -> list[Any]:
+        """The stored keys as the sampler yielded them."""
+        return list(self._stored) if batched else [key for keys in self._stored for key in keys]
 
     def _replayed(self) -> Order:
         begun_from = dict(self.state["generators"])
@@ -237,8 +243,8 @@ def _stored_counts(saved: Mapping[str, Any], stored: list[list[Any]]) -> dict[An
     return {key: count for key, count in before.items() if count}
 
 
-def _stored_batches(saved: Mapping[str, Any]) -> list[list[Any]]:
-    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, "batches")]
+def _stored_batches(saved: Mapping[str, Any], name: str) -> list[list[Any]]:
+    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, name)]
     if not all(batches):
         raise ValueError("state: a batch of no keys")
     return [[s.key_of(key) for key in keys] for keys in batches]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from minato_gpu.admission import Source
+from minato_gpu.admission import Mark, Source
 from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
@@ -109,20 +109,33 @@ class Standing:
         out = {**out, "place": place, "position": position}
         if self._remaining is not None:
             return {**out, **self._remaining.since(place, position)}
-        counts = source.occurrences.before([key for mark in marks for key in mark.keys])
-        own = (marks[0].state if marks else source.order.mark()) or {}
+        return {**out, **self._state_of_sampler(source, marks)}
+
+    def _state_of_sampler(self, source: Source, marks: list[Mark]) -> s.State:
+        """The sampler's own state before the first of ``marks``, or now: then with the keys drawn since."""
+        source.saved()
+        waiting = [source.keys_of(item) for item in source.order.waiting]
+        drawn = [mark.keys for mark in marks] + waiting
+        own = marks[0].state if marks else source.order.mark()
+        now = own is None or not drawn
+        if own is None:
+            own = source.order.state()
+        else:
+            drawn = []
         if "error" in own:
             raise ValueError(f"this epoch cannot be saved: {own['error']}")
-        size = self._sampling.size
-        short = bool(size and source.marks and len(source.marks[-1].keys) < size)  # the sampler has ended in there
-        planes, others = counts.planes()
-        return {
-            **out,
+        last, size = waiting[-1:] or [mark.keys for mark in source.marks][-1:], self._sampling.size
+        short = bool(size and last and len(last[0]) < size)  # the sampler has ended in there
+        planes, others = source.occurrences.before([key for mark in marks for key in mark.keys]).planes()
+        out: s.State = {
             "state": own,
-            "ended": not marks and (source.ended or short),  # the sampler's state is then that of its next epoch
+            "ended": now and (source.ended or short),  # the sampler's state is then that of its next epoch
             "planes": [s.packed(plane) for plane in planes],
             "others": [[s.plain_key(key), count] for key, count in others.items()],
         }
+        if drawn:
+            out["drawn"] = [[s.plain_key(key) for key in keys] for keys in drawn]
+        return out
 
 
 class _Remaining:
