@@ -13,7 +13,7 @@ from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order, Sampling
-from minato_gpu.resume.streams import Streams, check_streams
+from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
 from minato_gpu.standing import Standing, generators_of, is_iterable, sampler_epoch
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
@@ -79,7 +79,7 @@ class Resumption:
         _match_kind(loader, self.state)
         if self.state["kind"] == "iterable":
             self._agree(_CUTTING)
-            check_streams(self.state["source"], loader.num_workers)
+            check_streams(self.state["source"], loader.num_workers, loader.batch_size or 1)
             return None
         self._agree(_AGREE)
         return self._check_source(loader)
@@ -169,6 +169,7 @@ class Resumption:
         if self.state["kind"] == "iterable":
             none = Order(iter(()), generators=generators)
             source = Source(self.number, self.state["seed"], none, batched=batched, occurrences=occurrences)
+            tell_read_again(saved, self._sampling.size or 1)
             source.streams, source.starts = Streams.resumed(saved, len(saved["streams"]))
             return source
         if saved["way"] == REPLAY:

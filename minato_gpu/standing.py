@@ -16,6 +16,7 @@ from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, Sampling
+from minato_gpu.resume.streams import check_read_again
 from minato_gpu.samples import Ticket
 
 
@@ -85,6 +86,7 @@ class Standing:
         }
         if streams is not None:
             out["source"] = {**self._sampling.cutting, **streams.state(ahead)}
+            check_read_again(out["source"], self._sampling.size or 1)
         else:
             delivered = self.source.delivered.rewound(ahead)
             progress: s.State = {"batches": delivered.batches, "below": delivered.low}
