@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import signal
 import threading
@@ -37,15 +36,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 from benchmarks import report
-from benchmarks.chaos_plan import FAULTS, MOST_BYTES, Faulty, Plan
-from minato_gpu.notices import LOGGER
+from benchmarks.chaos_plan import MOST_BYTES, Faulty, Plan
+from benchmarks.chaos_record import document, quietly, record, summary
 from minato_gpu.report import write
 
 _CAUSES = {"collate", "lateness", "memory", "sampler", "slow sample", "preparation"}
-_COLUMNS = ("fault", "injected", "lost")
+_COLUMNS = ("fault", "injected", "counted", "lost")
 _GONE_S = 10.0
 
 Sample = tuple[float, ...]
@@ -221,33 +219,34 @@ def _row(seed: int, plan: Plan, result: Result, seconds: float) -> dict[str, Any
     }
 
 
+def run(seed: int) -> dict[str, Any]:
+    """One run and its row."""
+    begin = time.perf_counter()
+    plan, result = chaos(seed)
+    return _row(seed, plan, result, time.perf_counter() - begin)
+
+
 @click.command(help=__doc__)
 @click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True, help="How many runs.")
 @click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON; - for standard output.")
-def main(seeds: int, first_seed: int, json_path: str | None) -> None:
-    LOGGER.setLevel(logging.ERROR)  # every death is a warning
-    torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    for seed in range(first_seed, first_seed + seeds):
-        begin = time.perf_counter()
-        plan, result = chaos(seed)
-        rows.append(_row(seed, plan, result, time.perf_counter() - begin))
-        for broken in result.broken:
-            report.progress(f"seed {seed}: {broken}")
-        if (seed - first_seed) % 25 == 24:
-            report.progress(f"{seed - first_seed + 1}/{seeds} runs")
-    lost = sum(bool(row["broken"]) for row in rows)
-    injected = {kind: sum(row["injected"].get(kind, 0) for row in rows) for kind in FAULTS}
-    settings = {"seeds": seeds, "first_seed": first_seed, "injected": injected, "runs_with_losses": lost}
-    document = report.document("chaos", settings, rows)
-    if json_path is not None:
-        write(document, json_path)
-    if json_path != "-":
-        shown = [{"fault": kind, "injected": count} for kind, count in injected.items()]
-        shown.append({"fault": "runs with anything lost", "lost": lost})
-        report.print_table(f"chaos: {seeds} runs, {sum(row['delivered'] for row in rows)} samples", shown, _COLUMNS)
-    if lost:
+@click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="PATH",
+    help="Write the figures as JSON; - for standard output. A file that is there is gone on with: runs that it has are "
+    "not done again. It is written after every few runs.",
+)
+def main(seeds: int, first_seed: int, processes: int, json_path: str | None) -> None:
+    quietly()
+    path = None if json_path in (None, "-") else Path(str(json_path))
+    rows = record(run, range(first_seed, first_seed + seeds), processes, path)
+    if json_path == "-":
+        write(document(rows), "-")
+    else:
+        samples = sum(row["delivered"] for row in rows.values())
+        report.print_table(f"chaos: {len(rows)} runs, {samples} samples", summary(rows), _COLUMNS)
+    if any(row["broken"] for row in rows.values()):
         raise SystemExit(1)
 
 

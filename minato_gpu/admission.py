@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
@@ -41,8 +42,14 @@ class Drawn(NamedTuple):
     left: tuple[Span, ...] | None = None
 
 
+OFTEN = 16
+"""Saves come often where no more batches than these are drawn between two of them."""
+
+_PLAIN = {int, str, bool, float, np.int64, np.int32, NoSample}
+
+
 class Mark(NamedTuple):
-    """Where one batch begins in the sampler's order; ``state``: the sampler's own before it was drawn, if any."""
+    """Where one batch begins in the sampler's order; ``state``: the sampler's own before it was drawn, where kept."""
 
     place: int
     position: int
@@ -80,10 +87,12 @@ class Source:
         self.position = position
         self.delivered = Delivered() if delivered is None else delivered
         self.marks: deque[Mark] = deque()
-        self.ended = False  # the sampler has said so; see ``over``
+        self.ended = False  # the sampler has said so
         self.witness: int | None = None  # of the epoch's first keys
         self.streams: Streams | None = None  # of an iterable data set: its workers' own, and where each starts
         self.starts: list[StreamStart] = []
+        self._saved = place  # when a state was last asked for, or might have been: what came next then
+        self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
         self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = batched
         self._multiple = multiple
@@ -112,12 +121,16 @@ class Source:
     def _look_ahead(self) -> None:
         """Draw the rest of the round; nothing of it if it is not whole."""
         while not self.ended:
-            state = self.order.mark()
+            often = self.place + len(self._ahead) - self._saved < OFTEN
+            state = self.order.mark() if often or not self._stores_keys else None
             try:
-                self._ahead.append((state, next(self.order)))
+                item = next(self.order)
             except StopIteration:
                 self.ended = True
                 break
+            self._ahead.append((state, item))
+            if self.order.way != REPLAY:
+                self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, self.keys_of(item)))
             if (len(self._ahead) + self.place) % self._multiple == 0:
                 return
         kept, end = 0, self.position
@@ -128,9 +141,9 @@ class Source:
             self._ahead.pop()
 
     @property
-    def over(self) -> bool:
-        """Whether there is nothing more to draw."""
-        return self.ended and not self._ahead
+    def waiting(self) -> list[Any]:
+        """What has been drawn from the sampler and is no ticket yet: it comes next."""
+        return [item for _, item in self._ahead] + self.order.waiting
 
     def mark(self) -> dict[str, Any] | None:
         """The sampler's state before the batch to draw next: see ``Order.mark``."""
@@ -139,6 +152,10 @@ class Source:
     def rest(self) -> list[Any]:
         """What the sampler still yields after the batches drawn: see ``Order.rest``."""
         return [item for _, item in self._ahead] + self.order.rest()
+
+    def saved(self) -> None:
+        """A state has been asked for: there may be more soon."""
+        self._saved = self.place
 
     def keys_of(self, item: Any) -> list[Any]:
         """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""

@@ -173,7 +173,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         timeout=loader.timeout,
         order_log=loader._order if not loader.in_order else None,
         replaces=loader.on_worker_death == "replace",
-        watchdog=None if loader.hang_timeout is None else Watchdog(lanes["cpu"], loader.hang_timeout),
+        watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
     )
 
 

@@ -6,7 +6,8 @@ through an event descriptor where their reports need an answer (the board asks f
 consumer when it leaves with a batch that lay ready. What follows from a delivery is then off the training loop's way,
 and a loop that only fetches never fights a background thread for the interpreter lock.
 
-Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered.
+Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered. What
+one raises then has nothing to do with that batch: the consumer gets it, and the error when it asks again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from minato_gpu.admission import Drawn, OrderLog, Source
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, WorkerDied
+from minato_gpu.later import for_later
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
@@ -32,6 +34,7 @@ from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.threads import OwnThread
 from minato_gpu.watchdog import Watchdog, WorkerHung
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
@@ -81,7 +84,7 @@ class Engine:
 
     ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``streams``:
     every worker iterates the data set for itself, and an epoch ends when its streams do; ``replaces``: a worker that
-    dies is replaced; ``watchdog``: notices those that hang.
+    dies is replaced; ``watchdog``: notices those, and a device lane, that hang.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class Engine:
         self.survivor: Ticket | None = None  # the last that was not, where some may be
         self._beyond = 0  # batches that the window is longer by, to find a sample that has not failed
         self._forget()
-        self._thread = threading.Thread(target=self._attend, name="minato-pump", daemon=True)
+        self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
     # --- epochs --------------------------------------------------------------------------------------------
@@ -139,6 +142,7 @@ class Engine:
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
         self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
+        self._raised: Exception | None = None  # what a sampler raised while a batch lay at hand
         self._serial = self._place = self._order = 0
 
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
@@ -164,10 +168,17 @@ class Engine:
             self._attention()
 
     def prefetch(self, source: Source) -> None:
-        """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``)."""
+        """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``).
+
+        Raises what its sampler does; it is then not drawn from again until it begins.
+        """
         with self._lock:
             self._queue(source)
-            self._draw()
+            try:
+                self._draw()
+            except BaseException:
+                self._drawing.clear()
+                raise
         self._leave_due()
 
     @property
@@ -205,6 +216,16 @@ class Engine:
         elif source.delivered.batches:
             self._place, self._serial, self._order = source.place, source.position, source.delivered.batches
             self._tell(m.Resumed, self._order)
+
+    def _draw_on(self) -> None:
+        """Draw on while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
+
+        An interrupt passes through: it is not the sampler's, and the consumer wants it now.
+        """
+        try:
+            self._draw()
+        except Exception as error:
+            self._raised = for_later(error)
 
     def _draw(self) -> None:
         """Draw batches of the sampler until the window is full."""
@@ -254,7 +275,8 @@ class Engine:
     # --- the consumer's side -------------------------------------------------------------------------------
 
     def next(self, number: int, judge: Judge | None = None) -> Any:
-        """The epoch's next batch. Raises EndOfEpoch at its end, and whatever preparing the batch raised.
+        """The epoch's next batch. Raises EndOfEpoch at its end, whatever preparing the batch raised, and what a sampler
+        raised when it was drawn from last.
 
         ``judge`` is asked about samples that are to be left out, and raises where they must not be.
         """
@@ -263,6 +285,12 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
+            if self._raised is not None:
+                raised, self._raised = self._raised, None
+                try:
+                    raise raised
+                finally:
+                    del raised
             epoch = self._epochs[number]
             at_hand = self._at_hand(epoch)
             if not at_hand:
@@ -281,7 +309,7 @@ class Engine:
             self._order += 1
             step_s = started - self._left if order > epoch.first_order else 0.0
             self._due.append(partial(self._tell, m.Delivered, order, step_s))
-            self._draw()
+            self._draw_on()
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = 0
@@ -403,15 +431,15 @@ class Engine:
         self.pump.arrived(lane, count)
 
     def _look_for_hangs(self) -> None:
-        """A worker that has hung is killed where it can be replaced, and is an error otherwise."""
+        """A worker that has hung is killed where it can be replaced; all else that hangs is an error."""
         assert self._watchdog is not None
         self._pump()  # a worker that waits for room to report has not hung
-        lane = self.pump.lanes[m.CPU]
-        for worker, claim in self._watchdog.look(perf_counter()):
-            text = self._watchdog.words(lane, worker, self.pump.told_of(claim))
-            if not self._replaces:
+        for hung in self._watchdog.look(perf_counter()):
+            lane = self.pump.lanes[hung.lane]
+            text = self._watchdog.words(hung, self.pump.told_of(hung.claim, hung.lane))
+            if not (self._replaces and lane.can_kill):
                 raise WorkerHung(text + lane.advice)
-            lane.kill(worker, text)
+            lane.kill(hung.worker, text)
 
     def _log_delivery(
         self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
@@ -518,7 +546,7 @@ class Engine:
 
     def close(self, timeout: float = 2.0) -> None:
         """End lanes and thread; batches that the consumer holds live on. Idempotent, callable from anywhere."""
-        if threading.current_thread().name.startswith("minato-"):
+        if OwnThread.is_current():
             # the garbage collector ran in a thread that this would wait for, perhaps while it holds a lock
             threading.Thread(target=self.close, name="closing").start()
             return

@@ -2,7 +2,8 @@
 
 A batch of which samples are left out is delivered with the others. The decision is taken when the batch is about to be
 delivered, on the consumer's thread: a sample that nobody asked for raises nothing. A failure is counted once, and
-``max_failures`` bounds how many an epoch may have.
+``max_failures`` bounds how many an epoch may have, of one rank where there are several. A resumed epoch counts on from
+the state; where the ranks are others than before, they share the old ones' count out among them.
 
 In a distributed job every rank must have the batches that its sampler's positions fix, or the others wait for it for
 ever. A batch of which nothing is left then repeats a sample that did not fail, prepared once more with the same draws:
@@ -22,6 +23,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DistributedSampler
 
 from minato_gpu.lanes.base import Failure
+from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import Sampling
 from minato_gpu.samples import Origin
 from minato_gpu.telemetry import Telemetry
@@ -76,15 +78,25 @@ OnError = str | Callable[[BadSample], str]
 class FailurePolicy:
     """``on_error`` and ``max_failures`` (a count, or a share of the epoch's samples; None: no limit) of one epoch.
 
-    ``expected``: samples of the epoch, None where the sampler does not tell; ``log`` counts those delivered.
+    ``expected``: samples of the epoch, None where the sampler does not tell; ``log`` counts those delivered in this
+    run, ``before`` what an earlier run had delivered and left out.
     """
 
-    def __init__(self, on_error: OnError, max_failures: float | None, expected: int | None, log: Telemetry) -> None:
+    def __init__(
+        self,
+        on_error: OnError,
+        max_failures: float | None,
+        expected: int | None,
+        log: Telemetry,
+        before: Delivered | None = None,
+    ) -> None:
         self._on_error = on_error
         self._limit = max_failures
         self._expected = expected
         self._log = log
-        self.count = 0
+        before = Delivered() if before is None else before
+        self.count = before.failed
+        self._seen = before.samples - before.failed
         self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 
     def take(self, failures: Sequence[Failure], delivered: int) -> None:
@@ -101,7 +113,7 @@ class FailurePolicy:
                 failure.error.reraise()
             self.count += 1
             self.recent.append(bad.plain())
-            self._check_budget(failure.error, self._log.samples + delivered + self.count)
+            self._check_budget(failure.error, self._seen + self._log.samples + delivered + self.count)
 
     def _check_budget(self, last: ExceptionWrapper, seen: int) -> None:
         limit = self._limit

@@ -154,7 +154,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._dataset_fetcher = _Fetcher(loader, source.seed, epoch)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
         self.log.expected = expected_of(loader, source, resumption)
-        self.failures = FailurePolicy(loader.on_error, loader.max_failures, loader._expected(), self.log)
+        limits = loader.on_error, loader.max_failures, loader._expected()
+        self.failures = FailurePolicy(*limits, self.log, source.delivered)
         loader._standing = self._standing = standing
 
     def _begin_stream(self, loader: Any, starts: list[StreamStart]) -> Any:
@@ -198,7 +199,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self.log.inline(self._epoch, begin, now, size, padded)
         if self._source is not None:
             known = fetcher.survivor if isinstance(fetcher, _Fetcher) and self._pads and not padded else None
-            self._source.delivered.add(self._positions(), None if known is None else known[0])
+            self._source.delivered.add(self._positions(), None if known is None else known[0], self.failures.count)
         elif self._stream is not None:
             self._standing.told(self._stream.told())
         return data
@@ -207,7 +208,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
         failed, self._failed = self._failed, None
         if failed and self._source is not None:
-            self._source.delivered.add(failed)
+            self._source.delivered.add(failed, failed=self.failures.count)
         elif failed is not None and self._stream is not None:
             self._standing.told(self._stream.told())
 
@@ -231,7 +232,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if data is not NOTHING:
                 return data
             assert self._source is not None
-            self._source.delivered.add(self._positions())
+            self._source.delivered.add(self._positions(), failed=self.failures.count)
 
     def _repeat(self, fetcher: _Fetcher) -> Any:
         """A batch of one sample for the last, which has lost all of its own: see failures.py."""

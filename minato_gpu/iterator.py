@@ -14,6 +14,7 @@ from minato_gpu.building import build_engine
 from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
 from minato_gpu.failures import FailurePolicy, pads_batches
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
+from minato_gpu.later import for_later
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.orders import Sampling
 from minato_gpu.resumption import Resumption, begin_source, expected_of
@@ -75,6 +76,7 @@ class EngineIterator(_BaseDataLoaderIter):
         self._loader = loader
         self._keeps = keeps
         self._failed: list[tuple[int, int]] | None = None  # what raised: dealt with once the consumer asks for more
+        self._raised: Exception | None = None  # by the sampler for the next epoch, while a batch lay at hand
         source = self._source(ahead if holds else None, resumption)
         if engine is None or engine.closed:
             engine = build_engine(loader, self._base_seed)
@@ -92,7 +94,8 @@ class EngineIterator(_BaseDataLoaderIter):
         expected = expected_of(loader, source, resumption)
         self._begin(source, ahead if holds else None, expected, discard=ahead is not None and not holds)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
-        self._failures = FailurePolicy(loader.on_error, loader.max_failures, loader._expected(), engine.log)
+        limits = loader.on_error, loader.max_failures, loader._expected()
+        self._failures = FailurePolicy(*limits, engine.log, source.delivered)
         self._pads = pads_batches(loader)
         self.view = View(engine, self._failures)
 
@@ -149,10 +152,16 @@ class EngineIterator(_BaseDataLoaderIter):
         if self.ended:
             raise StopIteration
         self._settle_failed()
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            try:
+                raise raised
+            finally:
+                del raised
         try:
             data = self._next_batch()
             if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
-                self._prepare_next()
+                self._try_to_prepare_next()
             if self._engine.assembly.loading is None:  # else it is on the device
                 if self._pin_memory:
                     data = pin(data, self._pin_memory_device)
@@ -171,7 +180,8 @@ class EngineIterator(_BaseDataLoaderIter):
             self._failed = self._engine.handed
             raise
         assert self._engine.handed is not None
-        self._standing.delivered(self._engine.handed, self._engine.survivor if self._pads else None)
+        survivor = self._engine.survivor if self._pads else None
+        self._standing.delivered(self._engine.handed, survivor, self._failures.count)
         return data
 
     def _next_batch(self) -> Any:
@@ -187,13 +197,20 @@ class EngineIterator(_BaseDataLoaderIter):
             if data is not NOTHING:
                 return data
             assert engine.handed is not None
-            self._standing.delivered(engine.handed)
+            self._standing.delivered(engine.handed, failed=self._failures.count)
 
     def _settle_failed(self) -> None:
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
         if self._failed is not None:
-            self._standing.delivered(self._failed)
+            self._standing.delivered(self._failed, failed=self._failures.count)
             self._failed = None
+
+    def _try_to_prepare_next(self) -> None:
+        """The batch at hand comes first: what the sampler raises is kept for when the consumer asks for more."""
+        try:
+            self._prepare_next()
+        except Exception as error:
+            self._raised = for_later(error)
 
     def _prepare_next(self) -> None:
         """The sampler has ended and the window has room: go on with the next epoch, if there will be one."""

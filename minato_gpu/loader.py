@@ -64,7 +64,7 @@ class DataLoader(TorchDataLoader[T]):
         content, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the
         rank's epoch is left.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
-        One more raises ``failures.TooManyFailures``.
+        One more raises ``failures.TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
     on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
         PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it had, with the
         same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error`` decides. The
@@ -74,7 +74,8 @@ class DataLoader(TorchDataLoader[T]):
         an error.
     hang_timeout: seconds after which a worker that is still at the same sample is taken to hang (None: never). It is
         reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death`` says;
-        where that is "raise", and for threads, which cannot be killed, ``watchdog.WorkerHung`` is raised instead.
+        where that is "raise", and for threads, which cannot be killed, ``watchdog.WorkerHung`` is raised instead. The
+        device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -210,8 +211,9 @@ class DataLoader(TorchDataLoader[T]):
 
         A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state. Otherwise
         torch's samplers and sequences are drawn again from the epoch's beginning; of any other sampler the remaining
-        order is stored. Raises ValueError where that is endless or holds keys that are not plain, or for an ``ahead``
-        that goes too far back, and RuntimeError where a recorded order is replayed.
+        order is stored. Raises ValueError where that is endless or holds keys that are not plain, for a stream without
+        a state that is too far on to be read again, or for an ``ahead`` that goes too far back, and RuntimeError where
+        a recorded order is replayed.
         """
         if type(ahead) is not int or ahead < 0:
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")

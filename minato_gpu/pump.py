@@ -264,8 +264,8 @@ class Pump:
         lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *stale}))
         log.workers["replaced"] += 1
 
-    def told_of(self, claim: Claim) -> str:
-        """What a worker is at, in words."""
+    def told_of(self, claim: Claim, lane: str = "cpu") -> str:
+        """What a worker of the lane is at, in words."""
         sent = self._sent.get(claim.chunk) if claim.run == self._run else None
         stage = self.deaths.stage(claim)
         at = claim.started - 1
@@ -274,7 +274,7 @@ class Pump:
         serial = cut(sent.chunk.spans, at, at + 1)[0][0]
         assembly = self.assembly
         place = sent.epoch, assembly.position(serial), assembly.key(serial)
-        origin = Origin(*place, stage, "cpu", assembly.path(serial))
+        origin = Origin(*place, stage, lane, assembly.path(serial))
         return f"one sample ({origin})"
 
     def _lost_job(self, lane: Any, exit_: Exit, claim: Claim, chunk: m.Chunk, log: Telemetry) -> None:

@@ -13,7 +13,7 @@ from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order, Sampling
-from minato_gpu.resume.streams import Streams, check_streams
+from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
 from minato_gpu.standing import Standing, generators_of, is_iterable, sampler_epoch
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
@@ -79,7 +79,7 @@ class Resumption:
         _match_kind(loader, self.state)
         if self.state["kind"] == "iterable":
             self._agree(_CUTTING)
-            check_streams(self.state["source"], loader.num_workers)
+            check_streams(self.state["source"], loader.num_workers, loader.batch_size or 1)
             return None
         self._agree(_AGREE)
         return self._check_source(loader)
@@ -100,18 +100,20 @@ class Resumption:
         progress = self.state["progress"]
         self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
         self.delivered.survivor = s.survivor_of(progress, self.number)
+        self.delivered.failed = s.failed_of(progress)
         _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
         if source["way"] == REPLAY:
             self.worlds = ranks.checked_worlds(source)
         else:
             _match_place(source, self.delivered, self._sampling.size)
         if source["way"] == KEYS:
-            self._stored = _stored_batches(source)
+            self._stored = _stored_batches(source, "batches")
             _match_stored(source, self.delivered, self._stored)
             self._counted = ([], _stored_counts(source, self._stored))
         elif source["way"] == STATE:
             s.mapping(source, "state")
             s.choice(source, "ended", (True, False))
+            self._stored = [] if source.get("drawn") is None else _stored_batches(source, "drawn")
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
         return s.number(source, "set_epoch") if told else None
@@ -167,16 +169,18 @@ class Resumption:
         if self.state["kind"] == "iterable":
             none = Order(iter(()), generators=generators)
             source = Source(self.number, self.state["seed"], none, batched=batched, occurrences=occurrences)
+            tell_read_again(saved, self._sampling.size or 1)
             source.streams, source.starts = Streams.resumed(saved, len(saved["streams"]))
             return source
         if saved["way"] == REPLAY:
             order = self._replayed()
         elif saved["way"] == STATE:
             order = self._from_state(saved, occurrences, generators)
+            for item in reversed(self._items(batched)):
+                order.put_back(item)
         else:
             occurrences.restore([], self._counted[1])
-            keys = self._stored if batched else [key for keys in self._stored for key in keys]
-            order = Order(iter(keys), KEYS, generators=generators)
+            order = Order(iter(self._items(batched)), KEYS, generators=generators)
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,
@@ -197,6 +201,10 @@ class Resumption:
                 "be the same"
             )
         return source
+
+    def _items(self, batched: bool) -> list[Any]:
+        """The stored keys as the sampler yielded them."""
+        return list(self._stored) if batched else [key for keys in self._stored for key in keys]
 
     def _replayed(self) -> Order:
         begun_from = dict(self.state["generators"])
@@ -237,8 +245,8 @@ def _stored_counts(saved: Mapping[str, Any], stored: list[list[Any]]) -> dict[An
     return {key: count for key, count in before.items() if count}
 
 
-def _stored_batches(saved: Mapping[str, Any]) -> list[list[Any]]:
-    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, "batches")]
+def _stored_batches(saved: Mapping[str, Any], name: str) -> list[list[Any]]:
+    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, name)]
     if not all(batches):
         raise ValueError("state: a batch of no keys")
     return [[s.key_of(key) for key in keys] for keys in batches]

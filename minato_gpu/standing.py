@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from minato_gpu.admission import Source
+from minato_gpu.admission import Mark, Source
 from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, Sampling
+from minato_gpu.resume.streams import check_read_again
 from minato_gpu.samples import Ticket
 
 
@@ -52,13 +53,13 @@ class Standing:
         self._epoch_of_sampler = sampler_epoch(self._sampling)
         self._remaining: _Remaining | None = None
 
-    def delivered(self, batch: list[tuple[int, int]], survivor: Ticket | None = None) -> None:
-        """The consumer has this batch: its positions, or the ticket of a stream. ``survivor``: see ``Delivered``."""
+    def delivered(self, batch: list[tuple[int, int]], survivor: Ticket | None = None, failed: int = 0) -> None:
+        """The consumer has this batch: its positions, or the ticket of a stream. For the rest see ``Delivered.add``."""
         assert self.source is not None
         if self.source.streams is not None:
             self.source.streams.delivered(batch[0][0])
         else:
-            self.source.delivered.add(batch, survivor)
+            self.source.delivered.add(batch, survivor, failed)
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""
@@ -85,12 +86,15 @@ class Standing:
         }
         if streams is not None:
             out["source"] = {**self._sampling.cutting, **streams.state(ahead)}
+            check_read_again(out["source"], self._sampling.size or 1)
         else:
             delivered = self.source.delivered.rewound(ahead)
             progress: s.State = {"batches": delivered.batches, "below": delivered.low}
             progress["above"] = s.packed(delivered.bits())
             if delivered.survivor is not None:
                 progress["survivor"] = s.plain_survivor(delivered.survivor)
+            if delivered.failed:
+                progress["failed"] = delivered.failed
             out.update(progress=progress, source=self._source_state(self.source, delivered))
         out["generators"] = self.source.order.generator_states()  # after all keys that are stored have been drawn
         return out
@@ -107,20 +111,33 @@ class Standing:
         out = {**out, "place": place, "position": position}
         if self._remaining is not None:
             return {**out, **self._remaining.since(place, position)}
-        counts = source.occurrences.before([key for mark in marks for key in mark.keys])
-        own = (marks[0].state if marks else source.mark()) or {}
+        return {**out, **self._state_of_sampler(source, marks)}
+
+    def _state_of_sampler(self, source: Source, marks: list[Mark]) -> s.State:
+        """The sampler's own state before the first of ``marks``, or now: then with the keys drawn since."""
+        source.saved()
+        waiting = [source.keys_of(item) for item in source.waiting]
+        drawn = [mark.keys for mark in marks] + waiting
+        own = marks[0].state if marks else source.mark()
+        now = own is None or not drawn
+        if own is None:
+            own = source.order.state()
+        else:
+            drawn = []
         if "error" in own:
             raise ValueError(f"this epoch cannot be saved: {own['error']}")
-        size = self._sampling.size
-        short = bool(size and source.marks and len(source.marks[-1].keys) < size)  # the sampler has ended in there
-        planes, others = counts.planes()
-        return {
-            **out,
+        last, size = waiting[-1:] or [mark.keys for mark in source.marks][-1:], self._sampling.size
+        short = bool(size and last and len(last[0]) < size)  # the sampler has ended in there
+        planes, others = source.occurrences.before([key for mark in marks for key in mark.keys]).planes()
+        out: s.State = {
             "state": own,
-            "ended": not marks and (source.over or short),  # the sampler's state is then that of its next epoch
+            "ended": now and (source.ended or short),  # the sampler's state is then that of its next epoch
             "planes": [s.packed(plane) for plane in planes],
             "others": [[s.plain_key(key), count] for key, count in others.items()],
         }
+        if drawn:
+            out["drawn"] = [[s.plain_key(key) for key in keys] for keys in drawn]
+        return out
 
 
 class _Remaining:

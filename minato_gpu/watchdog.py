@@ -1,7 +1,8 @@
-"""Workers that hang: at one sample, or one batch to be joined, for longer than a limit.
+"""Workers that hang, and device lanes: at one sample, or one batch to be joined, for longer than a limit.
 
 A worker is found to hang when it was too long at something twice, a moment apart: a worker that could not report
-because nobody read its reports is not taken for one that hangs. Its stack is asked for before anything is done.
+because nobody read its reports is not taken for one that hangs. Its stack is asked for before anything is done. Where a
+graph runs several samples together (DALI's), so many times the limit is what they may take.
 
 A job that is stopped for a while (Ctrl-Z and fg, a virtual machine that is moved) stops its workers too, but not the
 clock. So the watchdog looks a few times within the limit, and where it comes to look much later than it was due, what
@@ -10,7 +11,8 @@ workers are at counts from then.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from minato_gpu.memory.board import Claim
 
@@ -20,17 +22,25 @@ _LATE_S = 0.25  # a busy machine delays a look by less
 
 
 class WorkerHung(RuntimeError):
-    """A worker has been at one sample for longer than ``hang_timeout``, and is not replaced."""
+    """A worker, or the device lane, has been at one sample for longer than ``hang_timeout``, and is not replaced."""
+
+
+class Hung(NamedTuple):
+    """What hangs: worker ``worker`` of lane ``lane`` (the device lane has one), and what it is at."""
+
+    lane: str
+    worker: int
+    claim: Claim
 
 
 class Watchdog:
-    """Watches the CPU lane. ``limit``: seconds."""
+    """Watches the lanes, by name. ``limit``: seconds."""
 
-    def __init__(self, lane: Any, limit: float) -> None:
-        self._lane = lane
+    def __init__(self, lanes: Mapping[str, Any], limit: float) -> None:
+        self._lanes = lanes
         self._limit = limit
         self._pause = limit / _LOOKS
-        self._suspects: dict[int, float] = {}  # since when they have been at what they are at
+        self._suspects: dict[tuple[str, int], float] = {}  # since when they have been at what they are at
         self._due: float | None = None  # when to look
         self._awake = 0.0  # since when this process has not been stopped
 
@@ -40,26 +50,34 @@ class Watchdog:
             self._due = now + self._pause
         return self._due
 
-    def look(self, now: float) -> list[tuple[int, Claim]]:
-        """The workers that hang, and what each is at."""
+    def look(self, now: float) -> list[Hung]:
+        """What hangs."""
         if now - self.next_look(now) > max(self._pause, _LATE_S):
             self._awake = now
-        at_work = {n: (max(since, self._awake), claim) for n, (since, claim) in self._lane.at_work().items()}
-        overdue = {n: at for n, at in at_work.items() if now - at[0] >= self._limit}
-        hung = [(n, claim) for n, (since, claim) in overdue.items() if self._suspects.get(n) == since]
-        self._suspects = {n: since for n, (since, _) in overdue.items()}
+        starts, overdue, hung = [], {}, []
+        for name, lane in self._lanes.items():
+            limit = self._limit * lane.together
+            for worker, (since, claim) in lane.at_work().items():
+                since = max(since, self._awake)
+                starts.append(since)
+                if now - since >= limit:
+                    overdue[name, worker] = since
+                    if self._suspects.get((name, worker)) == since:
+                        hung.append(Hung(name, worker, claim))
+        self._suspects = overdue
         if len(hung) < len(overdue):
             self._due = now + _TWICE_S
         elif hung:
             self._due = now + self._limit  # they are dealt with; one that cannot be ended is told of once in a while
         else:
-            first = min((since for since, _ in at_work.values()), default=now) + self._limit
-            self._due = min(now + self._pause, max(now, first))
+            ends = [since + self._limit for since in starts if since + self._limit > now]
+            self._due = min([now + self._pause, *ends])
         return hung
 
-    def words(self, lane: Any, worker: int, what: str) -> str:
-        """What is to be said of a worker that hangs."""
+    def words(self, hung: Hung, what: str) -> str:
+        """What is to be said of it."""
+        lane = self._lanes[hung.lane]
         return (
-            f"DataLoader worker {worker} (pid {lane.pids[worker]}) has hung: it has been at {what} for longer than "
-            f"hang_timeout={self._limit:g} s.{lane.stuck_at(worker)}\n"
+            f"DataLoader {lane.who(hung.worker)} has hung: it has been at {what} for longer than "
+            f"hang_timeout={self._limit:g} s.{lane.stuck_at(hung.worker)}\n"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -316,3 +317,35 @@ def test_recorded_events_replay_to_the_same_instructions(tmp_path: Path, mode: d
     event, instructions = replay.parse(first[at])
     with pytest.raises(replay.ReplayMismatch, match=f"event {at} "):
         replay.verify([*first[:at], replay.line(event, instructions[:-1])])
+
+
+def test_a_thread_of_the_users_waits_for_the_end_whatever_its_name() -> None:
+    loader: Any = DataLoader(Slow(), 4, sampler=range(40), num_workers=1, worker_kind="thread")  # type: ignore[arg-type]
+    iterator = iter(loader)
+    next(iterator)
+    engine, ended_by = iterator._engine, []
+    engine.on_close = lambda: ended_by.append(threading.current_thread())
+    thread = threading.Thread(target=engine.close, name="minato-mine")
+    thread.start()
+    thread.join()
+    assert wait_until(lambda: ended_by)
+    assert ended_by == [thread]
+
+
+def test_the_end_from_a_thread_that_it_waits_for() -> None:
+    """As where the garbage collector runs there: it is left to another thread."""
+    engines: list[Any] = []
+    gate = threading.Event()
+
+    class Ending(Slow):
+        def __getitem__(self, key: int) -> Any:
+            gate.wait()
+            if key == 5:
+                engines[0].close()
+            return super().__getitem__(key)
+
+    loader: Any = DataLoader(Ending(), 4, sampler=range(40), num_workers=1, worker_kind="thread")  # type: ignore[arg-type]
+    iterator = iter(loader)
+    engines.append(iterator._engine)
+    gate.set()
+    assert wait_until(lambda: not engines[0]._thread.is_alive())

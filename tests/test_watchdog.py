@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from minato_gpu.memory.board import Claim
-from minato_gpu.watchdog import Watchdog
+from minato_gpu.watchdog import Hung, Watchdog
 
 LIMIT = 10.0
 
 
 class Shown:
     """What workers show: by number, since when they have been at what they are at."""
+
+    together = 1
 
     def __init__(self) -> None:
         self.since: dict[int, float] = {}
@@ -28,7 +30,7 @@ def shown() -> Shown:
 
 @pytest.fixture
 def watchdog(shown: Shown) -> Watchdog:
-    return Watchdog(shown, LIMIT)
+    return Watchdog({"cpu": shown}, LIMIT)
 
 
 def hung(watchdog: Watchdog, begin: float, end: float) -> tuple[float, list[int]]:
@@ -37,7 +39,7 @@ def hung(watchdog: Watchdog, begin: float, end: float) -> tuple[float, list[int]
     while now < end:
         found = watchdog.look(now)
         if found:
-            return now, [worker for worker, _ in found]
+            return now, [each.worker for each in found]
         assert watchdog.next_look(now) > now
         now = watchdog.next_look(now)
     return end, []
@@ -98,3 +100,22 @@ def test_one_that_hangs_is_found_after_the_job_was_stopped(watchdog: Watchdog, s
     assert watchdog.look(150.0) == []
     at, found = hung(watchdog, 150.0, 300.0)
     assert found == [0] and 160.0 <= at < 163.0
+
+
+def test_a_graph_of_several_samples_has_the_limit_for_each(watchdog: Watchdog, shown: Shown) -> None:
+    shown.together = 3
+    shown.since[0] = 100.0
+    at, found = hung(watchdog, 100.0, 200.0)
+    assert found == [0] and 130.0 <= at < 133.0
+
+
+def test_each_lane_is_watched() -> None:
+    lanes = {"cpu": Shown(), "device": Shown()}
+    watchdog = Watchdog(lanes, LIMIT)
+    lanes["device"].since[0] = 100.0
+    now, found = watchdog.next_look(100.0), list[Hung]()
+    while not found:
+        lanes["cpu"].since[0] = now - 1.0
+        found = watchdog.look(now)
+        now = watchdog.next_look(now)
+    assert [(each.lane, each.worker) for each in found] == [("device", 0)]

@@ -13,6 +13,7 @@ from typing import Any
 
 from minato_gpu.lanes.device import DeviceExecutor, Fields
 from minato_gpu.notices import LOGGER
+from minato_gpu.threads import OwnThread
 
 _REBUILDS = 3
 _RUNS = 100
@@ -62,7 +63,7 @@ class BuildAhead:
     def _go_on(self) -> None:
         running = self._thread is not None and self._thread.is_alive()
         if not running and not self._closing and self._due() is not None:
-            self._thread = threading.Thread(target=self._build, name="minato-build", daemon=True)
+            self._thread = OwnThread(target=self._build, name="minato-build", daemon=True)
             self._thread.start()
 
     def _due(self) -> int | None:

@@ -27,6 +27,7 @@ from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import blobs
 from minato_gpu.memory.board import CHUNK, LIMIT, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.threads import OwnThread
 
 
 class _CpuLane:
@@ -36,6 +37,7 @@ class _CpuLane:
     ready = True
     away = 0  # workers that have ended and whose replacements have not started
     can_kill = False
+    together = 1  # samples that a worker is at, at once
     advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
     def __init__(self, links: Links) -> None:
@@ -57,6 +59,15 @@ class _CpuLane:
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """Let the sample of the chunk that runs be handed over at the next of ``splits`` that it comes to."""
         self.links.board.hand_over(run, chunk, splits)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker."""
+        return [os.getpid()] * self.links.workers
+
+    def who(self, worker: int) -> str:
+        """A worker, in words."""
+        return f"worker {worker} (pid {self.pids[worker]})"
 
     def at_work(self) -> dict[int, tuple[float, Claim]]:
         """By worker that is at a chunk: since when it has been at the current sample, and which that is."""
@@ -246,10 +257,9 @@ class ThreadLane(_CpuLane):
         for number in range(links.workers):
             channel = self._channels[number % len(self._channels)]
             args = (number, job, channel, Store(number, links, None, links.board), links)
-            thread = threading.Thread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
+            thread = OwnThread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
-        self.pids = [os.getpid()] * links.workers
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""

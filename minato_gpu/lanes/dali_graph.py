@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.lanes.at import At
 from minato_gpu.lanes.values import as_tensor, device_number, plain
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import DaliFragment, Stage
@@ -37,6 +38,7 @@ class DaliGraph:
         self.stages = stages
         self.builds = 0
         self.stream: Any = None
+        self.at = At()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._known = pipeline.fields_at(stages.start)
         self._device, self._max_batch, self._threads = device, max_batch, threads
@@ -50,7 +52,11 @@ class DaliGraph:
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
+        self._enter(drawn)
+        built = self.built
         self.build(drawn[0])
+        if not built:
+            self._enter(drawn)  # what it takes to build is no sample's
         try:
             outputs = self._graph.run(self.stream, **self._feed(batch, drawn))
         except BaseException as error:
@@ -61,6 +67,9 @@ class DaliGraph:
         if self._device == "cpu":
             columns = [[np.asarray(tensor) for tensor in column] for column in columns]
         return [dict(zip(self._writes, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _enter(self, drawn: Drawn) -> None:
+        self.at.enter(self.stages.start, drawn[0] if len(drawn) == 1 else None, len(drawn))
 
     @property
     def built(self) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minato_gpu.lanes.at import At
 from minato_gpu.lanes.dali_graph import Batch, Drawn
 from minato_gpu.lanes.segments import Segment, segments
 from minato_gpu.lanes.values import device_number
@@ -37,10 +38,20 @@ class DeviceExecutor:
 
     ``makes``: names of the fields in a result; ``made``: of those that device stages wrote. ``repeated`` counts the
     samples that ran again because they, or another of their micro-batch, failed; ``short_of_memory`` the micro-batches
-    that did not fit into the device's memory; ``limit``: samples in one micro-batch from now on.
+    that did not fit into the device's memory; ``limit``: samples in one micro-batch from now on; ``at``: what it is at.
     """
 
-    def __init__(self, pipeline: Pipeline, start: int, stop: int, *, device: str, max_batch: int, threads: int) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        start: int,
+        stop: int,
+        *,
+        device: str,
+        max_batch: int,
+        threads: int,
+        at: At | None = None,
+    ) -> None:
         if max_batch < 1 or threads < 1:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
         device_number(device)
@@ -51,6 +62,9 @@ class DeviceExecutor:
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
         # For samples of a failed micro-batch: every stage apart, so that an error has a stage.
         self._apart = segments(pipeline, self._stages, device=device, max_batch=1, threads=threads, fuse=False)
+        self.at = At() if at is None else at
+        for segment in (*self._segments, *self._apart):
+            segment.at = self.at
         self._declared = {
             one.stages: {name: pipeline.fields_at(one.stages.stop)[name] for name in _made(pipeline, one.stages)}
             for one in (*self._segments, *self._apart)
@@ -94,7 +108,8 @@ class DeviceExecutor:
             segment.stream = None if self.device == "cpu" else stream
         results: list[Result] = []
         while len(results) < len(items):
-            results += self._run_batch(items[len(results) : len(results) + max(1, min(self.limit, self.max_batch))])
+            first, most = len(results), max(1, min(self.limit, self.max_batch))
+            results += self._run_batch(items[first : first + most], first)
         return results
 
     def load(self) -> None:
@@ -107,8 +122,9 @@ class DeviceExecutor:
         for segment in (*self._segments, *self._apart):
             segment.close()
 
-    def _run_batch(self, items: Sequence[tuple[Fields, int]]) -> list[Result]:
-        drawn = [self._prepare(fields, seed) for fields, seed in items]
+    def _run_batch(self, items: Sequence[tuple[Fields, int]], first: int) -> list[Result]:
+        drawn = [self._prepare(fields, seed, first + n) for n, (fields, seed) in enumerate(items)]
+        self.at.prepared(drawn, first)
         ready = [(fields, p) for (fields, _), p in zip(items, drawn, strict=True) if not isinstance(p, StageError)]
         batch, params = [fields for fields, _ in ready], [p for _, p in ready]
         found = iter(self._together(batch, params))
@@ -127,11 +143,12 @@ class DeviceExecutor:
         # Nothing is lost: what caused it fails again here, with its own error and by itself.
         return list(map(self._alone, batch, params))
 
-    def _prepare(self, fields: Fields, seed: int) -> dict[int, Any] | StageError:
+    def _prepare(self, fields: Fields, seed: int, sample: int) -> dict[int, Any] | StageError:
         """The sample's drawn values by stage number, or what is wrong with what it brings."""
         params: dict[int, Any] = {}
         for number in self._stages:
             stage = self.pipeline.stages[number]
+            self.at.enter(number, sample)
             try:
                 params[number] = self.pipeline.draw(number, fields, seed)
                 for name in self._takes[number]:
@@ -169,17 +186,24 @@ class DeviceExecutor:
 
 
 def build_executor(
-    pipeline: Pipeline, split: int, *, device: str = "cpu", max_batch: int = 64, threads: int = 1
+    pipeline: Pipeline,
+    split: int,
+    *,
+    device: str = "cpu",
+    max_batch: int = 64,
+    threads: int = 1,
+    at: At | None = None,
 ) -> DeviceExecutor:
     """The executor of the stages from ``split`` on, on ``device`` ("cpu", "cuda" or "cuda:N").
 
-    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads.
-    Graphs are built by the first run. Raises ValueError for a split that is not one of ``pipeline.splits``.
+    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. ``at``: where
+    it notes what it is at. Graphs are built by the first run. Raises ValueError for a split that is not one of
+    ``pipeline.splits``.
     """
     if split not in pipeline.splits:
         raise ValueError(f"{split} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
     end = len(pipeline.stages)
-    return DeviceExecutor(pipeline, split, end, device=device, max_batch=max_batch, threads=threads)
+    return DeviceExecutor(pipeline, split, end, device=device, max_batch=max_batch, threads=threads, at=at)
 
 
 def _made(pipeline: Pipeline, stages: range) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ that the device is at work while the host prepares; the stand-in on the CPU has 
 Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU lane to go on:
 what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane there is has an
 ``error`` instead.
+
+A function that does not return holds the lane for good: a thread cannot be ended from outside. ``at_work`` tells what
+the thread is at, so that such a lane is noticed.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import threading
+import warnings
 from collections import deque
 from time import perf_counter
 from typing import Any
 
+from minato_gpu.lanes import stacks
 from minato_gpu.lanes.ahead import BuildAhead
+from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
@@ -28,11 +33,12 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.board import ATTENTION, Claim
 from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.threads import OwnThread
 
 _USUAL_RATE = 1e9  # bytes per second
 IN_FLIGHT = 2  # tasks of a device: one that it works on, one that is issued behind it
@@ -45,6 +51,8 @@ class DeviceLane:
 
     slots = 1
     away = 0
+    can_kill = False
+    advice = "It was not ended: a thread cannot be from outside."
 
     def __init__(
         self,
@@ -60,8 +68,9 @@ class DeviceLane:
         self.name = name
         self._links = links
         self._device = device
+        at = At()
         self._executors = {
-            split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads)
+            split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
             for split in (pipeline.host_prefix, *pipeline.cuts)
         }
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
@@ -78,6 +87,7 @@ class DeviceLane:
         self._work = DeviceWork(
             pipeline,
             self._executors,
+            at,
             store,
             self._outlet,
             waits=self._in_flight == 1,
@@ -87,10 +97,11 @@ class DeviceLane:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._hung = False
         self._may_retire = may_retire
         self.retired = False
         self.ready = False  # once DALI is imported; until then the CPU lane serves alone
-        self._thread: threading.Thread | None = threading.Thread(target=self._main, name=f"minato-{name}", daemon=True)
+        self._thread: OwnThread | None = OwnThread(target=self._main, name=f"minato-{name}", daemon=True)
         self._thread.start()
 
     def send(self, task: Task, worker: int = 0) -> None:
@@ -129,13 +140,44 @@ class DeviceLane:
         """A micro-batch is not cut."""
         return None
 
+    def at_work(self) -> dict[int, tuple[float, Claim]]:
+        """Since when the thread has been at its current step, and what that is, as the CPU lane says it of workers."""
+        found = self._work.at_work()
+        return {} if found is None else {0: found}
+
+    @property
+    def together(self) -> int:
+        """How many samples the current step is at, at once."""
+        return self._work.together
+
+    def who(self, worker: int) -> str:
+        """What is watched, in words."""
+        return f"{self.name} lane (a thread of the training process)"
+
+    def stuck_at(self, worker: int) -> str:
+        """What the thread is at; from now on it is taken to hang."""
+        self._hung = True
+        thread = self._thread
+        return "" if thread is None else f"\nIts thread is at:\n{stacks.of_thread(thread)}"
+
     def close(self, timeout: float) -> bool:
-        """Wait for the micro-batches under way, then let go of graphs and memory; idempotent."""
+        """Wait for the micro-batches under way, then let go of graphs and memory; idempotent.
+
+        False where it has been seen to hang and still does after ``timeout``: then all of that stays.
+        """
         if self._thread is None:
             return True
         self.recall()
         self._tasks.put(None)
-        self._thread.join()
+        self._thread.join(timeout if self._hung else None)
+        if self._thread.is_alive():
+            warnings.warn(
+                f"the {self.name} lane still hangs {timeout} s after its loader was closed; a thread cannot be ended "
+                "from outside, so it and its memory stay.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
         self._thread = None
         if self._ahead is not None:
             self._ahead.close()

@@ -12,12 +12,14 @@ from time import perf_counter
 from typing import Any
 
 from minato_gpu.lanes.ahead import BuildAhead
+from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Failure, Handed, Local, Part, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.outlet import Issued, Outlet
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
+from minato_gpu.memory.board import Claim
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
@@ -52,13 +54,15 @@ class Run:
 
 
 class DeviceWork:
-    """For one thread. ``executors`` by split point; ``waits``: a task is waited for before the next one is begun;
-    ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is no memory for even one sample."""
+    """For one thread. ``executors`` by split point, which show in ``at`` what they do; ``waits``: a task is waited for
+    before the next one is begun; ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is no memory
+    for even one sample."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         executors: dict[int, DeviceExecutor],
+        at: At,
         store: Store,
         outlet: Outlet,
         *,
@@ -69,6 +73,9 @@ class DeviceWork:
         self._pipeline = pipeline
         self._first = pipeline.host_prefix
         self._executors = executors
+        self._at = at
+        self._task: Task | None = None  # the one that is begun or waited for
+        self._numbers: list[int] = []  # which of its samples the executor was given
         self._store = store
         self._outlet = outlet
         self._waits = waits
@@ -78,16 +85,31 @@ class DeviceWork:
         self._repeated = 0  # samples of the current task that ran a second time, on the CPU
         self._looked = 0  # graphs built when their threads were last looked for
 
+    def at_work(self) -> tuple[float, Claim] | None:
+        """From another thread: since when this one has been at its current step, and what that is."""
+        task, step, numbers = self._task, self._at.step, self._numbers
+        if task is None:
+            return None
+        sample = self._at.number(step)
+        started = 0 if sample is None or sample >= len(numbers) else numbers[sample] + 1
+        return step.since, Claim(task.run, task.chunk, started, step.stage + 1)
+
+    @property
+    def together(self) -> int:
+        """How many samples the current step is at, at once."""
+        return self._at.step.samples
+
     def begin(self, task: Task, cores: CoreTime) -> Run:
         """Issue all of a task; what has a device to wait for is not waited for, unless nothing else could be begun."""
         run = Run(task)
-        self._repeated = 0
+        self._at.enter()
+        self._task, self._repeated = task, 0
         self._look(cores)
         for split, numbers in self._by_split(run.tickets).items():
             begin, used, builds = perf_counter(), cores(), self._executors[split].builds
             chosen = [run.tickets[number] for number in numbers]
             try:
-                issued = self._issue(task, chosen, split)
+                issued = self._issue(task, chosen, numbers, split)
             except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
                 issued = Issued([self._failure(task, piece, at, error) for piece, at in chosen])
             usual = self._executors[split].builds == builds and self._repeated == 0
@@ -95,6 +117,7 @@ class DeviceWork:
             if self._waits:
                 self._settle(run, run.parts[-1])
         run.repeated = self._repeated
+        self._task = None
         return run
 
     def _settle(self, run: Run, part: _Part) -> None:
@@ -119,9 +142,12 @@ class DeviceWork:
         """Wait for the task, and report it."""
         begin = run.begin
         if not self._waits:
+            self._at.enter(samples=len(run.tickets))
+            self._task, self._numbers = run.task, []
             begin = max(begin, self._through)
             for part in run.parts:
                 self._settle(run, part)
+        self._task = None
         end = self._through = perf_counter()
         self._look(cores, repeated=run.repeated > 0)
         parts: list[Part | None] | None = None
@@ -165,11 +191,12 @@ class DeviceWork:
             found.setdefault(_split(*ticket, self._first), []).append(number)
         return found
 
-    def _issue(self, task: Task, tickets: list[tuple[Piece, int]], split: int) -> Issued:
+    def _issue(self, task: Task, tickets: list[tuple[Piece, int]], numbers: list[int], split: int) -> Issued:
         executor = self._executors[split]
         items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
         ready = [number for number, item in enumerate(items) if item is None]
         fields = [self._fields(*tickets[number], task) for number in ready]
+        self._numbers = [numbers[number] for number in ready]
         if self.ahead is not None:
             self.ahead.start(fields)
         room = self._outlet.room
@@ -177,9 +204,16 @@ class DeviceWork:
             executor.limit = min(executor.max_batch, max(1, room))
         with self._outlet.working():
             results = executor.run(fields, self._outlet.stream)
-            for number, (given, seed), result in zip(ready, fields, results, strict=True):
+            for sample, (number, (given, seed), result) in enumerate(zip(ready, fields, results, strict=True)):
                 piece, at = tickets[number]
-                items[number] = self._finish(task, piece, at, given, seed, result, split)
+                if isinstance(result, StageError):
+                    result = self._by_cpu(sample, given, seed, split, result)
+                    made = frozenset[str]()
+                else:
+                    made = executor.made
+                self._at.enter(sample=sample)
+                items[number] = self._finish(task, piece, at, result, made)
+            self._at.enter(samples=len(items))
             return self._outlet.issued(items)
 
     def _known_failure(self, piece: Piece, at: int) -> Failure | None:
@@ -194,20 +228,23 @@ class DeviceWork:
         lying = source.fields if isinstance(source, Handed) else source
         return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
-    def _finish(
-        self, task: Task, piece: Piece, at: int, fields: dict[str, Any], seed: int, result: Any, split: int
-    ) -> Any:
-        """Put a result where it belongs; on failure ask the CPU implementation."""
-        failed = isinstance(result, StageError)
-        if failed:
-            self._repeated += 1
-            if is_out_of_memory(result):
-                self._no_memory(result)
-            try:
-                result = self._pipeline.run(fields, seed, start=split)
-            except Exception as error:
-                return self._failure(task, piece, at, error)
-        return self._outlet.put(task, piece, at, result, frozenset() if failed else self._executors[split].made)
+    def _by_cpu(self, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
+        """What the CPU implementations make of a sample that failed on the device, or what they raise."""
+        self._repeated += 1
+        if is_out_of_memory(error):
+            self._no_memory(error)
+        try:
+            return self._pipeline.run(
+                fields, seed, start=split, before_stage=lambda stage: self._at.enter(stage, sample)
+            )
+        except Exception as raised:
+            return raised
+
+    def _finish(self, task: Task, piece: Piece, at: int, result: Any, made: frozenset[str]) -> Any:
+        """Put a result where it belongs."""
+        if isinstance(result, Exception):
+            return self._failure(task, piece, at, result)
+        return self._outlet.put(task, piece, at, result, made)
 
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")

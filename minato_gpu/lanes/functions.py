@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.lanes.at import At
 from minato_gpu.lanes.values import as_tensor, to_numpy
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import CupyFunction, Stage, TorchFunction
@@ -27,6 +28,7 @@ class FunctionSegment:
     def __init__(self, pipeline: Pipeline, stages: range, made: frozenset[str] = frozenset(), *, device: str) -> None:
         self.stages = stages
         self.stream: Any = None
+        self.at = At()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._made = made
         self._device = device
@@ -57,6 +59,7 @@ class FunctionSegment:
         known: dict[str, Any] = {}  # in the library's own type
         results: dict[str, Any] = {}
         for number, stage in zip(self.stages, self._members, strict=True):
+            self.at.enter(number, params)
             known.update((name, self._taken(name, fields[name])) for name in stage.reads if name not in known)
             made = self._call(stage.device, {name: known[name] for name in stage.reads}, params[number])
             if made.keys() != stage.writes.keys():

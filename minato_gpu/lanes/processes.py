@@ -40,6 +40,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import room
+from minato_gpu.threads import OwnThread
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -247,7 +248,7 @@ class Workers:
             else:
                 self._spawner.request(number, blocks)
             return
-        thread = threading.Thread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
+        thread = OwnThread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
         self._starting.add(thread)
         thread.start()
 

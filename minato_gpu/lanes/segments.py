@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from minato_gpu.lanes.at import At
 from minato_gpu.lanes.dali_graph import Batch, DaliGraph, Drawn
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.pipeline import Pipeline
@@ -21,12 +22,13 @@ class Segment(Protocol):
     """Consecutive stages that run as one; ``stages`` holds their numbers in the pipeline.
 
     ``builds``: how often ``run`` has had to build something first. ``stream``: the CUDA stream on which results are to
-    be ready, None to wait for them on the host.
+    be ready, None to wait for them on the host. ``at``: where ``run`` notes what it is at.
     """
 
     stages: range
     builds: int
     stream: Any
+    at: At
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """The fields written for each sample; ``drawn`` holds each sample's parameters by stage number."""

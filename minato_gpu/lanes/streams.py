@@ -1,12 +1,13 @@
 """A worker's own stream of an iterable data set, from its beginning or from where an earlier run left it.
 
 A data set, or its iterator, with ``state_dict`` and ``load_state_dict`` goes on from its own state. Any other stream is
-read again from its beginning, and as many batches as were delivered are dropped.
+read again from its beginning, and as many batches as were delivered are dropped; that can be broken off at any sample.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -36,31 +37,52 @@ class Told(NamedTuple):
     error: str | None = None
 
 
+def _always() -> bool:
+    return True
+
+
 class Stream:
     """A worker's side: the batches of its own stream, from where it is to start."""
 
-    def __init__(self, fetcher: Any, dataset: Any, start: StreamStart | None, samples: int) -> None:
+    def __init__(
+        self,
+        fetcher: Any,
+        dataset: Any,
+        start: StreamStart | None,
+        samples: int,
+        goes_on: Callable[[], bool] = _always,
+    ) -> None:
         self.fetcher = fetcher
         self._dataset = dataset
         if start is not None:
-            self._go_on(start, samples)
+            self._go_on(start, samples, goes_on)
 
     @classmethod
-    def open(cls, job: Any, start: StreamStart | None, samples: int) -> Stream:
-        """The stream of a worker's copy of the data set; a batch takes ``samples``."""
+    def open(
+        cls, job: Any, start: StreamStart | None, samples: int, goes_on: Callable[[], bool] = _always
+    ) -> Stream:
+        """The stream of a worker's copy of the data set; a batch takes ``samples``. ``goes_on`` is asked at every
+        sample that is read again, and says no where nobody wants the stream any more.
+
+        Raises ValueError where the stream has less than was delivered of it, or was broken off.
+        """
         own = None if start is None or start.state is None else pickle.loads(start.state)
         if own is not None and own[0] == "dataset":
             job.dataset.load_state_dict(own[1])
         batches = getattr(job, "auto_collation", None)  # a Job's name for it; a DataLoader has it as PyTorch does
         batches = job._auto_collation if batches is None else batches
         fetcher = _IterableDatasetFetcher(job.dataset, batches, job.collate_fn, job.drop_last)
-        return cls(fetcher, job.dataset, start, samples)
+        return cls(fetcher, job.dataset, start, samples, goes_on)
 
-    def _go_on(self, start: StreamStart, samples: int) -> None:
+    def _go_on(self, start: StreamStart, samples: int, goes_on: Callable[[], bool]) -> None:
         iterator = self.fetcher.dataset_iter
         if start.state is None:
             delivered = start.batches * samples
-            dropped = sum(1 for _ in islice(iterator, delivered))
+            dropped = 0
+            for _ in islice(iterator, delivered):
+                dropped += 1
+                if not goes_on():
+                    raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
             if dropped + samples <= delivered:
                 raise ValueError(
                     f"the state has {start.batches} batches of this stream delivered, but it yields only {dropped} "

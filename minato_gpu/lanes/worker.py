@@ -37,6 +37,7 @@ from minato_gpu.memory.board import (
     STARTED,
     Board,
 )
+from minato_gpu.threads import OwnThread
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -99,7 +100,7 @@ class Worker:
         with self._lock:
             self._open = progress
         if progress is not None and self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="minato-watcher", daemon=True)
+            self._watcher = OwnThread(target=self._watch, name="minato-watcher", daemon=True)
             self._watcher.start()
 
     def _watch(self) -> None:
@@ -157,7 +158,7 @@ class Worker:
             if self._stream_of != (task.run, task.epoch):
                 self._stream_of = (task.run, task.epoch)
                 self._stream = None
-                self._stream = Stream.open(self._job, task.start, task.items)
+                self._stream = Stream.open(self._job, task.start, task.items, self._goes_on)
             if self._stream is None:
                 raise StopIteration
             item = self._store.put(self._stream.fetch(task.items), collated=True)
@@ -169,6 +170,11 @@ class Worker:
             progress.told = self._stream.told()
         progress.add(item)
         return status
+
+    def _goes_on(self) -> bool:
+        """One more sample of a stream that is read again: whether the parent still wants it."""
+        self._words[self._row + SINCE_NS] = int(1e9 * perf_counter())
+        return bool(self._words[self._row + LIMIT] > 0)
 
     def _show_stage(self, number: int) -> None:
         self._words[self._row + STAGE] = number + 1

@@ -22,6 +22,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
+from minato_gpu.threads import OwnThread
 
 
 class Host:
@@ -56,7 +57,7 @@ class Transfers:
         self._sweeping = threading.Lock()
         self._closed = False
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread: threading.Thread | None = threading.Thread(target=self._main, name="minato-copies", daemon=True)
+        self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-copies", daemon=True)
         self._thread.start()
 
     # --- whoever holds the engine's lock -----------------------------------------------------------------------

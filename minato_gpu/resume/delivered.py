@@ -25,17 +25,24 @@ class Delivered:
     """Positions delivered in one epoch, in ``batches`` batches: all below ``low``, and the spans ``above`` it.
 
     ``survivor``: the last sample that did not fail, in a job where a batch that loses all of its own repeats it.
+    ``failed``: how many samples had been left out by then, as ``max_failures`` counts them.
     """
 
     def __init__(
-        self, batches: int = 0, low: int = 0, above: Iterable[Span] = (), survivor: Ticket | None = None
+        self,
+        batches: int = 0,
+        low: int = 0,
+        above: Iterable[Span] = (),
+        survivor: Ticket | None = None,
+        failed: int = 0,
     ) -> None:
         self.batches = batches
         self.low = low
         self.survivor = survivor
         self.above: list[Span] = sorted(above)  # disjoint, not touching, all above ``low``
-        # what came before a batch (low, the survivor), and the batch
-        self._recent: deque[tuple[int, Ticket | None, Sequence[Span]]] = deque(maxlen=HISTORY)
+        self.failed = failed
+        # what came before a batch (low, the survivor, failed), and the batch
+        self._recent: deque[tuple[int, Ticket | None, int, Sequence[Span]]] = deque(maxlen=HISTORY)
 
     @property
     def floor(self) -> int:
@@ -52,10 +59,12 @@ class Delivered:
         """All that has been delivered lies below this position."""
         return self.above[-1][1] if self.above else self.low
 
-    def add(self, batch: Sequence[Span], survivor: Ticket | None = None) -> None:
-        """A batch of these positions was delivered; ``survivor``: the last of them that did not fail."""
-        self._recent.append((self.low, self.survivor, batch))
+    def add(self, batch: Sequence[Span], survivor: Ticket | None = None, failed: int = 0) -> None:
+        """A batch of these positions was delivered; ``survivor``: the last of them that did not fail; ``failed``: how
+        many samples of the epoch have been left out now."""
+        self._recent.append((self.low, self.survivor, self.failed, batch))
         self.batches += 1
+        self.failed = failed
         self.survivor = survivor or self.survivor
         if not self.above and len(batch) == 1 and batch[0][0] == self.low:  # in order
             self.low = batch[0][1]
@@ -87,10 +96,10 @@ class Delivered:
                 "taken back"
             )
         taken = list(islice(self._recent, len(self._recent) - batches, None))
-        back = sorted(span for _, _, spans in taken for span in spans)
-        low, survivor, _ = taken[0]
+        back = sorted(span for *_, spans in taken for span in spans)
+        low, survivor, failed, _ = taken[0]
         spans = [(low, self.low), *self.above] if self.low > low else self.above
-        return Delivered(self.batches - batches, low, _without(spans, back), survivor)
+        return Delivered(self.batches - batches, low, _without(spans, back), survivor, failed)
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
         """What is still to be delivered of the positions ``lo`` to ``hi``."""

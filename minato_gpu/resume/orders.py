@@ -2,8 +2,9 @@
 
 Three ways, the first that fits:
 
-- *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. Its state is taken before every
-  batch that is drawn, because the loader draws ahead of what it delivers.
+- *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. The loader draws ahead of what it
+  delivers, so its state now is not that of what is delivered. While saves come often, it is taken before every batch
+  that is drawn. Otherwise nothing is copied, and a save holds the state now and the keys drawn and not delivered.
 - *replay*: the order is known to come out the same again: a sequence, or one of torch's own samplers, whose generator
   is kept as it was when the epoch began. The batches delivered before are drawn again and dropped.
 - *keys*: nobody knows. What the sampler still has to yield is drawn now and stored.
@@ -137,12 +138,19 @@ class Order:
         self._next.appendleft(item)
         self._before_next = mark
 
+    @property
+    def waiting(self) -> list[Any]:
+        """What has been drawn from the sampler and not been yielded: it comes next."""
+        return list(self._next)
+
     def mark(self) -> dict[str, Any] | None:
-        """The sampler's state now (a copy), if it has one; or, as "error", why it could not be had."""
+        """The state (a copy) before what comes next; None where there is none, or it is not known any more."""
         if self.way != STATE:
             return None
-        if self._before_next is not None:
-            return self._before_next
+        return self._before_next if self._next else self.state()
+
+    def state(self) -> dict[str, Any]:
+        """The sampler's state after all that was drawn from it (a copy); or, as "error", why it could not be had."""
         saved = {"sampler": self._sampler, "iterator": self._iterator}
         try:
             return {name: None if part is None else copy.deepcopy(part.state_dict()) for name, part in saved.items()}

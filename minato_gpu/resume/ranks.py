@@ -42,7 +42,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
     Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
-    delivered counts for all ranks together; samples keep their content where the ranks had the same base seed.
+    delivered counts for all ranks together; samples keep their content where the ranks had the same base seed. Each
+    rank goes on with its own count of failures (``max_failures``); another number of ranks shares out the sum of all.
 
     Raises ValueError for states that do not belong together, and where a rank is missing.
     """
@@ -116,11 +117,18 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     worlds = checked_worlds(source)
     if not worlds:
         raise ValueError("state: 'worlds' of a merged state must not be empty")
-    progress: Mapping[str, Any] = {"batches": 0, "below": 0, "above": "", "witness": None}
+    failed = _shared_out(sum(s.failed_of(part) for part in worlds[-1]["parts"]), mine)
+    progress: Mapping[str, Any] = {"batches": 0, "below": 0, "above": "", "witness": None, "failed": failed}
     if worlds[-1]["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
         progress = worlds.pop()["parts"][mine["rank"]]
     source.update(worlds=worlds, witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
+
+
+def _shared_out(count: int, share: Mapping[str, Any]) -> int:
+    """One rank's part of a count of all, so that together they have it once."""
+    whole, rest = divmod(count, share["replicas"])
+    return int(whole + (share["rank"] < rest))
 
 
 def checked_worlds(source: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -56,6 +56,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     for name in ("batches", "below"):
         number(progress, name)
     survivor_of(progress, 0)
+    failed_of(progress)
     if len(unpacked(progress, "above")) > _MOST_BYTES:
         raise ValueError("state: 'above' is longer than any window")
 
@@ -161,6 +162,11 @@ def survivor_of(progress: Mapping[str, Any], epoch: int) -> Ticket | None:
         return None
     plain = mapping(progress, "survivor")
     return Ticket(epoch, number(plain, "position"), key_of(plain.get("key")), number(plain, "occurrence"))
+
+
+def failed_of(progress: Mapping[str, Any]) -> int:
+    """How many samples had been left out; states that do not say it tell of none. Raises ValueError."""
+    return 0 if progress.get("failed") is None else number(progress, "failed")
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Where the streams of an iterable data set stand: one for each worker, which owns it.
 
 A worker says after every batch where its stream stands, if the data set or its iterator can tell (lanes/streams.py).
-What counts is what it said with the last *delivered* batch.
+What counts is what it said with the last *delivered* batch. Where it can tell nothing, the stream is read again, and
+how far is a number in the state: one from an untrusted file must not make a loader read for ever, so it is bounded, and
+so is what is saved.
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from minato_gpu.lanes.streams import StreamStart, Told
+from minato_gpu.notices import LOGGER
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import HISTORY
 
 _NOTHING = Told(None, False)
+MOST_READ_AGAIN = 1 << 28
+"""So many samples of a stream without a state of its own are read again; one that is further on needs such a state."""
+_MANY = 1 << 20  # a wait that should be explained
 
 
 class _Worker:
@@ -97,8 +103,9 @@ class Streams:
         return streams, starts
 
 
-def check_streams(saved: Mapping[str, Any], workers: int) -> None:
-    """Raises ValueError where a state's streams are damaged, or those of another number of workers."""
+def check_streams(saved: Mapping[str, Any], workers: int, samples: int) -> None:
+    """Raises ValueError where a state's streams are damaged, those of another number of workers, or too far on to be
+    read again. ``samples``: of a batch."""
     streams = s.sequence(saved, "streams")
     if len(streams) != max(1, workers):
         raise ValueError(
@@ -116,3 +123,28 @@ def check_streams(saved: Mapping[str, Any], workers: int) -> None:
     if s.number(saved, "batches") != total:
         raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
     s.number(saved, "turn", 0, len(streams) - 1)
+    check_read_again(saved, samples)
+
+
+def check_read_again(saved: Mapping[str, Any], samples: int) -> int:
+    """How many samples will be read again and dropped, of all streams. Raises ValueError for too many of one."""
+    counts = [own["batches"] * samples for own in saved["streams"] if own.get("state") is None]
+    most = max(counts, default=0)
+    if most > MOST_READ_AGAIN:
+        raise ValueError(
+            f"state: 'batches' tells of a stream of which {most} samples were delivered. Its data set has no state of "
+            f"its own, so they would have to be read again, and at most {MOST_READ_AGAIN} are; give the data set, or "
+            "its iterator, state_dict() and load_state_dict(), which the loader then uses"
+        )
+    return sum(counts)
+
+
+def tell_read_again(saved: Mapping[str, Any], samples: int) -> None:
+    """Say why the first batch will take its time."""
+    count = check_read_again(saved, samples)
+    if count >= _MANY:
+        LOGGER.warning(
+            "%d samples of the data set are read again and dropped before the first batch, as 'batches' of the state "
+            "says; leaving the loop, or closing the loader, breaks that off",
+            count,
+        )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 from benchmarks.chaos import Result, chaos
 from benchmarks.chaos_plan import FAULTS, Plan
+from benchmarks.chaos_record import record, summary
 from minato_gpu.notices import LOGGER
 
 # Of the first 64 those that together have every fault, once and always, in every content, order and kind of budget in
@@ -74,3 +78,63 @@ def test_the_command(tmp_path: Path) -> None:
     assert {"machine", "versions", "settings", "rows"} <= set(document)
     assert [row["seed"] for row in document["rows"]] == [31, 32]
     assert document["settings"]["runs_with_losses"] == 0
+    injected = document["settings"]["injected"]
+    assert sum(injected.values()) == sum(sum(row["injected"].values()) for row in document["rows"]) > 0
+
+
+def _row(seed: int) -> dict[str, Any]:
+    return {"seed": seed, "injected": {"raise": 2}, "broken": [], "delivered": 3, "pid": os.getpid()}
+
+
+def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
+    """Runs that are there are not done again, and what an interrupt leaves is a whole document."""
+    path, done = tmp_path / "chaos.json", list[int]()
+
+    def run(seed: int) -> dict[str, Any]:
+        if seed == 13 and 13 not in done:
+            done.append(seed)
+            raise KeyboardInterrupt
+        done.append(seed)
+        return _row(seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        record(run, range(20), 1, path)
+    assert [row["seed"] for row in json.loads(path.read_text())["rows"]] == list(range(13))
+    rows = record(run, range(5, 25), 1, path)
+    assert done == [*range(13), 13, *range(13, 25)] and sorted(rows) == list(range(25))
+    document = json.loads(path.read_text())
+    assert document["settings"]["seeds"] == 25 and document["settings"]["injected"]["raise"] == 50
+
+
+def test_it_is_written_while_it_runs(tmp_path: Path) -> None:
+    path, there = tmp_path / "chaos.json", list[int]()
+
+    def run(seed: int) -> dict[str, Any]:
+        there.append(len(json.loads(path.read_text())["rows"]) if path.exists() else 0)
+        return _row(seed)
+
+    record(run, range(25), 1, path)
+    assert there == [0] * 10 + [10] * 10 + [20] * 5
+
+
+def test_several_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "chaos.json"
+    rows = record(_row, range(6), 2, path)
+    assert sorted(rows) == list(range(6)) and os.getpid() not in {row["pid"] for row in rows.values()}
+    assert [row["seed"] for row in json.loads(path.read_text())["rows"]] == list(range(6))
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"settings": {"sources": "others"}, "rows": []}'])
+def test_what_is_not_gone_on_with(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "chaos.json"
+    path.write_text(content)
+    with pytest.raises(click.UsageError, match="give another path"):
+        record(_row, range(2), 1, path)
+    assert path.read_text() == content
+
+
+def test_what_was_lost_is_printed() -> None:
+    rows = {3: {**_row(3), "broken": ["P1: missing"]}, 4: _row(4)}
+    lines = {line["fault"]: line for line in summary(rows)}
+    assert lines["raise"]["injected"] == 4 and lines["runs with anything lost"]["lost"] == 1
+    assert lines["delivered"]["counted"] == 6 and "seed 3: P1: missing" in lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Field, Pipeline, Stage
+from minato_gpu.pipeline import TorchFunction
 from minato_gpu.watchdog import WorkerHung
 from tests.contracts.datasets import Made
 from tests.raising import error_of
+from tests.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -89,3 +92,94 @@ def test_slow_is_not_hung() -> None:
     loader = DataLoader(Made(64, torch.tensor), 2, num_workers=2, on_worker_death="replace", hang_timeout=5.0)
     assert [key for batch in loader for key in batch.tolist()] == list(range(64))
     assert loader.stats()["workers"] == {"died": 0, "hung": 0, "replaced": 0}
+
+
+class _Stuck:
+    """A device function that waits, in a thread of this process, for a gate; the CPU's does not."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.gate = threading.Event()
+        self.begun = 0
+
+    def waits_in_here(self, x: float) -> None:
+        self.begun += 1
+        if x == self.at:
+            self.gate.wait()
+
+    def pipeline(self, *, fails: bool = False) -> Pipeline:
+        """Two stages, the second of which waits; with ``fails`` its CPU implementation, after the device's failed."""
+
+        def first(fields: Any, _: Any) -> Any:
+            return {"y": np.float32(fields["x"])}
+
+        def waits(reads: Any, _: Any) -> Any:
+            if fails and reads["y"] == self.at:
+                raise ValueError("not on this device")
+            self.waits_in_here(float(reads["y"]))
+            return {"z": reads["y"] + 1}
+
+        def on_cpu(fields: Any, _: Any) -> Any:
+            self.waits_in_here(float(fields["y"]))
+            return {"z": np.float32(fields["y"] + 1)}
+
+        field = Field(np.float32, ())
+        stages = (
+            Stage("first", reads=("x",), writes={"y": field}, cpu=first),
+            Stage("waits", reads=("y",), writes={"z": field}, cpu=on_cpu, device=TorchFunction(waits)),
+        )
+        return Pipeline(stages, outputs=("z",))
+
+    def loader(self, *, fails: bool = False, **more: Any) -> Any:
+        """On the device lane alone."""
+        dataset = Made(16, lambda key: {"x": key})
+        pipeline = self.pipeline(fails=fails)
+        return DataLoader(dataset, 4, num_workers=1, pipeline=pipeline, lanes=("device",), hang_timeout=0.4, **more)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["on the device", "when tried on the CPU"])
+@pytest.mark.parametrize("death", ["raise", "replace"])
+def test_a_device_lane_that_hangs_is_an_error(death: str, fails: bool) -> None:
+    """Its thread cannot be ended: the stack and the stage are told, and once it returns the epoch goes on."""
+    stuck = _Stuck(9)
+    iterator = iter(stuck.loader(fails=fails, on_worker_death=death))
+    got = [next(iterator)["z"].tolist() for _ in range(2)]
+    text = str(error_of(WorkerHung, lambda: next(iterator)))
+    assert "device lane" in text and "has hung: it has been at one sample" in text
+    assert "epoch 0, position 9, index 9, stage 'waits', lane device" in text
+    assert "waits_in_here" in text and "It was not ended" in text and "hang_timeout=0.4 s" in text
+    stuck.gate.set()
+    got += [batch["z"].tolist() for batch in iterator]
+    assert got == [[4 * n + 1.0 + k for k in range(4)] for n in range(4)]
+
+
+def test_a_device_lane_that_hangs_is_told_of_by_the_pump_thread() -> None:
+    """The consumer trains meanwhile, and learns of it when it needs a batch."""
+    stuck = _Stuck(4)
+    iterator = iter(stuck.loader())
+    next(iterator)
+    engine = iterator._engine
+    assert wait_until(lambda: engine._broken is not None)
+    assert "waits_in_here" in str(error_of(WorkerHung, lambda: next(iterator)))
+    stuck.gate.set()
+    assert len(list(iterator)) == 3
+
+
+def test_leaving_a_device_lane_that_hangs_does_not_hang() -> None:
+    stuck = _Stuck(0)
+    iterator = iter(stuck.loader())
+    error_of(WorkerHung, lambda: next(iterator))
+    engine = iterator._engine
+    with pytest.warns(RuntimeWarning, match="device lane still hangs 0.01 s after its loader was closed"):
+        engine.close(0.01)
+    stuck.gate.set()
+    lane = engine.pump.lanes["device"]
+    assert wait_until(lambda: not lane._thread.is_alive())
+    assert lane.close(0.0)
+    engine.pump.lanes["cpu"].close(0.0)
+    engine._links.close()
+
+
+def test_a_device_lane_that_is_slow_does_not_hang() -> None:
+    stuck = _Stuck(-1)
+    assert len(list(stuck.loader())) == 4 and stuck.begun == 16

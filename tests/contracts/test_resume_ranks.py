@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
+from minato_gpu.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
 
 _SAMPLES = 61
@@ -141,3 +142,54 @@ def test_what_cannot_be_merged() -> None:
         next(iter(loader))
     with pytest.raises(ValueError, match="every rank resumes from its own state"):
         merge_state_dicts([loader.state_dict() for loader in plain])
+
+
+def _failing(ranks: int, limit: int | None) -> list[Any]:
+    """Every fourth sample is broken."""
+
+    def broken(index: int) -> Any:
+        if index % 4 == 0:
+            raise ValueError("broken")
+        return torch.tensor(index)
+
+    data = Made(48, broken)
+    return [
+        DataLoader(
+            data,
+            4,
+            sampler=DistributedSampler(data, ranks, rank, shuffle=False),
+            num_workers=1,
+            on_error="skip",
+            max_failures=limit,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _counts(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[int], Any]:
+    """How many samples each rank has left out after so many batches, and the merged state."""
+    counts, states = [], []
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+        counts.append(states[-1]["progress"].get("failed", 0))
+    return counts, merge_state_dicts(states)
+
+
+def test_failures_of_all_ranks() -> None:
+    """The same ranks go on with their own counts; others share out the sum, also when ranks change once more."""
+    first, state = _counts(_failing(3, None), 2)
+    assert first == [2, 2, 2]
+    assert _counts(_failing(3, None), 0, state)[0] == first
+    fewer, again = _counts(_failing(2, None), 0, state)
+    assert fewer == [3, 3]
+    more, _ = _counts(_failing(4, None), 0, again)
+    assert more == [2, 2, 1, 1] and sum(more) == sum(first)
+    loader, _ = _failing(2, 3)
+    loader.load_state_dict(state)
+    with pytest.raises(TooManyFailures, match="4 samples failed in this epoch, max_failures=3"):
+        list(loader)

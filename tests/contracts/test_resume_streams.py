@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from time import sleep
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
+from minato_gpu.resume import streams
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BY_PROCESSES, IN_ORDER_THREADS, Mode
+from tests.waiting import wait_until
 
 
 class Stateful(IterableDataset[Any]):
@@ -183,3 +187,88 @@ def test_a_stream_that_cannot_tell_its_state(kind: type[Stateful], message: str,
         loader.state_dict()
     got += iterator
     assert [row[1] for batch in got for row in batch.tolist()] == list(range(8))
+
+
+# --- read again, and how far -------------------------------------------------------------------------------------
+
+
+class Endless(IterableDataset[Any]):
+    """Never ends, has no state, and counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.read += 1
+            yield self.read
+
+
+def _far(batches: int, **arguments: Any) -> tuple[Any, Any]:
+    """A loader over an endless stream, and a state that says so many batches were delivered."""
+
+    def make() -> Any:
+        return DataLoader(Endless(), 4, **arguments)
+
+    loader = make()
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    state["source"]["batches"] = state["source"]["streams"][0]["batches"] = batches
+    return make(), state
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [1 << 26 | 1, 10**12, (1 << 63) - 1])
+def test_an_endless_stream_is_not_read_for_ever(batches: int, workers: int) -> None:
+    loader, state = _far(batches, num_workers=workers)
+    with pytest.raises(ValueError, match=f"'batches' tells of a stream of which {4 * batches} samples were delivered"):
+        loader.load_state_dict(state)
+    assert loader.dataset.read == 0
+
+
+def test_what_could_not_be_read_again_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_READ_AGAIN", 10)
+    loader: Any = DataLoader(Endless(), 4)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    assert loader.state_dict()["source"]["batches"] == 2
+    next(iterator)
+    with pytest.raises(ValueError, match="of which 12 samples were delivered"):
+        loader.state_dict()
+
+
+def test_reading_again_is_told_of_and_can_be_broken_off(caplog: pytest.LogCaptureFixture) -> None:
+    """By who leaves: the worker's thread, which cannot be killed, ends."""
+    loader, state = _far(1 << 26, num_workers=1, worker_kind="thread", hang_timeout=0.2)
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    (record,) = caplog.records
+    assert "268435456 samples of the data set are read again" in record.getMessage()
+    assert wait_until(lambda: loader.dataset.read > 1000)
+    iterator._engine.close()
+    assert loader.dataset.read < 1 << 28 and not [
+        thread for thread in threading.enumerate() if thread.name == "minato-worker-0"
+    ]
+
+
+def test_a_stream_that_is_read_again_does_not_hang() -> None:
+    """Each of its samples has the limit for itself."""
+
+    class Waiting(Endless):
+        def __iter__(self) -> Iterator[int]:
+            for number in super().__iter__():
+                sleep(0.02)
+                yield number
+
+    def make(dataset: Any) -> Any:
+        return DataLoader(dataset, 4, num_workers=1, hang_timeout=0.3)
+
+    loader = make(Endless())
+    iterator = iter(loader)
+    for _ in range(8):
+        next(iterator)
+    resumed = make(Waiting())
+    resumed.load_state_dict(loader.state_dict())
+    assert next(iter(resumed)).tolist() == [33, 34, 35, 36]
+

@@ -1,0 +1,46 @@
+"""What the device lane's thread is at: written by that thread alone, read by whoever watches it, without a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+
+class Step(NamedTuple):
+    """Since when, in which stage (-1: none), with which sample (its number, or its drawn parameters; None: not one),
+    and how many samples at once."""
+
+    since: float
+    stage: int
+    sample: Any
+    samples: int
+
+
+class At:
+    """The step under way. One tuple takes the place of another, so a reader sees one or the other.
+
+    Decision: a function knows a sample by its parameters, an object of the sample's own, and which number that is is
+    only looked up when somebody asks. Rejected: numbers handed down through every segment, for what happens never.
+    """
+
+    def __init__(self) -> None:
+        self.step = Step(0.0, -1, None, 1)
+        self._drawn: Sequence[Any] = ()
+        self._first = 0
+
+    def enter(self, stage: int = -1, sample: Any = None, samples: int = 1) -> None:
+        """The thread goes on to this."""
+        self.step = Step(perf_counter(), stage, sample, samples)
+
+    def prepared(self, drawn: Sequence[Any], first: int) -> None:
+        """The parameters of the micro-batch that runs now; its samples are numbered from ``first`` on."""
+        self._drawn, self._first = drawn, first
+
+    def number(self, step: Step) -> int | None:
+        """The number of the step's sample, where it is at one."""
+        if isinstance(step.sample, int):
+            return step.sample
+        drawn, first = self._drawn, self._first
+        found = (first + at for at, params in enumerate(drawn) if params is step.sample)
+        return None if step.sample is None else next(found, None)

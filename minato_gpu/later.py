@@ -1,0 +1,24 @@
+"""Errors that are kept to be raised later."""
+
+from __future__ import annotations
+
+import traceback
+
+
+def for_later(error: Exception) -> Exception:
+    """The error, which now says in a note where it was raised, without its frames.
+
+    Each frame knows the one that called it, and so on up to the consumer's: kept, they would keep the iterator of a
+    consumer who never asks again, and with it workers and memory.
+    """
+    where = "".join(traceback.format_exception(error)).rstrip()
+    error.add_note(f"Raised while a batch lay ready, and kept until that was delivered. Original traceback:\n{where}")
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += [one.__cause__, one.__context__]
+    return error
