@@ -239,6 +239,7 @@ def run(seed: int) -> dict[str, Any]:
 )
 def main(seeds: int, first_seed: int, processes: int, json_path: str | None) -> None:
     quietly()
+    report.end_in_order()
     path = None if json_path in (None, "-") else Path(str(json_path))
     rows = record(run, range(first_seed, first_seed + seeds), processes, path)
     if json_path == "-":

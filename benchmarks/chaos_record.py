@@ -101,13 +101,19 @@ def quietly() -> None:
     torch.set_num_threads(1)
 
 
+def _begin_process() -> None:
+    """A process of the pool, which is spawned and would have its loaders spawn their workers, too."""
+    multiprocessing.set_start_method("fork", force=True)
+    quietly()
+
+
 def run_all(run: Callable[[int], Row], seeds: list[int], processes: int) -> Iterator[Row]:
     """The rows of these seeds as they come, ``processes`` at a time."""
     if processes == 1:
         yield from map(run, seeds)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, quietly) as pool:
+    with ProcessPoolExecutor(processes, context, _begin_process) as pool:
         try:
             yield from (future.result() for future in as_completed([pool.submit(run, seed) for seed in seeds]))
         finally:

@@ -98,8 +98,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _ended_in_order(function: Callable[..., None], *arguments: Any, **options: Any) -> None:
     """A request to end (SIGTERM, as ``timeout`` sends it) unwinds the stack, so that no measurement is left running."""
-    signal.signal(signal.SIGTERM, _end)
+    end_in_order()
     function(*arguments, **options)
+
+
+def end_in_order() -> None:
+    """From now on a request to end is an exception."""
+    signal.signal(signal.SIGTERM, _end)
 
 
 def _end(number: int, frame: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -82,8 +83,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert sum(injected.values()) == sum(sum(row["injected"].values()) for row in document["rows"]) > 0
 
 
+def _process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "start_method": multiprocessing.get_start_method()}
+
+
 def _row(seed: int) -> dict[str, Any]:
-    return {"seed": seed, "injected": {"raise": 2}, "broken": [], "delivered": 3, "pid": os.getpid()}
+    return {"seed": seed, "injected": {"raise": 2}, "broken": [], "delivered": 3, **_process()}
 
 
 def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
@@ -121,6 +126,7 @@ def test_several_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
     rows = record(_row, range(6), 2, path)
     assert sorted(rows) == list(range(6)) and os.getpid() not in {row["pid"] for row in rows.values()}
+    assert {row["start_method"] for row in rows.values()} == {"fork"}, "as where they run one by one"
     assert [row["seed"] for row in json.loads(path.read_text())["rows"]] == list(range(6))
 
 
