@@ -120,7 +120,7 @@ class Source:
 
     def _look_ahead(self) -> None:
         """Draw the rest of the round; nothing of it if it is not whole."""
-        while not self.ended:
+        while not self.ended or self.order.waiting:  # a state may hold what comes before its end
             often = self.place + len(self._ahead) - self._saved < OFTEN
             state = self.order.mark() if often or not self._stores_keys else None
             try:
