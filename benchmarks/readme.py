@@ -1,8 +1,8 @@
 """The tables of README.md and MEASUREMENTS.md, from recorded results: ``python -m benchmarks.readme FOLDER``.
 
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
-shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json, and a
-compare_WORKLOAD.json for each workload.
+shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
+saves.json, and a compare_WORKLOAD.json for each workload.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 PAGES: Mapping[str, Sequence[str]] = {
     "README.md": ("compare", "overhead", "tails"),
-    "benchmarks/MEASUREMENTS.md": ("more_tails", "large", "cost_model", "simulation", "ablation"),
+    "benchmarks/MEASUREMENTS.md": ("more_tails", "large", "cost_model", "simulation", "ablation", "saves"),
 }
 """Which page shows which tables."""
 
@@ -81,6 +81,16 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("efficiency", "efficiency", "{:.3f}"),
         ("peer_efficiency", "best peer", "{:.3f}"),
         ("displacement_p99", "displacement p99", "{:.0f}"),
+    ),
+    "saves": (
+        ("mode", "mode", "{}"),
+        ("window", "window", "{}"),
+        ("save_p50_us", "save p50, us", "{:,.0f}"),
+        ("save_p99_us", "save p99, us", "{:,.0f}"),
+        ("state_bytes", "state, bytes", "{:,}"),
+        ("own_bytes", "of these the loader's own", "{:,}"),
+        ("batch_us", "a batch, us", "{:,.0f}"),
+        ("saved_batch_us", "a batch where each is saved, us", "{:,.0f}"),
     ),
     "ablation": (
         ("scenario", "scenario", "{}"),
