@@ -25,7 +25,7 @@ from minato_gpu.admission import Drawn, OrderLog, Source
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, WorkerDied
-from minato_gpu.later import for_later
+from minato_gpu.later import Later
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
@@ -142,7 +142,7 @@ class Engine:
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
         self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
-        self._raised: Exception | None = None  # what a sampler raised while a batch lay at hand
+        self._raised = Later()  # what a sampler raised while a batch lay at hand
         self._serial = self._place = self._order = 0
 
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
@@ -225,7 +225,7 @@ class Engine:
         try:
             self._draw()
         except Exception as error:
-            self._raised = for_later(error)
+            self._raised.keep(error)
 
     def _draw(self) -> None:
         """Draw batches of the sampler until the window is full."""
@@ -285,12 +285,7 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
-            if self._raised is not None:
-                raised, self._raised = self._raised, None
-                try:
-                    raise raised
-                finally:
-                    del raised
+            self._raised.raise_kept()
             epoch = self._epochs[number]
             at_hand = self._at_hand(epoch)
             if not at_hand:

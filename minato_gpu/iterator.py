@@ -14,7 +14,7 @@ from minato_gpu.building import build_engine
 from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
 from minato_gpu.failures import FailurePolicy, pads_batches
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
-from minato_gpu.later import for_later
+from minato_gpu.later import Later
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.orders import Sampling
 from minato_gpu.resumption import Resumption, begin_source, expected_of
@@ -76,7 +76,7 @@ class EngineIterator(_BaseDataLoaderIter):
         self._loader = loader
         self._keeps = keeps
         self._failed: list[tuple[int, int]] | None = None  # what raised: dealt with once the consumer asks for more
-        self._raised: Exception | None = None  # by the sampler for the next epoch, while a batch lay at hand
+        self._raised = Later()  # by the sampler for the next epoch, while a batch lay at hand
         source = self._source(ahead if holds else None, resumption)
         if engine is None or engine.closed:
             engine = build_engine(loader, self._base_seed)
@@ -152,12 +152,7 @@ class EngineIterator(_BaseDataLoaderIter):
         if self.ended:
             raise StopIteration
         self._settle_failed()
-        if self._raised is not None:
-            raised, self._raised = self._raised, None
-            try:
-                raise raised
-            finally:
-                del raised
+        self._raised.raise_kept()
         try:
             data = self._next_batch()
             if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
@@ -210,7 +205,7 @@ class EngineIterator(_BaseDataLoaderIter):
         try:
             self._prepare_next()
         except Exception as error:
-            self._raised = for_later(error)
+            self._raised.keep(error)
 
     def _prepare_next(self) -> None:
         """The sampler has ended and the window has room: go on with the next epoch, if there will be one."""

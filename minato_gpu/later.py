@@ -5,7 +5,27 @@ from __future__ import annotations
 import traceback
 
 
-def for_later(error: Exception) -> Exception:
+class Later:
+    """Room for one error, until the consumer asks for more."""
+
+    def __init__(self) -> None:
+        self.kept: Exception | None = None
+
+    def keep(self, error: Exception) -> None:
+        """The next ``raise_kept`` raises this."""
+        self.kept = _without_frames(error)
+
+    def raise_kept(self) -> None:
+        """Raise what was kept, once; else do nothing."""
+        error, self.kept = self.kept, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback knows this frame
+
+
+def _without_frames(error: Exception) -> Exception:
     """The error, which now says in a note where it was raised, without its frames.
 
     Each frame knows the one that called it, and so on up to the consumer's: kept, they would keep the iterator of a
