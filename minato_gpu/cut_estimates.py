@@ -157,3 +157,7 @@ class CutEstimator(Estimator):
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
         """Samples that no part is known of: they were prepared before the device lane was open."""
         self.not_measured([(serial, serial + 1) for serial in serials])
+
+    def report(self) -> dict[str, Any]:
+        """See Estimator. Parts count with what they took."""
+        return dict(self.model.report(by_cost=True))

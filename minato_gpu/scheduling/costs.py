@@ -62,12 +62,13 @@ class CostModel:
         matrix = None if features is None else self._matrix(features, len(spent))
         self._lanes[lane].push(keys if keys is not None else [None] * len(spent), matrix, spent)
 
-    def report(self, lane: str | None = None) -> dict[str, int | float | None]:
+    def report(self, lane: str | None = None, *, by_cost: bool = False) -> dict[str, int | float | None]:
         """How good the predictions were: ``samples``, ``log_sigma``, ``rank_correlation`` of the recent pairs.
 
         Each pair is (what the model said before it learned from the sample, what the sample took); at most the
         last 4,096 per lane. ``log_sigma``: standard deviation of log(actual / predicted). ``rank_correlation``:
-        Spearman's. None where fewer than two pairs, or no spread, give a value.
+        Spearman's. None where fewer than two pairs, or no spread, give a value. ``by_cost``: each pair counts for the
+        deviation with the seconds that it took, where lanes are parts of samples: many take next to nothing.
         """
         models = [self._lanes[lane]] if lane is not None else list(self._lanes.values())
         for model in models:
@@ -75,7 +76,9 @@ class CostModel:
         pairs = np.concatenate([np.array(model.pairs, dtype=np.float64).reshape(-1, 2) for model in models])
         if len(pairs) < 2:
             return {"samples": len(pairs), "log_sigma": None, "rank_correlation": None}
-        sigma = float(np.std(pairs[:, 1] - pairs[:, 0]))
+        errors, weights = pairs[:, 1] - pairs[:, 0], np.exp(pairs[:, 1]) if by_cost else np.ones(len(pairs))
+        mean = np.average(errors, weights=weights)
+        sigma = float(np.sqrt(np.average((errors - mean) ** 2, weights=weights)))
         return {"samples": len(pairs), "log_sigma": sigma, "rank_correlation": rank_correlation(*pairs.T)}
 
     def reset_report(self) -> None:

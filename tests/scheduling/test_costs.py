@@ -137,3 +137,16 @@ def test_rank_correlation_is_spearmans() -> None:
     first, second = rng.integers(0, 9, 50).astype(float), rng.integers(0, 9, 50).astype(float)
     assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
     assert rank_correlation(np.ones(5), second[:5]) is None
+
+
+def test_parts_count_with_what_they_took() -> None:
+    """Where lanes are parts of samples, those that take next to nothing say little of how good predictions are."""
+    model = CostModel(("decode", "flip"), 0, None)
+    noise = np.random.default_rng(3).lognormal(sigma=1.0, size=200)
+    for n in range(200):
+        model.observe_many("decode", [n], None, [0.1])
+        model.observe_many("flip", [n], None, [1e-4 * noise[n]])
+    plain, by_cost = model.report()["log_sigma"], model.report(by_cost=True)["log_sigma"]
+    assert plain is not None and by_cost is not None
+    assert plain > 0.5
+    assert by_cost < 0.1
