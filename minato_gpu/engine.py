@@ -355,16 +355,18 @@ class Engine:
         """The first sample that is left of the batches to come, which may mean to look beyond the window."""
         self.pump.handle(m.Asked(perf_counter()))
         ticket, order = None, self._order
-        while ticket is None:
-            self._sleep_until(lambda: self.assembly.ready(order) or epoch.end == order, started)  # noqa: B023
-            if epoch.end == order:
-                break
-            ticket = self.assembly.first_survivor(order)
-            order += 1
-            self._beyond = order - self._order  # batches of which nothing is left hold no memory
-            self._draw()
-            self._settle()
-        self._beyond = 0
+        try:
+            while ticket is None:
+                self._sleep_until(lambda: self.assembly.ready(order) or epoch.end == order, started)  # noqa: B023
+                if epoch.end == order:
+                    break
+                ticket = self.assembly.first_survivor(order)
+                order += 1
+                self._beyond = order - self._order  # batches of which nothing is left hold no memory
+                self._draw()
+                self._settle()
+        finally:
+            self._beyond = 0
         return ticket
 
     def _sleep_until(self, condition: Callable[[], bool], started: float) -> None:

@@ -208,7 +208,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
         failed, self._failed = self._failed, None
         if failed and self._source is not None:
-            self._source.delivered.add(failed, failed=self.failures.count)
+            self._source.delivered.add(failed, failed=self.failures.count, returned=False)
         elif failed is not None and self._stream is not None:
             self._standing.told(self._stream.told())
 
@@ -232,7 +232,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if data is not NOTHING:
                 return data
             assert self._source is not None
-            self._source.delivered.add(self._positions(), failed=self.failures.count)
+            self._source.delivered.add(self._positions(), failed=self.failures.count, returned=False)
 
     def _repeat(self, fetcher: _Fetcher) -> Any:
         """A batch of one sample for the last, which has lost all of its own: see failures.py."""

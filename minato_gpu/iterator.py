@@ -192,12 +192,12 @@ class EngineIterator(_BaseDataLoaderIter):
             if data is not NOTHING:
                 return data
             assert engine.handed is not None
-            self._standing.delivered(engine.handed, failed=self._failures.count)
+            self._standing.delivered(engine.handed, failed=self._failures.count, returned=False)
 
     def _settle_failed(self) -> None:
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
         if self._failed is not None:
-            self._standing.delivered(self._failed, failed=self._failures.count)
+            self._standing.delivered(self._failed, failed=self._failures.count, returned=False)
             self._failed = None
 
     def _try_to_prepare_next(self) -> None:

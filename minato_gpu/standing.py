@@ -53,13 +53,15 @@ class Standing:
         self._epoch_of_sampler = sampler_epoch(self._sampling)
         self._remaining: _Remaining | None = None
 
-    def delivered(self, batch: list[tuple[int, int]], survivor: Ticket | None = None, failed: int = 0) -> None:
+    def delivered(
+        self, batch: list[tuple[int, int]], survivor: Ticket | None = None, failed: int = 0, *, returned: bool = True
+    ) -> None:
         """The consumer has this batch: its positions, or the ticket of a stream. For the rest see ``Delivered.add``."""
         assert self.source is not None
         if self.source.streams is not None:
             self.source.streams.delivered(batch[0][0])
         else:
-            self.source.delivered.add(batch, survivor, failed)
+            self.source.delivered.add(batch, survivor, failed, returned=returned)
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""

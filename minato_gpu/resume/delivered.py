@@ -41,8 +41,8 @@ class Delivered:
         self.survivor = survivor
         self.above: list[Span] = sorted(above)  # disjoint, not touching, all above ``low``
         self.failed = failed
-        # what came before a batch (low, the survivor, failed), and the batch
-        self._recent: deque[tuple[int, Ticket | None, int, Sequence[Span]]] = deque(maxlen=HISTORY)
+        # what came before a batch (low, the survivor, failed), the batch, and whether the consumer got it
+        self._recent: deque[tuple[int, Ticket | None, int, Sequence[Span], bool]] = deque(maxlen=HISTORY)
 
     @property
     def floor(self) -> int:
@@ -59,10 +59,12 @@ class Delivered:
         """All that has been delivered lies below this position."""
         return self.above[-1][1] if self.above else self.low
 
-    def add(self, batch: Sequence[Span], survivor: Ticket | None = None, failed: int = 0) -> None:
+    def add(
+        self, batch: Sequence[Span], survivor: Ticket | None = None, failed: int = 0, *, returned: bool = True
+    ) -> None:
         """A batch of these positions was delivered; ``survivor``: the last of them that did not fail; ``failed``: how
-        many samples of the epoch have been left out now."""
-        self._recent.append((self.low, self.survivor, self.failed, batch))
+        many samples of the epoch have been left out now; ``returned``: or dealt with otherwise: left out, or raised."""
+        self._recent.append((self.low, self.survivor, self.failed, batch, returned))
         self.batches += 1
         self.failed = failed
         self.survivor = survivor or self.survivor
@@ -86,20 +88,21 @@ class Delivered:
         self.above = joined
 
     def rewound(self, batches: int) -> Delivered:
-        """The record as it was so many batches ago. Raises ValueError where that is further back than is remembered."""
+        """The record as it was before the last so many batches that the consumer got. Raises ValueError where that is
+        further back than is remembered."""
         if batches == 0:
             return self
-        if batches > len(self._recent):
-            limit = min(self.batches, len(self._recent))
+        got = [at for at, (*_, returned) in enumerate(self._recent) if returned]
+        if batches > len(got):
             raise ValueError(
-                f"ahead={batches}: this iterator has delivered {self.batches} batches, and the last {limit} can be "
+                f"ahead={batches}: this iterator has delivered {self.batches} batches, and the last {len(got)} can be "
                 "taken back"
             )
-        taken = list(islice(self._recent, len(self._recent) - batches, None))
-        back = sorted(span for *_, spans in taken for span in spans)
-        low, survivor, failed, _ = taken[0]
+        taken = list(islice(self._recent, got[-batches], None))
+        back = sorted(span for *_, spans, _ in taken for span in spans)
+        low, survivor, failed, *_ = taken[0]
         spans = [(low, self.low), *self.above] if self.low > low else self.above
-        return Delivered(self.batches - batches, low, _without(spans, back), survivor, failed)
+        return Delivered(self.batches - len(taken), low, _without(spans, back), survivor, failed)
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
         """What is still to be delivered of the positions ``lo`` to ``hi``."""

@@ -640,3 +640,28 @@ def test_a_million_gaps() -> None:
         with pytest.raises(ValueError, match=message):
             Resumption(loader, _damaged(state, {"batches": 1, "below": 0, "above": above}))
     assert json.dumps(loader.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("goes_on", [False, True], ids=["left out", "raised"])
+def test_batches_that_never_came_are_not_counted_as_read_ahead(workers: int, goes_on: bool) -> None:
+    """``ahead`` batches are those that the consumer has had: one of bad samples alone was never handed over."""
+
+    def make() -> Any:
+        data = Made(40, lambda n: 1 // 0 if 8 <= n < 12 else torch.tensor(n))
+        return DataLoader(data, 4, num_workers=workers, on_error="raise" if goes_on else "skip")
+
+    loader = make()
+    iterator, got = iter(loader), list[Any]()
+    while len(got) < 4:
+        try:
+            got.append(next(iterator).tolist())
+        except ZeroDivisionError:
+            continue
+    assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [12, 13, 14, 15], [16, 17, 18, 19]]
+    for ahead, used in ((1, 3), (2, 2), (3, 1), (4, 0)):
+        resumed = make()
+        resumed.load_state_dict(through_json(loader.state_dict(ahead=ahead)))
+        assert next(iter(resumed)).tolist() == got[used]
+    with pytest.raises(ValueError, match="the last 4 can be taken back"):
+        loader.state_dict(ahead=5)
