@@ -342,6 +342,11 @@ class Assembly:
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
 
+    def composed(self, order: int) -> bool:
+        """Whether it is known what the batch consists of: it can be taken, or is on its way to a device."""
+        batch = self._batches.get(order)
+        return batch is not None and (batch.ready or batch.load is not None)
+
     def expect(self, order: int) -> None:
         """The consumer takes batch ``order`` next."""
         if self.loading is not None:

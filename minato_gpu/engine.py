@@ -357,7 +357,8 @@ class Engine:
         ticket, order = None, self._order
         try:
             while ticket is None:
-                self._sleep_until(lambda: self.assembly.ready(order) or epoch.end == order, started)  # noqa: B023
+                # not until it is ready: a budget may hold its load back for as long as batches before it are not taken
+                self._sleep_until(lambda: self.assembly.composed(order) or epoch.end == order, started)  # noqa: B023
                 if epoch.end == order:
                     break
                 ticket = self.assembly.first_survivor(order)

@@ -441,6 +441,29 @@ def test_a_batch_that_loses_all_its_samples_keeps_its_devices_turn(
     assert loader.stats()["samples_padded"] == 2
 
 
+class BadBeginning(Numbers):
+    """Its first three batches cannot be read."""
+
+    def __getitem__(self, n: int) -> Any:
+        if n < 3 * BATCH:
+            raise ValueError(f"number {n} cannot be read")
+        return super().__getitem__(n)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_budget_does_not_hold_back_what_is_repeated_for_lost_batches(machine: Machine, count: int) -> None:
+    """The first good sample is in a batch that the budget does not let onto its device yet."""
+    devices = machine(count)
+    loader = loader_on(
+        devices, BadBeginning(), pipeline=PIPELINE, on_error="skip", lanes=["cpu"], device_memory_budget=1, timeout=20
+    )
+    keys = labels(consume(devices, loader))
+    padded = 3 if count > 1 else 0
+    assert [len(batch) for batch in keys[:padded]] == [1] * padded
+    good = range(3 * BATCH, LENGTH)
+    assert differences(good, [n for batch in keys[padded:] for n in batch]) == NOTHING
+
+
 def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) -> None:
     devices = machine(3, LAZY_CONSUMER)
     loader = loader_on(devices, persistent_workers=True, in_order=False)
