@@ -112,10 +112,15 @@ def _register_again(engine: Engine) -> None:
     atexit.register(engine.close)
 
 
+def _prefetch(loader: Any) -> int:
+    """Batches admitted for each worker."""
+    return max(1, loader.prefetch_factor or 0)
+
+
 def _window(loader: Any) -> int:
     """Batches admitted and not delivered: with several devices, at least two for each."""
     devices = len(loader._options.devices)
-    window: int = max(1, loader.prefetch_factor or 0) * loader.num_workers
+    window: int = _prefetch(loader) * loader.num_workers
     return window if devices == 1 else max(window, 2 * devices)
 
 
@@ -150,14 +155,14 @@ def _policy(loader: Any) -> m.Policy:
 def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading | None, policy: m.Policy) -> Engine:
     options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
     batched, workers, place = loader._auto_collation, loader.num_workers, loader.batch_size or 1
-    prefetch, stacks = max(1, loader.prefetch_factor or 0), _stacks(loader)
+    stacks = _stacks(loader)
     joins_whole = not batched or policy.fixed
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
     estimator = None if iterable else _estimator(loader, lanes)
     pump = Pump(
         lanes,
         assembly,
-        lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
+        lambda: StreamScheduler(policy, workers, _prefetch(loader)) if iterable else Scheduler(policy),
         estimates=estimator,
         recorder=None if loader._events is None else EventLog(loader._next_log(), policy),
         stream_batch=place,

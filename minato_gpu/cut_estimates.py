@@ -120,7 +120,7 @@ class CutEstimator(Estimator):
         handed: list[int],
     ) -> None:
         """See Estimator. Features are kept of samples that go on elsewhere."""
-        self._slowdown[lane] += 0.02 * (min(took / max(sum(seconds), 1e-9), 10.0) - self._slowdown[lane])
+        self._slowed(lane, seconds, took)
         unknown = (np.nan,) * self.model.features
         found: dict[str, list[tuple[Any, tuple[float, ...], float]]] = {}
         for key, serial, spent, part, nbytes in zip(keys, serials, seconds, parts, handed, strict=True):
@@ -140,15 +140,10 @@ class CutEstimator(Estimator):
             for stage, value in zip(self._begins[at:], values, strict=False):
                 found.setdefault(f"{lane}:{stage}", []).append((key, row, value))
         for name, entries in found.items():
-            self._observe(name, *map(list, zip(*entries, strict=True)), shared=lane != self._lanes[0])
-
-    def _observe(self, name: str, keys: list[Any], rows: list[Any], seconds: list[float], *, shared: bool) -> None:
-        """Learn; a micro-batch took one time, which is shared out as predicted (see Estimator)."""
-        if shared and len(seconds) > 1:
-            predicted = self.model.predict(name, rows, keys)
-            if not np.isnan(predicted).any():
-                seconds = (predicted * (sum(seconds) / predicted.sum())).tolist()
-        self.model.observe_many(name, keys, rows if self.model.features else None, seconds)
+            observed, rows, costs = map(list, zip(*entries, strict=True))
+            if lane != self._lanes[0] and len(costs) > 1:
+                costs = self._as_predicted(name, observed, rows, costs)
+            self.model.observe_many(name, observed, rows if self.model.features else None, costs)
 
     def cannot(self, split: int, samples: int) -> None:
         """See Estimator. A split point from which samples cannot be sent is no longer offered."""

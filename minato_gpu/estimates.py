@@ -65,14 +65,11 @@ class Estimator:
 
     def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
         """What each sample cost, in seconds of one slot that has its core to itself; ``took`` seconds were spent."""
-        self._slowdown[lane] += 0.02 * (min(took / max(sum(seconds), 1e-9), 10.0) - self._slowdown[lane])
+        self._slowed(lane, seconds, took)
         features = [self._features.pop(serial, ()) for serial in serials]
         given = features if all(features) else None
         if lane != self._lanes[0] and given is not None and len(seconds) > 1:
-            # a micro-batch takes one time: shared out as predicted, so that its error is that of the whole
-            predicted = self.model.predict(lane, given, keys)
-            if not np.isnan(predicted).any():
-                seconds = (predicted * (sum(seconds) / predicted.sum())).tolist()
+            seconds = self._as_predicted(lane, keys, given, seconds)
         self.model.observe_many(lane, keys, given, seconds)
 
     def parts_measured(
@@ -85,8 +82,21 @@ class Estimator:
         parts: list[Part | None],
         handed: list[int],
     ) -> None:
-        """The same, where it is known what each part of a sample cost."""
+        """The same, where it is known what each part of a sample cost; ``handed``: bytes of those that go on elsewhere,
+        -1 for the others."""
         self.measured(lane, keys, serials, seconds, took)
+
+    def _slowed(self, lane: str, seconds: list[float], took: float) -> None:
+        """Samples that cost so many seconds took ``took``."""
+        self._slowdown[lane] += 0.02 * (min(took / max(sum(seconds), 1e-9), 10.0) - self._slowdown[lane])
+
+    def _as_predicted(self, name: str, keys: list[Any], rows: list[Any], seconds: list[float]) -> list[float]:
+        """A micro-batch takes one time: shared out as the model of that name says, its error is that of the whole."""
+        predicted = self.model.predict(name, rows, keys)
+        if np.isnan(predicted).any():
+            return seconds
+        shares: list[float] = (predicted * (sum(seconds) / predicted.sum())).tolist()
+        return shares
 
     def cannot(self, split: int, samples: int) -> None:
         """So many samples could not be handed over before stage ``split``."""

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from minato_gpu.assembly import Assembly, Block
 from minato_gpu.deaths import Deaths
+from minato_gpu.estimates import Estimator
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Failure, Features, Handed, Local, Part, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.base import Failure, Features, Handed, Local, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.memory.board import JOINING, Claim
@@ -41,51 +42,6 @@ class AnyScheduler(Protocol):
 
     def stall_cause(self) -> str:
         """Why the consumer waits."""
-
-
-class Estimates(Protocol):
-    """Where predicted costs come from, and measured ones go (see costs.py of this package)."""
-
-    def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
-        """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
-
-    def of_features(
-        self, serials: list[int], keys: list[Any], features: list[tuple[float, ...] | None]
-    ) -> tuple[Any, Any, Any]:
-        """The same from cost features, and the plans between for samples that can be cut."""
-
-    def took(self, samples: int, seconds: float) -> None:
-        """So many samples took so long together."""
-
-    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
-        """What each sample cost, where that is known one by one, and the seconds that all took together."""
-
-    def parts_measured(
-        self,
-        lane: str,
-        keys: list[Any],
-        serials: list[int],
-        seconds: list[float],
-        took: float,
-        parts: list[Part | None],
-        handed: list[int],
-    ) -> None:
-        """The same for samples that can be cut; ``handed``: bytes of those that go on elsewhere, -1 for the others."""
-
-    def cannot(self, split: int, samples: int) -> None:
-        """So many samples were to be handed over before stage ``split``, and could not be sent."""
-
-    def not_measured(self, spans: tuple[m.Span, ...]) -> None:
-        """These tickets are prepared, and nobody knows what each cost."""
-
-    def begin_run(self) -> None:
-        """Tickets are numbered anew."""
-
-    def begin_epoch(self) -> None:
-        """Start a new report of prediction errors."""
-
-    def report(self) -> dict[str, Any]:
-        """How good the predictions were."""
 
 
 class Sent:
@@ -115,7 +71,7 @@ class Pump:
         assembly: Assembly,
         make_scheduler: Callable[[], AnyScheduler],
         *,
-        estimates: Estimates | None = None,
+        estimates: Estimator | None = None,
         recorder: EventLog | None = None,
         stream_batch: int = 1,
         cuts: bool = False,
