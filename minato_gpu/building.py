@@ -155,14 +155,14 @@ def _policy(loader: Any) -> m.Policy:
 def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading | None, policy: m.Policy) -> Engine:
     options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
     batched, workers, place = loader._auto_collation, loader.num_workers, loader.batch_size or 1
-    stacks = _stacks(loader)
+    prefetch, stacks = _prefetch(loader), _stacks(loader)  # the scheduler must not hold the loader
     joins_whole = not batched or policy.fixed
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
     estimator = None if iterable else _estimator(loader, lanes)
     pump = Pump(
         lanes,
         assembly,
-        lambda: StreamScheduler(policy, workers, _prefetch(loader)) if iterable else Scheduler(policy),
+        lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
         estimates=estimator,
         recorder=None if loader._events is None else EventLog(loader._next_log(), policy),
         stream_batch=place,
