@@ -5,9 +5,6 @@ waits for its batch, or fetches batch after batch, pumps by itself. While it tra
 through an event descriptor where their reports need an answer (the board asks for attention only then), and by the
 consumer when it leaves with a batch that lay ready. What follows from a delivery is then off the training loop's way,
 and a loop that only fetches never fights a background thread for the interpreter lock.
-
-Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered. What
-one raises then has nothing to do with that batch: the consumer gets it, and the error when it asks again.
 """
 
 from __future__ import annotations
@@ -15,27 +12,24 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.admission import Drawn, OrderLog, Source
+from minato_gpu.admission import OrderLog, Source
+from minato_gpu.epochs import Epoch, Epochs
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.processes import Exit, WorkerDied
-from minato_gpu.later import Later
 from minato_gpu.memory.board import ATTENTION
-from minato_gpu.notices import LOGGER
+from minato_gpu.minder import Minder
 from minato_gpu.pump import Pump
-from minato_gpu.records import Batch, Record
+from minato_gpu.records import Batch
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.threads import OwnThread
-from minato_gpu.watchdog import Watchdog, WorkerHung
+from minato_gpu.watchdog import Watchdog
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
@@ -52,23 +46,6 @@ class EndOfEpoch(Exception):
     """The epoch has no further batch. Not StopIteration: a data set may raise that itself."""
 
 
-class Epoch:
-    """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
-
-    def __init__(self, source: Source, replay: Iterator[Drawn] | None, first_order: int, first_serial: int) -> None:
-        """``first_order`` and ``first_serial``: of its first position, whether this run delivers that or not."""
-        self.source = source
-        self.number = source.number
-        self.first_order = first_order
-        self.first_serial = first_serial
-        self.end: int | None = None
-        self._draw = source.draw if replay is None else lambda: next(replay, None)
-
-    def draw(self) -> Drawn | None:
-        """The next batch of tickets."""
-        return self._draw()
-
-
 def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
     """What is raised where the batch must not come without its bad samples."""
     if batch.bad and judge is not None:
@@ -77,6 +54,12 @@ def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
         except BaseException as error:
             return error
     return None
+
+
+def _wait(wake: int) -> bool:
+    """Until the pump thread is woken."""
+    os.eventfd_read(wake)
+    return False
 
 
 class Engine:
@@ -103,26 +86,21 @@ class Engine:
         self._links = links
         self.pump = pump
         self.assembly = pump.assembly
-        self._window = window
-        self._devices = 1 if self.assembly.loading is None else len(self.assembly.loading.transfers)
+        devices = 1 if self.assembly.loading is None else len(self.assembly.loading.transfers)
+        self._epochs = Epochs(pump, window=window, devices=devices, streams=streams, order_log=order_log)
+        replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
+        self._minder = Minder(pump, replaces=replaces, watchdog=watchdog)
         self._place_size = place_size
         self._streams = streams
         self._timeout = timeout
         self._order_log = order_log
-        self._replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
-        self._watchdog = watchdog
-        self._broken: BaseException | None = None  # what the pump thread has found; raised when the consumer must wait
         self._lock = threading.Lock()
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
-        self._exit_fds: set[int] = set()
         for lane in pump.lanes.values():
-            receive, *exits = lane.fds()
-            self._poll.register(receive, select.POLLIN)
-            for fd in exits:
+            for fd in lane.fds():
                 self._poll.register(fd, select.POLLIN)
-                self._exit_fds.add(fd)
         if self.assembly.loading is not None:
             for fd in self.assembly.loading.fds():
                 self._poll.register(fd, select.POLLIN)
@@ -131,19 +109,10 @@ class Engine:
         self.handed: list[m.Span] | None = None  # the positions (in a stream: the ticket) of that, or of what it raised
         self.bad: list[Failure] = []  # the samples that were left out of it
         self.survivor: Ticket | None = None  # the last that was not, where some may be
-        self._beyond = 0  # batches that the window is longer by, to find a sample that has not failed
-        self._forget()
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
     # --- epochs --------------------------------------------------------------------------------------------
-
-    def _forget(self) -> None:
-        self._epochs: dict[int, Epoch] = {}
-        self._drawing: deque[Epoch] = deque()
-        self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
-        self._raised = Later()  # what a sampler raised while a batch lay at hand
-        self._serial = self._place = self._order = 0
 
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
         """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
@@ -152,18 +121,16 @@ class Engine:
             if pump.estimates is not None:
                 pump.estimates.begin_epoch()
             if prefetched:
-                self._epochs = {source.number: self._epochs[source.number]}
+                self._epochs.go_on(source.number)
             else:
                 pump.new_run()
-                self._forget()
-                self._resume(source)
-                self._queue(source)
-                self.assembly.expect(self._order)
+                self._epochs.start(source)
+                self.assembly.expect(self._epochs.order)
             self.log = pump.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
             if not prefetched:
                 pump.open_lanes()
-            self._draw()
+            self._epochs.draw()
             self._settle()
             self._attention()
 
@@ -173,104 +140,24 @@ class Engine:
         Raises what its sampler does; it is then not drawn from again until it begins.
         """
         with self._lock:
-            self._queue(source)
-            try:
-                self._draw()
-            except BaseException:
-                self._drawing.clear()
-                raise
+            self._epochs.add(source)
+            self._epochs.draw_ahead()
         self._leave_due()
 
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._place - self._order < self._window
+        return self._epochs.drained
 
     @property
     def delivered_all(self) -> bool:
         """Whether nothing but prefetched epochs is left to deliver."""
-        return all(epoch.end == self._order for epoch in list(self._epochs.values())[:1])
+        return self._epochs.delivered_all
 
     @property
     def closed(self) -> bool:
         """Whether the engine has ended."""
         return self._closed
-
-    def _queue(self, source: Source) -> None:
-        log = self._order_log
-        replay = log.replay(source) if log is not None and log.replays else None
-        resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
-        epoch = Epoch(source, replay, 0 if resumed else self._place, 0 if resumed else self._serial)
-        self._epochs[source.number] = epoch
-        self.pump.add_epoch(source.number, source.seed)
-        if not self._streams:
-            self._drawing.append(epoch)
-
-    def _resume(self, source: Source) -> None:
-        """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
-        self.pump.streams, self.pump.stream_starts = source.streams, dict(enumerate(source.starts))
-        if source.streams is not None and source.streams.batches:
-            self._order = source.streams.batches
-            turn, ended = source.streams.turn, tuple(source.streams.ended)
-            self._tell(m.Resumed, self._order, turn=turn, ended=ended)
-        elif source.delivered.batches:
-            self._place, self._serial, self._order = source.place, source.position, source.delivered.batches
-            self._tell(m.Resumed, self._order)
-
-    def _draw_on(self) -> None:
-        """Draw on while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
-
-        An interrupt passes through: it is not the sampler's, and the consumer wants it now.
-        """
-        try:
-            self._draw()
-        except Exception as error:
-            self._raised.keep(error)
-
-    def _draw(self) -> None:
-        """Draw batches of the sampler until the window is full."""
-        while self._drawing and self._place - self._order < self._window + self._beyond:
-            epoch = self._drawing[0]
-            drawn = epoch.draw()
-            if drawn is None:
-                self._drawing.popleft()
-                epoch.end = self._place
-                self._due.append(partial(self._tell, m.Ended, epoch.number))
-                continue
-            begins = epoch.first_order
-            record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, begins)
-            self._serial += record.rows
-            if drawn.left is None:
-                batch = None if self._place >= self._order else 0
-                self._due.append(partial(self._admit, self._place, record, batch))
-            else:
-                self._admit_left(record, drawn.left)
-            self._place += 1
-
-    def _admit_left(self, record: Record, left: tuple[m.Span, ...]) -> None:
-        """An earlier run delivered the rest of this place: what is left enters in pieces, each a record of its own."""
-        batch = record.rows if self._place >= self._order else 0
-        if not left:
-            what = self._place, record.epoch, record.first, 0
-            self._due.append(partial(self._tell, m.Admitted, *what, batch=batch, home=self._home(self._place, record)))
-        for lo, hi in left:
-            piece = record.part(lo, hi)
-            self._due.append(partial(self._admit, self._place, piece, batch))
-            batch = 0
-
-    def _admit(self, place: int, record: Record, batch: int | None = None) -> None:
-        estimates = self.pump.estimates
-        self.assembly.admit(record)
-        cpu, device = (None, None) if estimates is None else estimates.of_keys(record.keys)
-        what = place, record.epoch, record.first, record.rows, cpu, device
-        self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record))
-
-    def _home(self, place: int, record: Record) -> int:
-        """The number of the device that gets the batch of this number."""
-        return (place - record.begins) % self._devices
-
-    def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
-        self.pump.handle(event(perf_counter(), *what, **more))
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
@@ -280,31 +167,29 @@ class Engine:
 
         ``judge`` is asked about samples that are to be left out, and raises where they must not be.
         """
-        started = perf_counter()
+        started, epochs = perf_counter(), self._epochs
         self.handed = None
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
-            self._raised.raise_kept()
-            epoch = self._epochs[number]
+            epochs.raised.raise_kept()
+            epoch = epochs[number]
             at_hand = self._at_hand(epoch)
             if not at_hand:
                 self._links.board.words[ATTENTION] = 0
-                self._draw()  # where the sampler raised last time, or it would be waited for in vain
+                epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
                 self._settle()
                 self._pump()
                 if not self._at_hand(epoch):
                     self._await(epoch, started)
-            if epoch.end == self._order:
+            if epoch.end == epochs.order:
                 self.log.end = perf_counter()
                 self._attention()
                 raise EndOfEpoch
-            order, batch = self._order, self.assembly.take(self._order)
+            order, batch = epochs.order, self.assembly.take(epochs.order)
             self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
-            self._order += 1
-            step_s = started - self._left if order > epoch.first_order else 0.0
-            self._due.append(partial(self._tell, m.Delivered, order, step_s))
-            self._draw_on()
+            epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
+            epochs.draw_on()
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = 0
@@ -335,7 +220,7 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
-            epoch, order = self._epochs[number], self._order - 1
+            epoch, order = self._epochs[number], self._epochs.order - 1
             self._links.board.words[ATTENTION] = 0
             self._settle()
             self._pump()
@@ -354,7 +239,7 @@ class Engine:
     def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
         """The first sample that is left of the batches to come, which may mean to look beyond the window."""
         self.pump.handle(m.Asked(perf_counter()))
-        ticket, order = None, self._order
+        ticket, order, epochs = None, self._epochs.order, self._epochs
         try:
             while ticket is None:
                 # not until it is ready: a budget may hold its load back for as long as batches before it are not taken
@@ -363,11 +248,11 @@ class Engine:
                     break
                 ticket = self.assembly.first_survivor(order)
                 order += 1
-                self._beyond = order - self._order  # batches of which nothing is left hold no memory
-                self._draw()
+                epochs.beyond = order - epochs.order  # batches of which nothing is left hold no memory
+                epochs.draw()
                 self._settle()
         finally:
-            self._beyond = 0
+            epochs.beyond = 0
         return ticket
 
     def _sleep_until(self, condition: Callable[[], bool], started: float) -> None:
@@ -377,7 +262,7 @@ class Engine:
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
-        return self.assembly.ready(self._order) or epoch.end == self._order
+        return self.assembly.ready(self._epochs.order) or epoch.end == self._epochs.order
 
     def _await(self, epoch: Epoch, started: float) -> None:
         """Pump until the next batch is ready, or the epoch turns out to be over."""
@@ -391,53 +276,21 @@ class Engine:
         """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
         now = perf_counter()
         wake = self.pump.scheduler.wake_at()
-        if self._broken is not None:
-            broken, self._broken = self._broken, None
-            raise broken
+        self._minder.raise_broken()
         self.pump.check_lanes()
         end = started + self._timeout if self._timeout > 0 else None
-        hangs = None if self._watchdog is None else self._watchdog.next_look(now)
+        hangs = self._minder.next_look(now)
         if end is not None and now >= end:
             stuck = self.pump.lanes[m.CPU].stuck()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
         until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
         ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
-        if any(fd in self._exit_fds for fd, _ in ready):
+        if any(fd in self._minder.exit_fds for fd, _ in ready):
             self._pump()
-            self._check_workers()
-        if hangs is not None and perf_counter() >= hangs:
-            self._look_for_hangs()
+            self._minder.check_workers(self.log)
+        self._minder.look_for_hangs()
         if wake is not None and perf_counter() >= wake:
             self.pump.look()
-
-    def _check_workers(self) -> None:
-        """A worker that ended while the loader runs is replaced, or is an error, as it is PyTorch's."""
-        lane = self.pump.lanes[m.CPU]
-        exits: list[Exit] = lane.exits()
-        if exits and not self._replaces:
-            raise WorkerDied(exits[0].message())
-        if not self._replaces:
-            return
-        if exits:
-            self._pump()  # all that they had reported
-        for exit_ in exits:
-            LOGGER.warning("%s It is being replaced.", exit_.message().rstrip())
-            self.pump.lost(lane, exit_, self.log)
-        count, failed = lane.arrivals()
-        for exit_ in failed:
-            raise WorkerDied(exit_.message())
-        self.pump.arrived(lane, count)
-
-    def _look_for_hangs(self) -> None:
-        """A worker that has hung is killed where it can be replaced; all else that hangs is an error."""
-        assert self._watchdog is not None
-        self._pump()  # a worker that waits for room to report has not hung
-        for hung in self._watchdog.look(perf_counter()):
-            lane = self.pump.lanes[hung.lane]
-            text = self._watchdog.words(hung, self.pump.told_of(hung.claim, hung.lane))
-            if not (self._replaces and lane.can_kill):
-                raise WorkerHung(text + lane.advice)
-            lane.kill(hung.worker, text)
 
     def _log_delivery(
         self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
@@ -477,47 +330,19 @@ class Engine:
 
     def _attend(self) -> None:
         """The pump thread: serves while the consumer is away and the board asks for attention."""
-        wait = self._wait_watching if self._replaces or self._watchdog is not None else self._wait
+        wait = self._minder.wait if self._minder.watches else _wait
         while True:
-            watch = wait()
+            watch = wait(self._links.wake)
             with self._lock:
                 if self._closed:
                     return
-                if watch and self._broken is None:
-                    self._keep_watch()
+                if watch:
+                    self._minder.keep_watch(self.log)
                     self._attention()
-                if self._due or self._links.board.words[ATTENTION]:
+                if self._epochs.due or self._links.board.words[ATTENTION]:
                     self._settle()
                     self._pump()
                     self._attention()
-
-    def _wait(self) -> bool:
-        os.eventfd_read(self._links.wake)
-        return False
-
-    def _wait_watching(self) -> bool:
-        """The same, but also until a worker has ended, or may have hung; returns whether to look after them."""
-        poll = select.poll()
-        for fd in (self._links.wake, *(self._exit_fds if self._replaces and self._broken is None else ())):
-            poll.register(fd, select.POLLIN)
-        wait = None
-        if self._watchdog is not None and self._broken is None:
-            now = perf_counter()
-            wait = 1e3 * max(0.0, self._watchdog.next_look(now) - now)
-        ready = [fd for fd, _ in poll.poll(wait)]
-        if self._links.wake in ready:
-            os.eventfd_read(self._links.wake)
-        return not ready or any(fd in self._exit_fds for fd in ready)
-
-    def _keep_watch(self) -> None:
-        """In the pump thread: what would be an error is kept for the consumer, who may never need the worker."""
-        try:
-            if self._replaces:
-                self._check_workers()
-            if self._watchdog is not None and perf_counter() >= self._watchdog.next_look(perf_counter()):
-                self._look_for_hangs()
-        except (WorkerDied, WorkerHung) as error:
-            self._broken = error
 
     def _attention(self) -> None:
         """Ask workers to wake the pump thread if their reports will need an answer before the consumer is back."""
@@ -532,13 +357,12 @@ class Engine:
     def _settle(self) -> None:
         """Do what deliveries have left to be done."""
         self.assembly.reclaim()
-        while self._due:
-            self._due.popleft()()
+        self._epochs.settle()
 
     def _pump(self) -> None:
         self.pump.receive()
-        if isinstance(self.pump.scheduler, StreamScheduler) and self._epochs:
-            next(iter(self._epochs.values())).end = self.pump.scheduler.end
+        if isinstance(self.pump.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
+            epoch.end = self.pump.scheduler.end
 
     # --- the end -------------------------------------------------------------------------------------------
 

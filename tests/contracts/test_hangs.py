@@ -159,7 +159,7 @@ def test_a_device_lane_that_hangs_is_told_of_by_the_pump_thread() -> None:
     iterator = iter(stuck.loader())
     next(iterator)
     engine = iterator._engine
-    assert wait_until(lambda: engine._broken is not None)
+    assert wait_until(lambda: engine._minder.broken is not None)
     assert "waits_in_here" in str(error_of(WorkerHung, lambda: next(iterator)))
     stuck.gate.set()
     assert len(list(iterator)) == 3

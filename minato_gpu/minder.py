@@ -1,0 +1,93 @@
+"""Looks after workers that have died, and after workers and device lanes that hang."""
+
+from __future__ import annotations
+
+import os
+import select
+from time import perf_counter
+
+from minato_gpu.lanes.processes import Exit, WorkerDied
+from minato_gpu.notices import LOGGER
+from minato_gpu.pump import Pump
+from minato_gpu.scheduling import messages as m
+from minato_gpu.telemetry import Telemetry
+from minato_gpu.watchdog import Watchdog, WorkerHung
+
+
+class Minder:
+    """``replaces``: a worker that dies is replaced, else it is an error; ``watchdog``: notices what hangs."""
+
+    def __init__(self, pump: Pump, *, replaces: bool, watchdog: Watchdog | None) -> None:
+        self._pump = pump
+        self._replaces = replaces
+        self._watchdog = watchdog
+        self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fds()[1:])
+        self.broken: BaseException | None = None  # found while the consumer was away, who may never need the worker
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is something to do while the consumer is away."""
+        return self._replaces or self._watchdog is not None
+
+    def raise_broken(self) -> None:
+        """Raise what was found while the consumer was away: now it must wait."""
+        broken, self.broken = self.broken, None
+        if broken is not None:
+            raise broken
+
+    def next_look(self, now: float) -> float | None:
+        """When to look for what hangs."""
+        return None if self._watchdog is None else self._watchdog.next_look(now)
+
+    def wait(self, wake: int) -> bool:
+        """Until ``wake`` is readable, a worker has ended, or one may have hung; whether to ``keep_watch``."""
+        poll = select.poll()
+        for fd in (wake, *(self.exit_fds if self._replaces and self.broken is None else ())):
+            poll.register(fd, select.POLLIN)
+        wait, now = None, perf_counter()
+        if self.broken is None and (look := self.next_look(now)) is not None:
+            wait = 1e3 * max(0.0, look - now)
+        ready = [fd for fd, _ in poll.poll(wait)]
+        if wake in ready:
+            os.eventfd_read(wake)
+        return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
+
+    def keep_watch(self, log: Telemetry) -> None:
+        """While the consumer is away: what would be an error is kept for it."""
+        try:
+            if self._replaces:
+                self.check_workers(log)
+            self.look_for_hangs()
+        except (WorkerDied, WorkerHung) as error:
+            self.broken = error
+
+    def check_workers(self, log: Telemetry) -> None:
+        """A worker that ended while the loader runs is replaced, or is an error, as it is PyTorch's."""
+        lane = self._pump.lanes[m.CPU]
+        exits: list[Exit] = lane.exits()
+        if exits and not self._replaces:
+            raise WorkerDied(exits[0].message())
+        if not self._replaces:
+            return
+        if exits:
+            self._pump.receive()  # all that they had reported
+        for exit_ in exits:
+            LOGGER.warning("%s It is being replaced.", exit_.message().rstrip())
+            self._pump.lost(lane, exit_, log)
+        count, failed = lane.arrivals()
+        for exit_ in failed:
+            raise WorkerDied(exit_.message())
+        self._pump.arrived(lane, count)
+
+    def look_for_hangs(self) -> None:
+        """If it is time to: a worker that has hung is killed where it can be replaced; all else is an error."""
+        now = perf_counter()
+        if self._watchdog is None or now < self._watchdog.next_look(now):
+            return
+        self._pump.receive()  # a worker that waits for room to report has not hung
+        for hung in self._watchdog.look(perf_counter()):
+            lane = self._pump.lanes[hung.lane]
+            text = self._watchdog.words(hung, self._pump.told_of(hung.claim, hung.lane))
+            if not (self._replaces and lane.can_kill):
+                raise WorkerHung(text + lane.advice)
+            lane.kill(hung.worker, text)
