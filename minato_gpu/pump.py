@@ -11,19 +11,22 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
-from minato_gpu.assembly import Assembly, Block
+from minato_gpu.assembly import Assembly
 from minato_gpu.deaths import Deaths
 from minato_gpu.estimates import Estimator
 from minato_gpu.event_log import EventLog
-from minato_gpu.lanes.base import Failure, Features, Handed, Local, Piece, Report, Task, Unshippable
+from minato_gpu.jobs import Jobs
+from minato_gpu.lanes.base import Features, Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
-from minato_gpu.memory.board import JOINING, Claim
+from minato_gpu.memory.board import Claim
+from minato_gpu.observations import inspected, observe
 from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
 from minato_gpu.samples import Origin, Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
+from minato_gpu.stale import Stale
 from minato_gpu.telemetry import Telemetry
 
 
@@ -93,11 +96,9 @@ class Pump:
         self._stream_batch = stream_batch
         self._cuts = cuts
         self._run = 0
-        self._stale: list[tuple[set[tuple[int, int]], list[Block]]] = []
+        self._stale = Stale(assembly)
         self._sent: dict[int, Sent] = {}
-        self._jobs: dict[int, tuple[m.Span, ...]] = {}
-        self._anew: set[int] = set()  # by order: batches whose samples the job is to prepare anew
-        self._pads: dict[int, Task] = {}  # by order: the only sample of a batch that has lost its own
+        self._jobs = Jobs(assembly, self.deaths)
         self.scheduler = make_scheduler()
 
     def new_run(self) -> None:
@@ -106,11 +107,10 @@ class Pump:
         stale = {(self._run, number) for number in self._sent}
         for lane in self.lanes.values():
             stale.difference_update(lane.recall())
-        self._stale.append((stale, self.assembly.clear()))
+        self._stale.add(stale, self.assembly.clear())
         self._run += 1
-        self._sweep()
-        self._sent, self._jobs, self._pads, self.seeds, self.logs = {}, {}, {}, {}, {}
-        self._anew.clear()
+        self._sent, self.seeds, self.logs = {}, {}, {}
+        self._jobs.clear()
         self.scheduler = self._make_scheduler()
         self.deaths.begin_run()
         if self.estimates is not None:
@@ -180,15 +180,8 @@ class Pump:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
         for item in report.items or ():
             self.assembly.release(item.fields if isinstance(item, (Features, Handed)) else item)
-        for chunks, _ in self._stale:
-            if report.final:
-                chunks.discard((report.run, report.chunk))
-        self._sweep()
-
-    def _sweep(self) -> None:
-        for _, blocks in (entry for entry in self._stale if not entry[0]):
-            self.assembly.free(blocks)
-        self._stale = [entry for entry in self._stale if entry[0]]
+        if report.final:
+            self._stale.through(report.run, report.chunk)
 
     # --- workers that have died ----------------------------------------------------------------------------
 
@@ -198,15 +191,17 @@ class Pump:
         Raises WorkerDied where a replacement would do no better.
         """
         claim = lane.bury(exit_.number)
-        for chunks, _ in self._stale:
-            chunks.discard((claim.run, claim.chunk))
-        self._sweep()
+        self._stale.through(claim.run, claim.chunk)
         sent = self._sent.pop(claim.chunk, None) if claim.run == self._run else None
         log.died(stuck=bool(exit_.stuck))
         if sent is None:
             self.handle(m.Lost(perf_counter(), lane.name))
         elif sent.chunk.kind == "collate":
-            self._lost_job(lane, exit_, claim, sent.chunk, log)
+            if self._jobs.lost(sent.chunk.order, exit_, claim, log):
+                self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number))
+            else:
+                self.handle(m.Finished(perf_counter(), sent.chunk.number, 1, 0.0))
+                self.handle(m.Lost(perf_counter(), lane.name))
         else:
             log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
             settled, items = self.deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self.assembly)
@@ -216,7 +211,7 @@ class Pump:
             offsets = tuple(settled[0] + at for at in failed)
             self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
         self.deaths.check_start(exit_, claim)
-        stale = [(at, nbytes) for _, blocks in self._stale for owner, at, nbytes in blocks if owner == exit_.number]
+        stale = self._stale.laid_down_by(exit_.number)
         lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *stale}))
         log.workers["replaced"] += 1
 
@@ -232,36 +227,6 @@ class Pump:
         place = sent.epoch, assembly.position(serial), assembly.key(serial)
         origin = Origin(*place, stage, lane, assembly.path(serial))
         return f"one sample ({origin})"
-
-    def _lost_job(self, lane: Any, exit_: Exit, claim: Claim, chunk: m.Chunk, log: Telemetry) -> None:
-        """A worker died joining a batch."""
-        spans, pad = self.assembly.spans(chunk.order), self._pads.get(chunk.order)
-        if pad is None:
-            failed = self.deaths.judge_job(exit_, claim, spans, self.assembly)
-        else:
-            failed = self.deaths.judge_pad(exit_, claim, pad)
-        now, again = perf_counter(), failed is None
-        if failed is not None and failed.collated:
-            self.assembly.joined(chunk.order, failed)
-        elif failed is not None:
-            again = self.assembly.lose(chunk.order, failed)
-        if again:
-            if pad is None:
-                self._jobs[chunk.order] = self.assembly.spans(chunk.order)
-                self._repeat_job(chunk.order, claim, log)
-            self.handle(m.Lost(now, lane.name, chunk.number))
-            return
-        self._pads.pop(chunk.order, None)
-        self.handle(m.Finished(now, chunk.number, 1, 0.0))
-        self.handle(m.Lost(now, lane.name))
-
-    def _repeat_job(self, order: int, claim: Claim, log: Telemetry) -> None:
-        """Another worker is to do the job; one that joined what lies ready may have changed it in place."""
-        if claim.stage == JOINING and not claim.started:
-            self._anew.add(order)
-            log.repeated += sum(hi - lo for lo, hi in self._jobs[order])
-        else:
-            log.repeated += claim.started
 
     def arrived(self, lane: Any, count: int) -> None:
         """So many replacements have started."""
@@ -283,14 +248,16 @@ class Pump:
             going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._cuts else 0
             log = self.logs[sent.epoch]
             log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
-        self._measured(_kind(lane.name), chunk, spans, report)
+        if self.estimates is not None:
+            observe(_kind(lane.name), chunk, spans, report, self.estimates, self.assembly)
         if chunk.kind == "collate":
             assert report.items is not None
-            self._pads.pop(chunk.order, None)
-            self.assembly.joined(chunk.order, report.items[0])
+            self._jobs.joined(chunk.order, report.items[0])
             self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
         elif chunk.kind == "inspect":
-            self._inspected(report, spans)
+            assert report.items is not None and self.estimates is not None
+            cpu, device, between = inspected(spans, report.items, self.estimates, self.assembly)
+            self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
         elif report.status == "exhausted":
             self.assembly.forget(chunk.spans)
             if self.streams is not None:
@@ -312,39 +279,6 @@ class Pump:
                 m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
             )
 
-    def _inspected(self, report: Report, spans: tuple[m.Span, ...]) -> None:
-        """Host reads are done: their fields lie ready, and their features give the costs."""
-        assert report.items is not None and self.estimates is not None
-        features: list[tuple[float, ...] | None] = []
-        serials = [serial for lo, hi in spans for serial in range(lo, hi)]
-        keys = [self.assembly.key(serial) for serial in serials]
-        for serial, item in zip(serials, report.items, strict=True):
-            good = isinstance(item, Features)
-            self.assembly.inspected(serial, item.fields if good else item)
-            features.append(item.values if good else None)
-        cpu, device, between = self.estimates.of_features(serials, keys, features)
-        self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
-
-    def _measured(self, lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
-        if self.estimates is None or chunk.kind != "run" or report.done == report.first:
-            return
-        self.estimates.took(report.done - report.first, report.seconds)
-        if chunk.stop >= 0:
-            items = report.items or [None] * (report.done - report.first)
-            if kept := sum(not isinstance(item, (Handed, Failure)) for item in items):
-                self.estimates.cannot(chunk.stop, kept)
-        if report.times is None:
-            self.estimates.not_measured(spans)
-        else:
-            serials = [serial for lo, hi in spans for serial in range(lo, hi)]
-            keys = [self.assembly.key(serial) for serial in serials]
-            if report.parts is None:
-                self.estimates.measured(lane, keys, serials, report.times, report.seconds)
-            else:
-                items = report.items or [None] * len(serials)
-                handed = [item.nbytes if isinstance(item, Handed) else -1 for item in items]
-                self.estimates.parts_measured(lane, keys, serials, report.times, report.seconds, report.parts, handed)
-
     def look(self) -> None:
         """Tell the scheduler how far the unfinished chunks have come."""
         now = perf_counter()
@@ -365,7 +299,7 @@ class Pump:
                 self._dispatch(instruction.chunk)
             elif isinstance(instruction, m.Compose):
                 if self.assembly.compose(instruction):
-                    self._jobs[instruction.order] = self.assembly.spans(instruction.order)
+                    self._jobs.need(instruction.order)
                     self.handle(m.CollateNeeded(perf_counter(), instruction.order))
             elif isinstance(instruction, m.HandOver):
                 self.lanes[instruction.lane].hand_over(self._run, instruction.chunk, instruction.splits)
@@ -380,7 +314,7 @@ class Pump:
         see ``Assembly.pad``."""
         self.assembly.pad(order, number)
         piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
-        self._pads[order] = Task(self._run, -1, "collate", epoch, self.seeds[epoch], (piece,))
+        self._jobs.pad(order, Task(self._run, -1, "collate", epoch, self.seeds[epoch], (piece,)))
         self.handle(m.CollateNeeded(perf_counter(), order))
 
     def _dispatch(self, chunk: m.Chunk) -> None:
@@ -390,9 +324,9 @@ class Pump:
             self._dispatch_next(chunk, now)
             return
         if chunk.kind == "collate":
-            task = self._job(chunk)
+            task = self._jobs.task(chunk, self._run, self.seeds)
             self._sent[chunk.number] = Sent(chunk, task.epoch, now)
-            self._send_job(lane, task)
+            self._jobs.send(lane, task, self.logs[task.epoch])
             return
         if self.assembly.unshippable and chunk.kind == "run":
             self.assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
@@ -405,26 +339,6 @@ class Pump:
         layout = self.assembly.layout_bytes
         task = Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
         lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans)))
-
-    def _send_job(self, lane: Any, task: Task) -> None:
-        """Have a batch joined. What the device lane left in this process may be nothing that can be sent to a worker:
-        the job then prepares the samples itself."""
-        try:
-            lane.send(task)
-        except Exception:
-            if not any(isinstance(item, Local) for item in task.items or ()):
-                raise
-            self.logs[task.epoch].repeated += len(task.items)
-            lane.send(task._replace(items=None))
-
-    def _job(self, chunk: m.Chunk) -> Task:
-        """What a worker is told that is to join a batch."""
-        if chunk.order in self._pads:
-            return self._pads[chunk.order]._replace(chunk=chunk.number)
-        spans = self._jobs.pop(chunk.order)
-        items = None if chunk.order in self._anew else self.assembly.references(spans)
-        number, pieces = self.assembly.record(spans[0][0]).epoch, self.assembly.described(spans)
-        return Task(self._run, chunk.number, "collate", number, self.seeds[number], pieces, None, items)
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
