@@ -6,24 +6,20 @@ simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
+from minato_gpu.holdings import Block, Holdings, lying
 from minato_gpu.lanes.base import Blob, Extra, Failure, Handed, Joined, Local, NoSample, Piece, Resident, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.loading import Loading
-from minato_gpu.memory import blobs
 from minato_gpu.memory.leases import Leases
 from minato_gpu.records import Batch, Record, Window
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Compose, Span
 from minato_gpu.stacking import Stacking
-
-Block = tuple[int, int, int]
-"""Owner, offset and bytes (0: not known) of memory in an arena."""
 
 
 def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
@@ -35,11 +31,6 @@ def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
             lo = hole + 1
     if lo < hi:
         yield lo, hi
-
-
-def _lying(item: Any) -> Any:
-    """The reference to what lies somewhere for a sample."""
-    return item.fields if isinstance(item, Handed) else item
 
 
 class Assembly:
@@ -61,42 +52,25 @@ class Assembly:
         skips: bool = False,
     ) -> None:
         self.loading = loading
-        self._links = links
-        self._leases = leases
+        self.holdings = Holdings(links, leases, loading)
         self._joins_whole = joins_whole
         self._skips = skips
-        self._window = Window()
+        self.window = Window()
         self._store = Store(-1, links, None, links.board)
-        self._stacking = Stacking(links, leases, self._window, self._store, stacks=stacks, loading=loading)
+        self._stacking = Stacking(links, leases, self.window, self._store, stacks=stacks, loading=loading)
         self._inspects = False
         self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
         self._batches: dict[int, Batch] = {}
-        self.bytes = 0
-        self.peak = 0
 
     # --- tickets -------------------------------------------------------------------------------------------
 
     def admit(self, record: Record) -> None:
         """A place enters the window; places come in rising order of serials."""
-        self._window.admit(record)
-
-    def record(self, serial: int) -> Record:
-        """The place that holds the serial."""
-        return self._window.at(serial)
-
-    def key(self, serial: int) -> Any:
-        """The data set's key of a ticket."""
-        record = self.record(serial)
-        return record.keys[serial - record.first]
-
-    def position(self, serial: int) -> int:
-        """The ticket's place in the sampler's order of its epoch."""
-        record = self.record(serial)
-        return record.positions[serial - record.first]
+        self.window.admit(record)
 
     def path(self, serial: int) -> str | None:
         """The source path of a ticket, where its host read has told it."""
-        source = _lying(self.record(serial).sources.get(serial))
+        source = lying(self.window.at(serial).sources.get(serial))
         if source is None or isinstance(source, Failure):
             return None
         fields = self._store.get(source)
@@ -118,17 +92,8 @@ class Assembly:
 
     def pieces(self, spans: Iterable[Span], *, inspect: bool) -> tuple[Piece, ...]:
         """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
-        parts = self._window.parts(spans)
+        parts = self.window.parts(spans)
         return tuple(self._piece(record, lo - record.first, hi - record.first, inspect) for record, lo, hi in parts)
-
-    def described(self, spans: Iterable[Span]) -> tuple[Piece, ...]:
-        """The tickets of a batch that a job joins."""
-        serials = [serial for lo, hi in spans for serial in range(lo, hi)]
-        positions = [self.position(serial) for serial in serials]
-        keys = [self.key(serial) for serial in serials]
-        records = [(self.record(serial), serial) for serial in serials]
-        occurrences = [0 if r.occurrences is None else r.occurrences[s - r.first] for r, s in records]
-        return (Piece(positions[0], keys, occurrences, -1, 0, 0, False, None, positions),)
 
     def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
         if not inspect:
@@ -173,13 +138,13 @@ class Assembly:
                         nbytes -= item.nbytes
                     else:
                         rows -= not isinstance(item, Extra)
-                        self.record(serial).items[serial] = item
+                        self.window.at(serial).items[serial] = item
                         if isinstance(item, Failure):
                             failed.append(offset)
                         self.unshippable = self.unshippable or isinstance(item, Unshippable)
                     offset += 1
         nbytes += rows * self._stacking.row_bytes
-        self._count(nbytes)
+        self.holdings.count(nbytes)
         return nbytes, tuple(failed)
 
     def handed(self, spans: Iterable[Span], items: list[Any] | None) -> tuple[tuple[int, int], ...]:
@@ -194,13 +159,13 @@ class Assembly:
             self.used(((serial, serial + 1),))
             if isinstance(item, Handed):
                 found.append((offset, item.stage))
-                self.record(serial).sources[serial] = item
+                self.window.at(serial).sources[serial] = item
         return tuple(found)
 
     def inspected(self, serial: int, item: Any) -> None:
         """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
         self._inspects = True
-        self.record(serial).sources[serial] = item
+        self.window.at(serial).sources[serial] = item
 
     def used(self, spans: Iterable[Span]) -> None:
         """The host reads of these tickets are no longer needed."""
@@ -208,25 +173,15 @@ class Assembly:
             return
         for lo, hi in spans:
             for serial in range(lo, hi):
-                source = self.record(serial).sources.pop(serial, None)
+                source = self.window.at(serial).sources.pop(serial, None)
                 if source is not None:
-                    self.release(source)
-
-    def _count(self, nbytes: int) -> None:
-        self.bytes += nbytes
-        self.peak = max(self.peak, self.bytes)
-
-    def release(self, item: Any) -> None:
-        """Give the memory of a reference back to the worker that owns it."""
-        item = item.item if isinstance(item, Joined) else _lying(item)
-        if isinstance(item, Blob):
-            self._leases.give_back(item.places)
+                    self.holdings.release(source)
 
     # --- batches -------------------------------------------------------------------------------------------
 
     def compose(self, compose: Compose) -> bool:
         """A batch's composition is settled; returns whether a job must join it (``references``)."""
-        number = compose.order - self.record(compose.spans[0][0]).begins
+        number = compose.order - self.window.at(compose.spans[0][0]).begins
         batch = self._batches[compose.order] = Batch(compose.spans, compose.order, number)
         if self._skips and compose.failed:
             compose = self._leave_out(batch, compose)
@@ -240,7 +195,7 @@ class Assembly:
             batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
             self._drop(compose.spans)
             return False
-        item = self.record(compose.spans[0][0]).items.get(compose.spans[0][0])
+        item = self.window.at(compose.spans[0][0]).items.get(compose.spans[0][0])
         if isinstance(item, (Blob, Local)) and item.collated:
             batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
             self._taken(compose.spans)
@@ -257,7 +212,7 @@ class Assembly:
     def _leave_out(self, batch: Batch, compose: Compose) -> Compose:
         """Take the failed samples out of the batch, unless it is the batch itself that failed."""
         failed = sorted(compose.failed)
-        items = [self.record(serial).items[serial] for serial in failed]
+        items = [self.window.at(serial).items[serial] for serial in failed]
         if any(item.collated for item in items):
             return compose
         spans = tuple(part for lo, hi in compose.spans for part in _between(lo, hi, failed))
@@ -269,7 +224,7 @@ class Assembly:
     def _note_ends(self, batch: Batch) -> None:
         """Where samples may be left out: remember which of this batch another could repeat."""
         if self._skips and batch.spans:
-            ends = [self.record(serial).ticket(serial) for serial in (batch.spans[0][0], batch.spans[-1][1] - 1)]
+            ends = [self.window.at(serial).ticket(serial) for serial in (batch.spans[0][0], batch.spans[-1][1] - 1)]
             if not isinstance(ends[0].index, NoSample):
                 batch.ends = (ends[0], ends[1])
 
@@ -300,9 +255,9 @@ class Assembly:
             item = item.item
         batch.failure = item if isinstance(item, Failure) else None
         batch.item, batch.ready = item, True
-        self.bytes -= batch.nbytes
+        self.holdings.bytes -= batch.nbytes
         batch.nbytes = 0 if item is None else item.nbytes
-        self._count(batch.nbytes)
+        self.holdings.count(batch.nbytes)
         self._drop(spans)
         if batch.size or not spans:
             self._load_value(batch)
@@ -315,7 +270,7 @@ class Assembly:
             return False
         self._drop(self._lose(batch, [failed]))
         if not batch.size:
-            self.bytes -= batch.nbytes
+            self.holdings.bytes -= batch.nbytes
             batch.nbytes, batch.ready = 0, True
         return bool(batch.size)
 
@@ -323,7 +278,7 @@ class Assembly:
         """The batch is joined without these samples; returns where they are."""
         positions = {failure.origin.position for failure in bad if failure.origin is not None}
         serials = (serial for lo, hi in batch.spans for serial in range(lo, hi))
-        holes = [serial for serial in serials if self.position(serial) in positions]
+        holes = [serial for serial in serials if self.window.position(serial) in positions]
         batch.spans = tuple(part for lo, hi in batch.spans for part in _between(lo, hi, holes))
         batch.bad += bad
         batch.size -= len(bad)
@@ -334,7 +289,7 @@ class Assembly:
     def _load_value(self, batch: Batch) -> None:
         """A batch that is no rows goes to the device as it is."""
         if self.loading is not None and batch.failure is None:
-            self.loading.value(batch, self._value_of(batch.item))
+            self.loading.value(batch, self.holdings.lend(batch.item))
             batch.item, batch.ready = None, False
 
     def ready(self, order: int) -> bool:
@@ -355,7 +310,7 @@ class Assembly:
     def take(self, order: int) -> Batch:
         """The batch leaves the window; its memory is the consumer's from now on."""
         batch = self._batches.pop(order)
-        self.bytes -= batch.nbytes
+        self.holdings.bytes -= batch.nbytes
         if self.loading is not None:
             self.loading.leave(batch)
             self.loading.expect(order + 1)
@@ -367,26 +322,7 @@ class Assembly:
             batch.failure.error.reraise()
         if self.loading is not None and batch.load is not None:
             return self.loading.hand_over(batch)
-        return self._stacking.value(batch) if batch.item is None else self._value_of(batch.item)()
-
-    def _value_of(self, item: Any) -> Callable[[], Any]:
-        """How to get at an object; its memory is lent from now on."""
-        if isinstance(item, Local):
-            return lambda: item.value
-        buffer, lend = self._links.buffer(item.worker), self._leases.lend
-        block, *parts = (lend(buffer, item.worker, offset, nbytes) for offset, nbytes in item.blocks)
-        return partial(blobs.load, block, parts, copies_small=True)
-
-    def reclaim(self) -> None:
-        """Take back the blocks whose last view has died."""
-        leases, links = self._leases, self._links
-        if self.loading is not None:
-            self.loading.sweep()
-        for owner, offset in leases.take_back():
-            if owner < 0:
-                self._free_slab(offset)
-            elif not links.board.give_back(owner, offset):
-                leases.give_back([(owner, offset)])
+        return self._stacking.value(batch) if batch.item is None else self.holdings.lend(batch.item)()
 
     def forget(self, spans: Iterable[Span]) -> None:
         """These tickets turned out not to exist."""
@@ -395,46 +331,35 @@ class Assembly:
     def clear(self) -> list[Block]:
         """Forget every ticket and batch; returns the blocks that they held, for ``free``."""
         blocks = self._blobs()
-        blocks += [(-1, record.slab, 0) for record in self._window.clear() if record.slab >= 0]
+        blocks += [(-1, record.slab, 0) for record in self.window.clear() if record.slab >= 0]
         if self.loading is not None:
             for batch in self._batches.values():
                 self.loading.leave(batch)
-        self._batches, self.bytes = {}, 0
+        self._batches, self.holdings.bytes = {}, 0
         return blocks
-
-    def free(self, blocks: Iterable[Block]) -> None:
-        """Give blocks back that no lane uses any more."""
-        self._leases.give_back((owner, offset) for owner, offset, _ in blocks)
 
     def settle_with(self, owner: int) -> list[tuple[int, int]]:
         """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
-        self._leases.give_back([block for block in self._leases.take_back() if block[0] != owner])
-        kept = [(offset, nbytes) for of, offset, nbytes in self._blobs() if of == owner]
-        return kept + self._leases.lent_by(owner)
+        lent = self.holdings.bury(owner)
+        return [(offset, nbytes) for of, offset, nbytes in self._blobs() if of == owner] + lent
 
     def _blobs(self) -> list[Block]:
         """What lies in workers' arenas for tickets in the window and batches not delivered."""
-        records = self._window.records()
-        items = [item for record in records for item in (*record.items.values(), *map(_lying, record.sources.values()))]
+        records = self.window.records()
+        items = [item for record in records for item in (*record.items.values(), *map(lying, record.sources.values()))]
         items += [batch.item for batch in self._batches.values()]
         return [(b.worker, *block) for b in items if isinstance(b, Blob) for block in b.blocks]
 
     # --- inside --------------------------------------------------------------------------------------------
 
-    def _free_slab(self, slab: int) -> None:
-        if self.loading is None:
-            self._links.engine_arena.free(slab)
-        else:
-            self.loading.drop(slab)
-
     def _failure(self, compose: Compose) -> Failure | None:
         first = compose.spans[0][0]
-        item = self.record(first).items.get(first)
+        item = self.window.at(first).items.get(first)
         if isinstance(item, Failure):
             return item
         if compose.failed:
             serial = min(compose.failed)
-            failed = self.record(serial).items[serial]
+            failed = self.window.at(serial).items[serial]
             assert isinstance(failed, Failure)
             return failed
         return None
@@ -446,16 +371,16 @@ class Assembly:
             return stacking.layout is not None
         fitted, moved = stacking.fill(spans)
         for item in moved:
-            self._count(stacking.row_bytes - item.nbytes)
-            self.release(item)
+            self.holdings.count(stacking.row_bytes - item.nbytes)
+            self.holdings.release(item)
         return fitted
 
     def _bytes_of(self, serial: int) -> int:
-        item = self.record(serial).items.get(serial)
+        item = self.window.at(serial).items.get(serial)
         return self._stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
 
     def _reference(self, serial: int) -> Any:
-        record = self.record(serial)
+        record = self.window.at(serial)
         item = record.items.get(serial)
         if item is None or isinstance(item, Extra):
             if self.loading is not None and isinstance(item, Resident):
@@ -467,15 +392,15 @@ class Assembly:
         """Free the single samples of a batch that has been joined, or has failed."""
         for lo, hi in spans:
             for serial in range(lo, hi):
-                item = self.record(serial).items.pop(serial, None)
-                self.release(item)
+                item = self.window.at(serial).items.pop(serial, None)
+                self.holdings.release(item)
         self._taken(spans)
 
     def _taken(self, spans: Iterable[Span]) -> None:
         """A batch has taken these samples; places that are used up leave the window."""
-        for record, lo, hi in self._window.parts(spans):
+        for record, lo, hi in self.window.parts(spans):
             record.left -= hi - lo
             if record.left == 0:
-                self._window.remove(record)
+                self.window.remove(record)
                 if record.slab >= 0:
-                    self._free_slab(record.slab)
+                    self.holdings.free_slab(record.slab)

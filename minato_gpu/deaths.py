@@ -76,7 +76,7 @@ class Deaths:
             self._check_loop(exit_, cut(chunk.spans, done, stop))
             return nothing
         serial = cut(chunk.spans, at, at + 1)[0][0]
-        record = assembly.record(serial)
+        record = assembly.window.at(serial)
         if claim.stage == FETCHING or (reporting and at > done):
             together = cut(chunk.spans, at if claim.stage == FETCHING else done, stop)
             known = reporting and self.singly(together)  # and all the same reported together: a batch, or host reads
@@ -128,7 +128,7 @@ class Deaths:
     def _of_sample(
         self, exit_: Exit, claim: Claim, serial: int, assembly: Assembly, *, collated: bool = False
     ) -> Failure:
-        record = assembly.record(serial)
+        record = assembly.window.at(serial)
         at = serial - record.first
         place = record.epoch, record.positions[at], record.keys[at]
         origin = Origin(*place, self.stage(claim), "cpu", assembly.path(serial))

@@ -356,7 +356,7 @@ class Engine:
 
     def _settle(self) -> None:
         """Do what deliveries have left to be done."""
-        self.assembly.reclaim()
+        self.assembly.holdings.reclaim()
         self._epochs.settle()
 
     def _pump(self) -> None:

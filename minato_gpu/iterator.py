@@ -47,8 +47,8 @@ class View:
         return {
             **device,
             "prediction": nothing if self._estimates is None else self._estimates.report(),
-            "bytes_in_flight": self._assembly.bytes,
-            "bytes_in_flight_peak": self._assembly.peak,
+            "bytes_in_flight": self._assembly.holdings.bytes,
+            "bytes_in_flight_peak": self._assembly.holdings.peak,
         }
 
 

@@ -39,9 +39,9 @@ class Jobs:
         """What a worker is told that is to join the chunk's batch."""
         if chunk.order in self._pads:
             return self._pads[chunk.order]._replace(chunk=chunk.number)
-        spans = self._spans.pop(chunk.order)
+        spans, window = self._spans.pop(chunk.order), self._assembly.window
         items = None if chunk.order in self._anew else self._assembly.references(spans)
-        epoch, pieces = self._assembly.record(spans[0][0]).epoch, self._assembly.described(spans)
+        epoch, pieces = window.at(spans[0][0]).epoch, window.described(spans)
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], pieces, None, items)
 
     @staticmethod

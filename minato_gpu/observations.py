@@ -24,7 +24,7 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
         to.not_measured(spans)
         return
     serials = [serial for lo, hi in spans for serial in range(lo, hi)]
-    keys = [of.key(serial) for serial in serials]
+    keys = [of.window.key(serial) for serial in serials]
     if report.parts is None:
         to.measured(lane, keys, serials, report.times, report.seconds)
     else:
@@ -37,7 +37,7 @@ def inspected(spans: tuple[m.Span, ...], items: list[Any], estimator: Estimator,
     """Host reads are done: their fields lie ready, and features give the costs (see ``Estimator.of_features``)."""
     features: list[tuple[float, ...] | None] = []
     serials = [serial for lo, hi in spans for serial in range(lo, hi)]
-    keys = [assembly.key(serial) for serial in serials]
+    keys = [assembly.window.key(serial) for serial in serials]
     for serial, item in zip(serials, items, strict=True):
         good = isinstance(item, Features)
         assembly.inspected(serial, item.fields if good else item)

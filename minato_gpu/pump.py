@@ -96,7 +96,7 @@ class Pump:
         self._stream_batch = stream_batch
         self._cuts = cuts
         self._run = 0
-        self._stale = Stale(assembly)
+        self._stale = Stale(assembly.holdings)
         self._sent: dict[int, Sent] = {}
         self._jobs = Jobs(assembly, self.deaths)
         self.scheduler = make_scheduler()
@@ -179,7 +179,7 @@ class Pump:
     def _drop(self, report: Report) -> None:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
         for item in report.items or ():
-            self.assembly.release(item.fields if isinstance(item, (Features, Handed)) else item)
+            self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
         if report.final:
             self._stale.through(report.run, report.chunk)
 
@@ -224,7 +224,7 @@ class Pump:
             return "a batch" if stage is None else f"stage {stage!r} of a batch"
         serial = cut(sent.chunk.spans, at, at + 1)[0][0]
         assembly = self.assembly
-        place = sent.epoch, assembly.position(serial), assembly.key(serial)
+        place = sent.epoch, assembly.window.position(serial), assembly.window.key(serial)
         origin = Origin(*place, stage, lane, assembly.path(serial))
         return f"one sample ({origin})"
 
@@ -243,7 +243,7 @@ class Pump:
             del self._sent[report.chunk]
         spans = cut(chunk.spans, report.first, report.done)
         if report.done > report.first:
-            position = self.assembly.position(spans[0][0]) if spans else -1
+            position = self.assembly.window.position(spans[0][0]) if spans else -1
             prepared = chunk.kind in ("run", "next")
             going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._cuts else 0
             log = self.logs[sent.epoch]
@@ -333,7 +333,7 @@ class Pump:
             self.assembly.used(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
-        epoch = self.assembly.record(chunk.spans[0][0]).epoch
+        epoch = self.assembly.window.at(chunk.spans[0][0]).epoch
         self._sent[chunk.number] = Sent(chunk, epoch, now)
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes

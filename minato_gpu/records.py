@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from minato_gpu.lanes.base import Failure
+from minato_gpu.lanes.base import Failure, Piece
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Span
 
@@ -70,6 +70,23 @@ class Window:
     def at(self, serial: int) -> Record:
         """The place that holds the serial."""
         return self._records[bisect_right(self._firsts, serial) - 1]
+
+    def key(self, serial: int) -> Any:
+        """The data set's key of a ticket."""
+        record = self.at(serial)
+        return record.keys[serial - record.first]
+
+    def position(self, serial: int) -> int:
+        """The ticket's place in the sampler's order of its epoch."""
+        record = self.at(serial)
+        return record.positions[serial - record.first]
+
+    def described(self, spans: Iterable[Span]) -> tuple[Piece, ...]:
+        """The tickets of a batch that a job joins."""
+        tickets = [self.at(serial).ticket(serial) for lo, hi in spans for serial in range(lo, hi)]
+        keys, positions = [ticket.index for ticket in tickets], [ticket.position for ticket in tickets]
+        occurrences = [ticket.occurrence for ticket in tickets]
+        return (Piece(positions[0], keys, occurrences, -1, 0, 0, False, None, positions),)
 
     def parts(self, spans: Iterable[Span]) -> Iterator[tuple[Record, int, int]]:
         """The spans cut where places meet: each part with its place. A part's place may be removed meanwhile."""

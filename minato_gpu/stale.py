@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minato_gpu.assembly import Assembly, Block
+from minato_gpu.holdings import Block, Holdings
 
 Chunks = set[tuple[int, int]]
 """(run, number) of chunks."""
@@ -11,8 +11,8 @@ Chunks = set[tuple[int, int]]
 class Stale:
     """What earlier runs held is freed once their last chunk is through: until then workers may write to it."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
         self._held: list[tuple[Chunks, list[Block]]] = []
 
     def __bool__(self) -> bool:
@@ -35,5 +35,5 @@ class Stale:
 
     def _sweep(self) -> None:
         for _, blocks in (entry for entry in self._held if not entry[0]):
-            self._assembly.free(blocks)
+            self._holdings.free(blocks)
         self._held = [entry for entry in self._held if entry[0]]

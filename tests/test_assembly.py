@@ -79,7 +79,7 @@ class Floor:
 
     def settle(self) -> tuple[int, int]:
         """Bytes in use in the engine's and the worker's arena once everything that came back is free."""
-        self.assembly.reclaim()
+        self.assembly.holdings.reclaim()
         for offset in self.links.board.returned(0):
             self.links.arenas[0].free(offset)
         return self.links.engine_arena.allocated, self.links.arenas[0].allocated
@@ -101,7 +101,7 @@ def test_a_place_as_the_sampler_made_it_is_its_slab(links: Links) -> None:
     floor = Floor(links)
     floor.learn()
     floor.prepare(0, 12)
-    slab = floor.assembly.record(0).slab
+    slab = floor.assembly.window.at(0).slab
     batch = floor.batch(0, (0, 4))
     same(batch, expected(0, 1, 2, 3))
     whole = np.frombuffer(links.engine_arena.buffer, np.uint8)
@@ -109,7 +109,7 @@ def test_a_place_as_the_sampler_made_it_is_its_slab(links: Links) -> None:
     del batch
     same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
     same(floor.batch(2, (8, 12)), expected(8, 9, 10, 11))
-    assert floor.settle() == (0, 0) and floor.assembly.bytes == 0
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
 def test_a_batch_from_several_places_is_gathered(links: Links) -> None:
@@ -135,7 +135,7 @@ def test_samples_from_before_the_layout_was_known_are_stacked_too(links: Links) 
     same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
     same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
     same(floor.batch(2, (8, 12)), expected(8, 9, 10, 11))
-    assert floor.settle() == (0, 0) and floor.assembly.bytes == 0
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
 def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: Links) -> None:
@@ -167,7 +167,7 @@ def test_a_job_whose_collate_fails_raises_for_its_batch_alone(links: Links) -> N
     assert floor.assembly.compose(Compose(1, ((4, 8),)))
     floor.assembly.joined(1, floor.worker.put("fine", collated=True))
     assert floor.assembly.value(floor.assembly.take(1)) == "fine"
-    assert floor.settle() == (0, 0) and floor.assembly.bytes == 0
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["rows", "objects"])
@@ -182,7 +182,7 @@ def test_a_failed_sample_fails_its_batch_and_frees_the_others(links: Links, know
     if not known:
         floor.learn()
     same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
-    assert floor.settle() == (0, 0) and floor.assembly.bytes == 0
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
 def test_the_first_of_several_failures_is_raised(links: Links) -> None:
@@ -252,13 +252,14 @@ def test_bytes_in_flight_and_their_peak(links: Links) -> None:
     floor = Floor(links)
     floor.learn()
     floor.prepare(0, 4)
-    row = floor.assembly.bytes // 4
-    assert 16 <= row < 20 and floor.assembly.bytes == 4 * row
+    row = floor.assembly.holdings.bytes // 4
+    assert 16 <= row < 20 and floor.assembly.holdings.bytes == 4 * row
     floor.prepare(4, 8, odd=5)
-    object_bytes = floor.assembly.bytes - 7 * row
+    object_bytes = floor.assembly.holdings.bytes - 7 * row
     assert object_bytes > 72
     kept = floor.batch(0, (0, 4))
-    assert floor.assembly.bytes == 3 * row + object_bytes and floor.assembly.peak == 7 * row + object_bytes
+    holdings = floor.assembly.holdings
+    assert holdings.bytes == 3 * row + object_bytes and holdings.peak == 7 * row + object_bytes
     del kept
 
 
@@ -284,8 +285,8 @@ def test_whatever_is_forgotten_is_freed_once(links: Links, progress: int) -> Non
         floor.assembly.joined(2, floor.worker.put(torch.ones(5), collated=True))
     blocks = floor.assembly.clear()
     assert len(blocks) == len(set(blocks))
-    floor.assembly.free(blocks)
-    assert floor.assembly.bytes == 0
+    floor.assembly.holdings.free(blocks)
+    assert floor.assembly.holdings.bytes == 0
     in_use, of_worker = floor.settle()
     assert of_worker == 0 and (in_use > 0) == bool(held)
     for batch in held:
@@ -299,8 +300,8 @@ def test_whatever_is_forgotten_is_freed_once(links: Links, progress: int) -> Non
 def test_a_full_ring_keeps_blocks_for_later(links: Links) -> None:
     floor = Floor(links)
     floor.leases.give_back((0, 4096 * number) for number in range(20_000))
-    floor.assembly.reclaim()
+    floor.assembly.holdings.reclaim()
     rest = len(floor.leases._given_back)
     assert rest > 0 and len(links.board.returned(0)) + rest == 20_000
-    floor.assembly.reclaim()
+    floor.assembly.holdings.reclaim()
     assert len(links.board.returned(0)) == rest and not floor.leases._given_back

@@ -91,7 +91,7 @@ def memory_in_use(of: Any) -> int:
     """Bytes of the engine's arena that are not free, once reports of earlier runs have been taken in."""
     engine = of._engine
     engine.pump.receive()
-    engine.assembly.reclaim()
+    engine.assembly.holdings.reclaim()
     return int(engine._links.engine_arena.allocated)
 
 
