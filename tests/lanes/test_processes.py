@@ -197,4 +197,5 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
         finally:
             links.close_parent_ends()
             workers.close(2.0)
-    assert len(set(held[1:])) == 1, f"descriptors, threads, sockets: {held}"
+    # fewer: what earlier tests left was collected meanwhile
+    assert all(last <= first for first, last in zip(held[1], held[-1], strict=True)), f"descriptors, threads: {held}"
