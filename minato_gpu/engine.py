@@ -16,7 +16,7 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -82,9 +82,10 @@ def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
 class Engine:
     """One set of lanes, and the epochs that run through it.
 
-    ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``streams``:
-    every worker iterates the data set for itself, and an epoch ends when its streams do; ``replaces``: a worker that
-    dies is replaced; ``watchdog``: notices those, and a device lane, that hang.
+    ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``homes``:
+    which device lanes may prepare the batches of an epoch, in turn; ``streams``: every worker iterates the data set for
+    itself, and an epoch ends when its streams do; ``replaces``: a worker that dies is replaced; ``watchdog``: notices
+    those, and a device lane, that hang.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Engine:
         *,
         window: int,
         place_size: int,
+        homes: Sequence[str] = (m.DEVICE,),
         streams: bool = False,
         timeout: float = 0.0,
         order_log: OrderLog | None = None,
@@ -104,7 +106,7 @@ class Engine:
         self.pump = pump
         self.assembly = pump.assembly
         self._window = window
-        self._devices = 1 if self.assembly.loading is None else len(self.assembly.loading.transfers)
+        self._homes = homes
         self._place_size = place_size
         self._streams = streams
         self._timeout = timeout
@@ -158,7 +160,7 @@ class Engine:
                 self._forget()
                 self._resume(source)
                 self._queue(source)
-                self.assembly.expect(self._order)
+            self.assembly.expect(self._order, self._epochs[source.number].first_order)
             self.log = pump.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
             if not prefetched:
@@ -265,9 +267,9 @@ class Engine:
         what = place, record.epoch, record.first, record.rows, cpu, device
         self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record))
 
-    def _home(self, place: int, record: Record) -> int:
-        """The number of the device that gets the batch of this number."""
-        return (place - record.begins) % self._devices
+    def _home(self, place: int, record: Record) -> str:
+        """Which device lanes may prepare the place."""
+        return self._homes[(place - record.begins) % len(self._homes)]
 
     def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
         self.pump.handle(event(perf_counter(), *what, **more))

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 CANARY = 0xEE
+CONSUMER = "consumer"
 LAZY_COPIES, LAZY_CONSUMER = "lazy copies", "lazy consumer"
 Order = str | int
 
@@ -92,10 +93,11 @@ class Block:
 class FakeDevice:
     """An ``Accelerator``. ``capacity``: bytes until it says that memory is short; ``beside``: others of the host.
 
-    ``crossed``: tensors copied from another device.
+    ``crossed``: tensors copied from another device; ``fetched``: to the host.
     """
 
     compute = "cpu"
+    keeps_time = False  # what it computes, the calling thread does: that tells how long it took
     uuid = "GPU-none"
     device = torch.device("cpu")
 
@@ -105,14 +107,14 @@ class FakeDevice:
         self.everyone.append(self)
         self.order = order
         self.random = np.random.default_rng(order if isinstance(order, int) else 0)
-        self.consumer = FakeStream("consumer")
+        self.consumer = FakeStream(CONSUMER)
         self.streams = [self.consumer]
         self.pinned: dict[int, int] = {}
         self.capacity = capacity
         self.used = 0
         self.peak = 0
         self._current = threading.local()
-        self.crossed = 0
+        self.crossed = self.fetched = 0
         self._live: dict[int, Block] = beside[0]._live if beside else {}
         self._free: list[Block] = []
 
@@ -168,7 +170,7 @@ class FakeDevice:
             if block is None:
                 if self.used + nbytes > self.capacity:
                     raise torch.OutOfMemoryError(f"fake device: {nbytes} bytes asked for, {self.used} used")
-                block = Block(nbytes, self.current, self)
+                block = Block(nbytes, self._checked(self.current), self)
             self.used += nbytes
             self.peak = max(self.peak, self.used)
             array = np.frombuffer(block.memory.data, np.uint8)
@@ -200,14 +202,28 @@ class FakeDevice:
         return tensor
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
-        """See Accelerator."""
+        """See Accelerator. Nobody may do that on the consumer's stream, in whatever thread: the host waits for it."""
+        assert self.current is not self.consumer, "the host would wait for the consumer's work"
+        self.fetched += 1
         self.run_to(event)
         return self._raw(tensor).clone().numpy()
 
-    def event(self) -> FakeEvent:
+    def event(self, timed: bool = False) -> FakeEvent:
         """See Accelerator."""
         with self.lock:
-            return FakeEvent(self, self.current)
+            return FakeEvent(self, self._checked(self.current))
+
+    def seconds(self, begin: FakeEvent, end: FakeEvent) -> float:
+        """See Accelerator: a piece of work takes a second."""
+        assert begin.stream is end.stream and begin.passed and end.passed
+        return float(end.number - begin.number)
+
+    @staticmethod
+    def _checked(stream: FakeStream) -> FakeStream:
+        """The consumer's stream is not for the loader's own threads: they would wait for what it computes."""
+        ours = threading.current_thread().name.startswith("minato-")
+        assert not (ours and stream.name == CONSUMER), "a thread of the loader's uses the consumer's stream"
+        return stream
 
     def wait(self, event: Any) -> None:
         """See Accelerator."""
@@ -243,7 +259,7 @@ class FakeDevice:
 
     def _issue(self, work: Any, stream: FakeStream | None = None) -> None:
         with self.lock:
-            stream = stream or self.current
+            stream = self._checked(stream or self.current)
             stream.work.append(work)
             stream.issued += 1
             if self.order == LAZY_CONSUMER and stream is not self.consumer:
