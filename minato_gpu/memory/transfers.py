@@ -100,9 +100,9 @@ class Transfers:
             load.cancelled = not load.issued
             if load.counted:
                 load.counted = False
-                self.budget.give("batches", load.nbytes)
                 self._loaded.discard(load.order)
-                self._set_aside()
+                self._set_aside()  # before an executor can take what is free now
+                self.budget.give("batches", load.nbytes)
             self._changed.notify()
 
     # --- any thread --------------------------------------------------------------------------------------------
