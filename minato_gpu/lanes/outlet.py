@@ -86,8 +86,11 @@ class Outlet:
             return count
         budget = self._transfers.budget
         self._measure(task, made)
-        if not self._each:
-            return count if budget.limit is None else 1
+        if not (self._each and self._transfers.batch_bytes):  # nobody knows yet what there is room for
+            if budget.limit is None:
+                return count
+            self._take(self._each)
+            return 1
         found = budget.take_some("samples", self._each, count)
         if not found:
             self._transfers.sweep()

@@ -57,7 +57,7 @@ class Transfers:
         self._due = 0  # the batch that the consumer takes next, from whichever device
         self._turn = 0  # the first from then on that may be this device's
         self._loaded: set[int] = set()  # those whose bytes are in the account
-        self._batch_bytes = 0  # of the largest batch so far
+        self.batch_bytes = 0  # of the largest batch that is known of
         self._issued = 0
         self._under_way: deque[Load] = deque()
         self._sweeping = threading.Lock()
@@ -73,7 +73,7 @@ class Transfers:
         self.slabs.read(load.slabs)
         with self._changed:
             insort(self._queue, load, key=lambda each: each.order)
-            self._batch_bytes = max(self._batch_bytes, load.nbytes)
+            self.batch_bytes = max(self.batch_bytes, load.nbytes)
             self._set_aside()
             self._changed.notify()
 
@@ -109,9 +109,9 @@ class Transfers:
 
     def announce(self, nbytes: int) -> None:
         """Batches will be as large as this."""
-        if nbytes > self._batch_bytes:
+        if nbytes > self.batch_bytes:
             with self._changed:
-                self._batch_bytes = max(self._batch_bytes, nbytes)
+                self.batch_bytes = max(self.batch_bytes, nbytes)
                 self._set_aside()
 
     def sweep(self) -> None:
@@ -194,7 +194,7 @@ class Transfers:
 
     def _set_aside(self) -> None:
         """What this device's next batch will need, unless it has it already."""
-        self.budget.aside = 0 if self._loaded & {self._due, self._turn} else self._batch_bytes
+        self.budget.aside = 0 if self._loaded & {self._due, self._turn} else self.batch_bytes
 
     def _issue(self, load: Load, stream: Any) -> None:
         before = load.slabs

@@ -274,7 +274,7 @@ def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_b
         assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0
 
 
-def test_samples_of_unknown_size_are_made_one_by_one_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_sizes_are_unknown_samples_are_made_one_by_one_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     run = FunctionSegment.run
 
@@ -285,11 +285,14 @@ def test_samples_of_unknown_size_are_made_one_by_one_under_a_budget(monkeypatch:
     monkeypatch.setattr(FunctionSegment, "run", noted)
     with bench(FakeDevice(), limit=1 << 20) as one:
         sources: list[Any] = [Local(one.pipeline.run({"n": key}, 0, stop=1), 8) for key in range(5)]
-        for chunk in (1, 2):
-            one.lane.send(task(piece(range(5), sources=sources), chunk=chunk, layout=b""))
+        one.lane.send(task(piece(range(5), sources=sources), chunk=1, layout=b""))
+        assert one.reported(1)
+        assert sizes == [1] * 10, "each in two segments"
+        one.transfers.announce(1024)
+        one.lane.send(task(piece(range(5), sources=sources), chunk=2, layout=b""))
         assert one.reported(2)
-        assert sizes == [1, 1, 4, 4, 5, 5], "two segments each; then it is known"
-        assert one.transfers.budget.held["samples"] == 0
+        assert sizes[10:] == [5, 5], "that of a batch is known too"
+        assert one.transfers.budget.held["samples"] == 0 < one.transfers.budget.peak
 
 
 def test_a_micro_batch_that_was_halved_stays_small_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
