@@ -1,8 +1,8 @@
 """How the device lane prepares tasks: issued to its executors by split point, waited for, and reported.
 
 A task is reported once the device is through with it, in the order in which they came: while it waits for that alone,
-the next one is issued. What may take the host long (a task's next part, a graph to be built, a sample that is repeated
-on the CPU) waits until those that are through have been reported.
+the next one is issued. Meanwhile the thread asks before each of its steps (a stage, a sample, a part) whether it is
+through, and lets no graph be built before it is: a slow step must not keep finished samples from their batches (P5).
 
 A sample costs what the device says, by events around its part. A stand-in on the CPU has no such clock: there it costs
 what its part took of the cores, but no more than passed meanwhile (DALI's threads work beside each other).
@@ -61,9 +61,11 @@ class DeviceWork:
         self._report = report
         self._runs: deque[Run] = deque()  # issued, and not reported
         self._current: Run | None = None  # the one that is issued or waited for
+        self._ending = False
         self._reported = 0.0  # when the last one was
         self._looked = 0  # graphs built when their threads were last looked for
         self._cores: CoreTime | None = None
+        at.between = self._report_through
 
     def open(self) -> None:
         """The calling thread is the one."""
@@ -103,7 +105,8 @@ class DeviceWork:
         for split, numbers in run.by_split().items():
             executor, left = self._executors[split], numbers
             while left:
-                self._report_through(all_of_them=not executor.built)
+                while self._runs and not executor.built:
+                    self.end()
                 count = self._outlet.reserve(task, executor.made, len(left))
                 self._begin_part(run, split, left[:count])
                 left = left[count:]
@@ -114,6 +117,7 @@ class DeviceWork:
 
     def end(self) -> None:
         """Wait for the task that has been under way for longest, and report it."""
+        self._ending = True
         run, current = self._runs.popleft(), self._current
         if not run.through:
             self._current = run
@@ -128,10 +132,11 @@ class DeviceWork:
         self._look(repeated=run.repeated > 0)
         layout, self._outlet.layout = self._outlet.layout, None
         self._report(run.report(begin, end, layout, tells_parts=bool(self._pipeline.cuts)))
+        self._ending = False
 
-    def _report_through(self, *, all_of_them: bool = False) -> None:
-        """Report the tasks that the device is through with, before the host is busy with another."""
-        while self._runs and (all_of_them or self._runs[0].through):
+    def _report_through(self) -> None:
+        """Report the tasks that the device is through with."""
+        while self._runs and not self._ending and self._runs[0].through:
             self.end()
 
     # --- parts of tasks --------------------------------------------------------------------------------------
@@ -192,7 +197,6 @@ class DeviceWork:
 
     def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
         """What the CPU implementations make of a sample that failed on the device, or what they raise."""
-        self._report_through()
         run.repeated += 1
         if is_out_of_memory(error):
             self._no_memory(error)
