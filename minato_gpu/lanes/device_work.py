@@ -61,7 +61,7 @@ class DeviceWork:
         self._report = report
         self._runs: deque[Run] = deque()  # issued, and not reported
         self._current: Run | None = None  # the one that is issued or waited for
-        self._ending = False
+        self._ending = False  # a step of ``end`` itself ends no other
         self._reported = 0.0  # when the last one was
         self._looked = 0  # graphs built when their threads were last looked for
         self._cores: CoreTime | None = None
