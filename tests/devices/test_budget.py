@@ -69,3 +69,15 @@ def test_a_budget_does_not_hold_back_what_is_repeated_for_lost_batches(machine: 
     assert [len(batch) for batch in keys[:padded]] == [1] * padded
     good = range(3 * BATCH, LENGTH)
     assert differences(good, [n for batch in keys[padded:] for n in batch]) == NOTHING
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("budget", [1, 2 * BATCH_BYTES])
+def test_epochs_that_overlap_go_on_under_a_small_budget(machine: Machine, budget: int, in_order: bool) -> None:
+    """An epoch's last round is not whole, so the next one begins out of turn: with the first device again."""
+    devices = machine(4, LAZY_COPIES)
+    more: dict[str, Any] = {"epochs": 3, "persistent_workers": True, "in_order": in_order, "prefetch_factor": 8}
+    loader = loader_on(devices, Plain(), device_memory_budget=budget, timeout=20, **more)
+    for _ in range(3):
+        assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
+    assert loader.stats()["speculation"]["epochs_prepared"] > 0

@@ -173,6 +173,16 @@ def test_a_slow_sample_delays_no_device_that_can_do_without_it(machine: Machine)
     assert differences(range(LENGTH), [n for batch in labels(first + rest) for n in batch]) == NOTHING
 
 
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_a_recorded_order_is_replayed_device_by_device(machine: Machine, tmp_path: Path, lanes: list[str]) -> None:
+    devices = machine(3, LAZY_COPIES)
+    more: dict[str, Any] = {"in_order": False, "max_lateness": 3, "order_log": tmp_path / "order", "lanes": lanes}
+    recorded = consume(devices, loader_on(devices, **more))
+    crossed = [device.crossed for device in devices]
+    check_same(consume(devices, loader_on(devices, **more)), recorded)
+    assert [device.crossed for device in devices] == crossed, "an order that is known is kept device by device"
+
+
 def test_what_was_recorded_replays(machine: Machine, tmp_path: Path) -> None:
     devices = machine(2)
     loader = loader_on(devices)
