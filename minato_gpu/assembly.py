@@ -302,10 +302,10 @@ class Assembly:
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or batch.load is not None)
 
-    def expect(self, order: int) -> None:
-        """The consumer takes batch ``order`` next."""
+    def expect(self, order: int, begins: int) -> None:
+        """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
         if self.loading is not None:
-            self.loading.expect(order)
+            self.loading.expect(order, begins)
 
     def take(self, order: int) -> Batch:
         """The batch leaves the window; its memory is the consumer's from now on."""
@@ -313,7 +313,7 @@ class Assembly:
         self.holdings.bytes -= batch.nbytes
         if self.loading is not None:
             self.loading.leave(batch)
-            self.loading.expect(order + 1)
+            self.loading.expect(order + 1, batch.order - batch.number)
         return batch
 
     def value(self, batch: Batch) -> Any:

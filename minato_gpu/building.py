@@ -36,6 +36,7 @@ from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.watchdog import Watchdog
 
 _MICRO_BATCH = 16
+_HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
@@ -118,10 +119,19 @@ def _prefetch(loader: Any) -> int:
 
 
 def _window(loader: Any) -> int:
-    """Batches admitted and not delivered: with several devices, at least two for each."""
+    """Batches admitted and not delivered: with several devices, for each as many at least as it has micro-batches."""
     devices = len(loader._options.devices)
     window: int = _prefetch(loader) * loader.num_workers
-    return window if devices == 1 else max(window, 2 * devices)
+    return window if devices == 1 else max(window, _HELD * devices)
+
+
+def _micro_batch(loader: Any) -> int:
+    """Most samples of one dispatch to a device; of several, none may hold more than its share of the window."""
+    devices = len(loader._options.devices)
+    if devices == 1 or (loader._auto_collation and loader.batch_size is None):
+        return _MICRO_BATCH
+    share: int = _window(loader) * (loader.batch_size or 1) // (devices * _HELD)
+    return max(1, min(_MICRO_BATCH, share))
 
 
 def _stacks(loader: Any) -> bool:
@@ -142,7 +152,7 @@ def _policy(loader: Any) -> m.Policy:
         whole_places=not _stacks(loader) and not options.free and loader.num_workers == 1 and not has_device,
         inspect=has_device,
         cpu_runs="cpu" in options.lanes,
-        micro_batch=_MICRO_BATCH,
+        micro_batch=_micro_batch(loader),
         compose_ahead=len(options.devices),
         spares_device=options.device.type == "cuda",
         spreads=pads_batches(loader),
@@ -174,6 +184,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         pump,
         window=_window(loader),
         place_size=1 if iterable else place,
+        homes=policy.homes,
         streams=iterable,
         timeout=loader.timeout,
         order_log=loader._order if not loader.in_order else None,

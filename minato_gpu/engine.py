@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -65,9 +65,10 @@ def _wait(wake: int) -> bool:
 class Engine:
     """One set of lanes, and the epochs that run through it.
 
-    ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``streams``:
-    every worker iterates the data set for itself, and an epoch ends when its streams do; ``replaces``: a worker that
-    dies is replaced; ``watchdog``: notices those, and a device lane, that hang.
+    ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``homes``:
+    which device lanes may prepare the batches of an epoch, in turn; ``streams``: every worker iterates the data set for
+    itself, and an epoch ends when its streams do; ``replaces``: a worker that dies is replaced; ``watchdog``: notices
+    those, and a device lane, that hang.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Engine:
         *,
         window: int,
         place_size: int,
+        homes: Sequence[str] = (m.DEVICE,),
         streams: bool = False,
         timeout: float = 0.0,
         order_log: OrderLog | None = None,
@@ -86,8 +88,7 @@ class Engine:
         self._links = links
         self.pump = pump
         self.assembly = pump.assembly
-        devices = 1 if self.assembly.loading is None else len(self.assembly.loading.transfers)
-        self._epochs = Epochs(pump, window=window, devices=devices, streams=streams, order_log=order_log)
+        self._epochs = Epochs(pump, window=window, homes=homes, streams=streams, order_log=order_log)
         replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
         self._minder = Minder(pump, replaces=replaces, watchdog=watchdog)
         self._place_size = place_size
@@ -125,7 +126,7 @@ class Engine:
             else:
                 pump.new_run()
                 self._epochs.start(source)
-                self.assembly.expect(self._epochs.order)
+            self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
             self.log = pump.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
             if not prefetched:

@@ -1,8 +1,6 @@
 """The epochs that run through an engine: their samplers are drawn, and what they yield is numbered and admitted.
 
-Three numbers rise through a run, over all of its epochs: ``place`` counts the batches drawn, ``serial`` the samples
-drawn, and ``order`` the batches delivered. Of an epoch, batches are numbered from its ``first_order``, and positions
-from its ``first_serial``.
+Places, serials and orders (see ``scheduling.messages``) rise through a run, over all of its epochs.
 
 Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered. What
 one raises then has nothing to do with that batch: the consumer gets it, and the error when it asks again.
@@ -11,7 +9,7 @@ one raises then has nothing to do with that batch: the consumer gets it, and the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -43,14 +41,17 @@ class Epoch:
 class Epochs:
     """The epochs of one run: the one that is delivered, and those that are prefetched.
 
-    ``window``: batches drawn and not delivered; ``devices``: how many take batches in turn; ``streams``: nothing is
-    drawn, workers iterate for themselves; ``order_log``: may replay what an earlier run has delivered.
+    ``window``: batches drawn and not delivered; ``homes``: which device lanes may prepare an epoch's batches, in turn;
+    ``streams``: nothing is drawn, workers iterate for themselves; ``order_log``: may replay what an earlier run has
+    delivered.
     """
 
-    def __init__(self, pump: Pump, *, window: int, devices: int, streams: bool, order_log: OrderLog | None) -> None:
+    def __init__(
+        self, pump: Pump, *, window: int, homes: Sequence[str], streams: bool, order_log: OrderLog | None
+    ) -> None:
         self._pump = pump
         self._window = window
-        self._devices = devices
+        self._homes = homes
         self._streams = streams
         self._order_log = order_log
         self.beyond = 0  # batches that the window is longer by
@@ -186,9 +187,9 @@ class Epochs:
         what = place, record.epoch, record.first, record.rows, cpu, device
         self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record))
 
-    def _home(self, place: int, record: Record) -> int:
-        """The number of the device that gets the batch of this number."""
-        return (place - record.begins) % self._devices
+    def _home(self, place: int, record: Record) -> str:
+        """Which device lanes may prepare the place."""
+        return self._homes[(place - record.begins) % len(self._homes)]
 
     def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
         self._pump.handle(event(perf_counter(), *what, **more))

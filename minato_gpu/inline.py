@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.datapipe import MapDataPipe
 
 from minato_gpu.admission import Drawn, Source
@@ -134,7 +134,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._base_seed = loader._base_seed
         self.log = Telemetry(None, perf_counter())
         self.log.lanes["cpu"].slots = 1
-        self._to_device = loader._to_device
+        self._loader = loader
         self._epoch = epoch
         self._failed: list[tuple[int, int]] | None = None
         self._source: Source | None = None
@@ -157,6 +157,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         limits = loader.on_error, loader.max_failures, loader._expected()
         self.failures = FailurePolicy(*limits, self.log, source.delivered)
         loader._standing = self._standing = standing
+
+    def __len__(self) -> int:
+        """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
+        return len(self._loader) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
 
     def _begin_stream(self, loader: Any, starts: list[StreamStart]) -> Any:
         """The fetcher of an iterable data set, which goes on where an earlier run left it."""
@@ -185,7 +189,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         try:
             data = self._next_batch()
             now = perf_counter()
-            data = self._to_device(data, self._num_yielded if self._source is None else self._source.delivered.batches)
+            number = self._num_yielded if self._source is None else self._source.delivered.batches
+            data = self._loader._to_device(data, number)
         except StopIteration:
             self.log.end = perf_counter()
             self._standing.over = True

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from minato_gpu.admission import Source, Speculation
 from minato_gpu.building import build_engine
@@ -139,6 +139,10 @@ class EngineIterator(_BaseDataLoaderIter):
             ahead[1].adopt()
         self._engine.begin(source, expected, prefetched=ahead is not None)
         loader._standing = self._standing
+
+    def __len__(self) -> int:
+        """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
+        return len(self._loader) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
 
     def __next__(self) -> Any:
         if torch._C._autograd._profiler_enabled() or self._IterableDataset_len_called is not None:

@@ -14,7 +14,7 @@ from minato_gpu.scheduling.messages import Span
 class Record:
     """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
 
-    ``begins``: the number, among all batches, of its epoch's first one.
+    ``begins``: the order of its epoch's first batch (see ``scheduling.messages``).
     """
 
     __slots__ = (
@@ -115,7 +115,7 @@ class Window:
 class Batch:
     """A composed batch: what it is made of until it is ready, then the way to its value.
 
-    ``order``: its number among all; ``number``: within its epoch.
+    ``order``: its number among all of the run; ``number``: within its epoch (see ``scheduling.messages``).
     """
 
     __slots__ = (

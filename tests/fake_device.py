@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,73 +28,24 @@ from typing import Any
 import numpy as np
 import torch
 
-CANARY = 0xEE
+from tests.fake_work import CANARY as CANARY
+from tests.fake_work import Block, Copy
+from tests.fake_work import FakeEvent as FakeEvent
+from tests.fake_work import FakeStream as FakeStream
+
+CONSUMER = "consumer"
 LAZY_COPIES, LAZY_CONSUMER = "lazy copies", "lazy consumer"
 Order = str | int
-
-
-class FakeStream:
-    """Work in its order: functions, and events to wait for. ``done`` counts what has run."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.work: deque[Any] = deque()
-        self.issued = self.done = 0
-
-
-class FakeEvent:
-    """After the first ``number`` pieces of work of a stream."""
-
-    def __init__(self, device: FakeDevice, stream: FakeStream) -> None:
-        self._device = device
-        self.stream = stream
-        self.number = stream.issued
-
-    @property
-    def passed(self) -> bool:
-        """Whether the stream has come to it."""
-        return self.stream.done >= self.number
-
-    def query(self) -> bool:
-        """See Event."""
-        with self._device.lock:
-            return self.passed
-
-    def synchronize(self) -> None:
-        """See Event."""
-        self._device.run_to(self)
-
-
-class Copy:
-    """The work of copying one tensor into another."""
-
-    def __init__(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.target = target
-        self.source = source
-
-    def __call__(self) -> None:
-        self.target.copy_(self.source)
-
-
-class Block:
-    """Memory that is never returned to the host's allocator, so that a late write destroys no innocent's bytes."""
-
-    def __init__(self, nbytes: int, home: FakeStream, device: FakeDevice) -> None:
-        self.device = device
-        self.memory = np.full(nbytes, CANARY, np.uint8)
-        self.all = torch.from_numpy(self.memory)
-        self.home = home
-        self.users: set[FakeStream] = set()
-        self.guards: list[FakeEvent] = []
 
 
 class FakeDevice:
     """An ``Accelerator``. ``capacity``: bytes until it says that memory is short; ``beside``: others of the host.
 
-    ``crossed``: tensors copied from another device.
+    ``crossed``: tensors copied from another device; ``fetched``: to the host.
     """
 
     compute = "cpu"
+    keeps_time = False  # what it computes, the calling thread does: that tells how long it took
     uuid = "GPU-none"
     device = torch.device("cpu")
 
@@ -105,14 +55,14 @@ class FakeDevice:
         self.everyone.append(self)
         self.order = order
         self.random = np.random.default_rng(order if isinstance(order, int) else 0)
-        self.consumer = FakeStream("consumer")
+        self.consumer = FakeStream(CONSUMER)
         self.streams = [self.consumer]
         self.pinned: dict[int, int] = {}
         self.capacity = capacity
         self.used = 0
         self.peak = 0
         self._current = threading.local()
-        self.crossed = 0
+        self.crossed = self.fetched = 0
         self._live: dict[int, Block] = beside[0]._live if beside else {}
         self._free: list[Block] = []
 
@@ -168,7 +118,7 @@ class FakeDevice:
             if block is None:
                 if self.used + nbytes > self.capacity:
                     raise torch.OutOfMemoryError(f"fake device: {nbytes} bytes asked for, {self.used} used")
-                block = Block(nbytes, self.current, self)
+                block = Block(nbytes, self._checked(self.current), self)
             self.used += nbytes
             self.peak = max(self.peak, self.used)
             array = np.frombuffer(block.memory.data, np.uint8)
@@ -200,14 +150,28 @@ class FakeDevice:
         return tensor
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
-        """See Accelerator."""
+        """See Accelerator. Nobody may do that on the consumer's stream, in whatever thread: the host waits for it."""
+        assert self.current is not self.consumer, "the host would wait for the consumer's work"
+        self.fetched += 1
         self.run_to(event)
         return self._raw(tensor).clone().numpy()
 
-    def event(self) -> FakeEvent:
+    def event(self, timed: bool = False) -> FakeEvent:
         """See Accelerator."""
         with self.lock:
-            return FakeEvent(self, self.current)
+            return FakeEvent(self, self._checked(self.current))
+
+    def seconds(self, begin: FakeEvent, end: FakeEvent) -> float:
+        """See Accelerator: a piece of work takes a second."""
+        assert begin.stream is end.stream and begin.passed and end.passed
+        return float(end.number - begin.number)
+
+    @staticmethod
+    def _checked(stream: FakeStream) -> FakeStream:
+        """The consumer's stream is not for the loader's own threads: they would wait for what it computes."""
+        ours = threading.current_thread().name.startswith("minato-")
+        assert not (ours and stream.name == CONSUMER), "a thread of the loader's uses the consumer's stream"
+        return stream
 
     def wait(self, event: Any) -> None:
         """See Accelerator."""
@@ -243,7 +207,7 @@ class FakeDevice:
 
     def _issue(self, work: Any, stream: FakeStream | None = None) -> None:
         with self.lock:
-            stream = stream or self.current
+            stream = self._checked(stream or self.current)
             stream.work.append(work)
             stream.issued += 1
             if self.order == LAZY_CONSUMER and stream is not self.consumer:

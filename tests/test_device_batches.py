@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import time
@@ -242,6 +243,24 @@ def test_a_small_budget_sends_the_device_lanes_results_by_way_of_the_host(fake: 
     )
     wanted = reference(Numbers(), pipeline=PIPELINE, generator=seeded(), lanes=["cpu"])
     check_same(consume(device, loader), wanted)
+
+
+def _read_unlike(fields: Any, params: Any) -> Any:
+    return {**_read(fields, params), "label": float(fields["n"]) if fields["n"] == 20 else fields["n"]}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream(fake: Fake, order: Order) -> None:
+    """One sample is unlike the others, so its batch is no rows; whoever asks for its samples is no lane."""
+    device = fake(order)
+    read = dataclasses.replace(PIPELINE.stages[0], writes={**PIPELINE.stages[0].writes, "label": Field(object)})
+    stages = (dataclasses.replace(read, cpu=_read_unlike), *PIPELINE.stages[1:])
+    pipeline = Pipeline(stages, outputs=PIPELINE.outputs, name="tests")
+    more: dict[str, Any] = {"pipeline": pipeline, "lanes": ["device"], "generator": seeded(), "num_workers": 1}
+    loader = DataLoader(Numbers(), BATCH, device="cuda", **more)
+    got = consume(device, loader)
+    assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
+    assert device.fetched > 0
 
 
 def test_leaving_an_epoch_in_the_middle_leaves_nothing(fake: Fake) -> None:

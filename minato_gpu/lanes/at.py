@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -20,17 +20,21 @@ class Step(NamedTuple):
 class At:
     """The step under way. One tuple takes the place of another, so a reader sees one or the other.
 
+    ``between``: called by the thread before each step, for what must not wait until the step is over.
+
     Decision: a function knows a sample by its parameters, an object of the sample's own, and which number that is is
     only looked up when somebody asks. Rejected: numbers handed down through every segment, for what happens never.
     """
 
     def __init__(self) -> None:
         self.step = Step(0.0, -1, None, 1)
+        self.between: Callable[[], None] = lambda: None
         self._drawn: Sequence[Any] = ()
         self._first = 0
 
     def enter(self, stage: int = -1, sample: Any = None, samples: int = 1) -> None:
         """The thread goes on to this."""
+        self.between()
         self.step = Step(perf_counter(), stage, sample, samples)
 
     def prepared(self, drawn: Sequence[Any], first: int) -> None:

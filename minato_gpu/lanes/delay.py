@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from time import thread_time
 
 _TASKS = Path("/proc/self/task")
 
@@ -35,15 +36,14 @@ class RunQueueDelay:
 class CoreTime:
     """Seconds that the calling thread and a library's threads have run: those named ``[LIBRARY]...`` in this process.
 
-    Always 0.0 where the kernel does not tell. A reading takes about two microseconds for each thread.
+    A reading takes about two microseconds for each thread. The caller's own seconds are those of its clock: what the
+    kernel lists of a thread that runs may be a tick old. The others wait by then; they do not count where the kernel
+    does not tell.
     """
 
     def __init__(self, library: str) -> None:
         self._prefix = f"[{library}]"
         self._threads: dict[str, int] = {}  # thread -> its schedstat, -1 where it is somebody else's
-        self._own = -1
-        with contextlib.suppress(OSError):
-            self._own = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def look(self) -> None:
         """Find out which threads there are now; those that come later are not counted."""
@@ -65,17 +65,16 @@ class CoreTime:
     def __call__(self) -> float:
         """Seconds so far; less than before when a thread has ended."""
         total = 0
-        for fd in (self._own, *self._threads.values()):
+        for fd in self._threads.values():
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     total += int(os.pread(fd, 64, 0).split()[0])
-        return total * 1e-9
+        return thread_time() + total * 1e-9
 
     def close(self) -> None:
         """Close all descriptors; idempotent."""
-        for fd in (self._own, *self._threads.values()):
+        for fd in self._threads.values():
             _close(fd)
-        self._own = -1
         self._threads.clear()
 
 

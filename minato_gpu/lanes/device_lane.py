@@ -2,7 +2,8 @@
 
 It takes every task that waits, one micro-batch at a time (``device_work``), and writes finished samples into their rows
 of the batch. Where they stay on a device, the next micro-batch is issued before the thread waits for the one before, so
-that the device is at work while the host prepares; the stand-in on the CPU has no such two sides.
+that the device is at work while the host prepares; the stand-in on the CPU has no such two sides. What the device is
+through with is reported before the next one is issued.
 
 Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU lane to go on:
 what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane there is has an
@@ -26,9 +27,8 @@ from minato_gpu.lanes import stacks
 from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import build_executor
-from minato_gpu.lanes.device_work import DeviceWork, Run
+from minato_gpu.lanes.device_work import DeviceWork
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
@@ -83,16 +83,16 @@ class DeviceLane:
         self.error: Exception | None = None  # why the lane will never open, where there is no other
         store = Store(-1, links, None, links.board)
         self._outlet = Outlet(store, transfers)
-        self._in_flight = 1 if transfers is None else IN_FLIGHT
         self._work = DeviceWork(
             pipeline,
             self._executors,
             at,
             store,
             self._outlet,
-            waits=self._in_flight == 1,
+            depth=1 if transfers is None else IN_FLIGHT,
             ahead=self._ahead,
             no_memory=self._retire,
+            report=self._report,
         )
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
@@ -190,28 +190,26 @@ class DeviceLane:
 
     def _main(self) -> None:
         self._stand_back()  # and so do DALI's threads, which start from here
-        cores = CoreTime("DALI")
+        work = self._work
+        work.open()
         self._load()
         self.ready = not self.retired
         self._signal()
-        runs: deque[Run] = deque()
         closing = False
-        while runs or not closing:
+        while work.under_way or not closing:
             try:
-                task = self._tasks.get(block=not runs)
+                task = self._tasks.get(block=not work.under_way)
             except queue.Empty:
-                self._report(self._work.end(runs.popleft(), cores))
+                work.end()
                 continue
             if task is None:
                 closing = True
             elif self.retired:
                 self._report(_refused(task))
             else:
-                runs.append(self._work.begin(task, cores))
-                if len(runs) >= self._in_flight:
-                    self._report(self._work.end(runs.popleft(), cores))
+                work.begin(task)
             del task
-        cores.close()
+        work.close()
 
     def _report(self, report: Report) -> None:
         self._reports.append(report)

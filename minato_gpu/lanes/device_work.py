@@ -1,4 +1,11 @@
-"""How the device lane prepares a task: issued to its executors by split point, waited for, and reported.
+"""How the device lane prepares tasks: issued to its executors by split point, waited for, and reported.
+
+A task is reported once the device is through with it, in the order in which they came: while it waits for that alone,
+the next one is issued. Meanwhile the thread asks before each of its steps (a stage, a sample, a part) whether it is
+through, and lets no graph be built before it is: a slow step must not keep finished samples from their batches (P5).
+
+A sample costs what the device says, by events around its part. A stand-in on the CPU has no such clock: there it costs
+what its part took of the cores, but no more than passed meanwhile (DALI's threads work beside each other).
 
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its failure
 counts.
@@ -6,16 +13,17 @@ counts.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.at import At
-from minato_gpu.lanes.base import Failure, Handed, Local, Part, Piece, Report, Task, failure
+from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.lanes.device_run import Part, Run
 from minato_gpu.lanes.outlet import Issued, Outlet
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
@@ -24,39 +32,10 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 
-@dataclass
-class _Part:
-    """The samples of a task that came at one split point: what has been issued for them, and since when.
-
-    ``core_s``: seconds of the cores that issuing took; ``usual``: nothing was built or repeated for it.
-    """
-
-    split: int
-    numbers: list[int]
-    issued: Issued
-    begin: float
-    core_s: float
-    usual: bool
-
-
-class Run:
-    """A task under way: what is known of its samples so far."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
-        self.parts: list[_Part] = []
-        self.items: list[Any] = [None] * len(self.tickets)
-        self.times = [0.0] * len(self.tickets)
-        self.begin = perf_counter()
-        self.usual = True
-        self.repeated = 0
-
-
 class DeviceWork:
-    """For one thread. ``executors`` by split point, which show in ``at`` what they do; ``waits``: a task is waited for
-    before the next one is begun; ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is no memory
-    for even one sample."""
+    """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
+    ``depth``: tasks that may be under way; ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is
+    no memory for even one sample; ``report``: told of every task."""
 
     def __init__(
         self,
@@ -66,160 +45,148 @@ class DeviceWork:
         store: Store,
         outlet: Outlet,
         *,
-        waits: bool,
+        depth: int,
         ahead: BuildAhead | None,
         no_memory: Callable[[Exception], None],
+        report: Callable[[Report], None],
     ) -> None:
         self._pipeline = pipeline
-        self._first = pipeline.host_prefix
         self._executors = executors
         self._at = at
-        self._task: Task | None = None  # the one that is begun or waited for
-        self._numbers: list[int] = []  # which of its samples the executor was given
         self._store = store
         self._outlet = outlet
-        self._waits = waits
+        self._depth = depth
         self.ahead = ahead
         self._no_memory = no_memory
-        self._through = 0.0  # when the last part was through
-        self._repeated = 0  # samples of the current task that ran a second time, on the CPU
+        self._report = report
+        self._runs: deque[Run] = deque()  # issued, and not reported
+        self._current: Run | None = None  # the one that is issued or waited for
+        self._ending = False  # a step of ``end`` itself ends no other
+        self._reported = 0.0  # when the last one was
         self._looked = 0  # graphs built when their threads were last looked for
+        self._cores: CoreTime | None = None
+        at.between = self._report_through
+
+    def open(self) -> None:
+        """The calling thread is the one."""
+        self._cores = CoreTime("DALI")
+
+    def close(self) -> None:
+        """All is reported."""
+        if self._cores is not None:
+            self._cores.close()
 
     def at_work(self) -> tuple[float, Claim] | None:
         """From another thread: since when this one has been at its current step, and what that is."""
-        task, step, numbers = self._task, self._at.step, self._numbers
-        if task is None:
+        run, step = self._current, self._at.step
+        if run is None:
             return None
-        sample = self._at.number(step)
-        started = 0 if sample is None or sample >= len(numbers) else numbers[sample] + 1
-        return step.since, Claim(task.run, task.chunk, started, step.stage + 1)
+        sample, given = self._at.number(step), run.given
+        started = 0 if sample is None or sample >= len(given) else given[sample] + 1
+        return step.since, Claim(run.task.run, run.task.chunk, started, step.stage + 1)
 
     @property
     def together(self) -> int:
         """How many samples the current step is at, at once."""
         return self._at.step.samples
 
-    def begin(self, task: Task, cores: CoreTime) -> Run:
-        """Issue all of a task; what has a device to wait for is not waited for, unless nothing else could be begun."""
-        run = Run(task)
-        self._at.enter()
-        self._task, self._repeated = task, 0
-        self._look(cores)
-        for split, numbers in self._by_split(run.tickets).items():
-            begin, used, builds = perf_counter(), cores(), self._executors[split].builds
-            chosen = [run.tickets[number] for number in numbers]
-            try:
-                issued = self._issue(task, chosen, numbers, split)
-            except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
-                issued = Issued([self._failure(task, piece, at, error) for piece, at in chosen])
-            usual = self._executors[split].builds == builds and self._repeated == 0
-            run.parts.append(_Part(split, numbers, issued, begin, cores() - used, usual))
-            if self._waits:
-                self._settle(run, run.parts[-1])
-        run.repeated = self._repeated
-        self._task = None
-        return run
+    @property
+    def under_way(self) -> bool:
+        """Whether a task is to be ended."""
+        return bool(self._runs)
 
-    def _settle(self, run: Run, part: _Part) -> None:
-        """Wait until the device is through with the part."""
-        chosen = [run.tickets[number] for number in part.numbers]
+    # --- tasks -----------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task) -> None:
+        """Issue all of a task, and end those before it that have to be for that."""
+        run = self._current = Run(task, self._pipeline.host_prefix)
+        self._at.enter()
+        self._look()
+        for split, numbers in run.by_split().items():
+            executor, left = self._executors[split], numbers
+            while left:
+                while self._runs and not executor.built:
+                    self.end()
+                count = self._outlet.reserve(task, executor.made, len(left))
+                self._begin_part(run, split, left[:count])
+                left = left[count:]
+        self._runs.append(run)
+        self._current = None
+        while len(self._runs) >= self._depth:
+            self.end()
+
+    def end(self) -> None:
+        """Wait for the task that has been under way for longest, and report it."""
+        self._ending = True
+        run, current = self._runs.popleft(), self._current
+        if not run.through:
+            self._current = run
+            self._at.enter(samples=len(run.tickets))
+        for part in run.parts:
+            self._settle(run, part)
+        if self._current is not current:
+            self._current = current
+            self._at.enter()
+        begin, end = max(run.begin, self._reported), perf_counter()
+        self._reported = end
+        self._look(repeated=run.repeated > 0)
+        layout, self._outlet.layout = self._outlet.layout, None
+        self._report(run.report(begin, end, layout, tells_parts=bool(self._pipeline.cuts)))
+        self._ending = False
+
+    def _report_through(self) -> None:
+        """Report the tasks that the device is through with."""
+        while self._runs and not self._ending and self._runs[0].through:
+            self.end()
+
+    # --- parts of tasks --------------------------------------------------------------------------------------
+
+    def _begin_part(self, run: Run, split: int, numbers: list[int]) -> None:
+        begin, used, builds = perf_counter(), self._core_s(), self._executors[split].builds
         try:
-            found = self._outlet.settle(part.issued)
+            issued = self._issue(run, split, numbers)
+        except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
+            issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
+        passed, core_s = perf_counter() - begin, self._core_s() - used
+        part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed)
+        run.parts.append(part)
+        run.usual = run.usual and self._executors[split].builds == builds
+        if self._depth == 1 or issued.beyond:
+            self._settle(run, part)
+
+    def _settle(self, run: Run, part: Part) -> None:
+        """Wait until the device is through with the part, if that has not been done."""
+        issued = part.issued
+        if issued is None:
+            return
+        seconds: float | None = None
+        try:
+            found = self._outlet.settle(issued)
+            seconds = self._outlet.seconds(issued)
         except Exception as error:
-            found = [self._failure(run.task, piece, at, error) for piece, at in chosen]
-        now = perf_counter()
-        took = now - max(part.begin, self._through)  # it may have been issued while the device was at another
-        self._through = now
-        if self._executors[self._first].device == "cpu":  # what it waited for a core is not the sample's cost
-            took = min(max(part.core_s, 1e-6), took)
-        for number, item in zip(part.numbers, found, strict=True):
-            run.items[number], run.times[number] = item, took / len(chosen)
-        run.usual = run.usual and part.usual
+            found = [self._failure(run.task, *run.tickets[number], error) for number in part.numbers]
+        run.settle(part, found, seconds)
         if self.ahead is not None:
             self.ahead.ran(part.split)
 
-    def end(self, run: Run, cores: CoreTime) -> Report:
-        """Wait for the task, and report it."""
-        begin = run.begin
-        if not self._waits:
-            self._at.enter(samples=len(run.tickets))
-            self._task, self._numbers = run.task, []
-            begin = max(begin, self._through)
-            for part in run.parts:
-                self._settle(run, part)
-        self._task = None
-        end = self._through = perf_counter()
-        self._look(cores, repeated=run.repeated > 0)
-        parts: list[Part | None] | None = None
-        if run.usual and self._pipeline.cuts:
-            known = zip(run.tickets, run.times, strict=True)
-            parts = [(_split(*ticket, self._first), (each,)) for ticket, each in known]
-        return Report(
-            run=run.task.run,
-            chunk=run.task.chunk,
-            worker=0,
-            first=0,
-            done=len(run.tickets),
-            seconds=end - begin,
-            begin=begin,
-            end=end,
-            final=True,
-            nbytes=sum(item.nbytes for item in run.items if isinstance(item, Local)),
-            items=run.items if any(item is not None for item in run.items) else None,
-            times=run.times if run.usual else None,
-            parts=parts,
-            layout=self._learned(),
-            repeated=run.repeated,
-        )
-
-    def _look(self, cores: CoreTime, *, repeated: bool = False) -> None:
-        """Graphs that have been built, here or ahead, have brought threads of their own."""
-        builds = sum(executor.builds for executor in self._executors.values())
-        if builds != self._looked or repeated:
-            self._looked = builds
-            cores.look()
-
-    def _learned(self) -> bytes | None:
-        """What a sample looks like, to be reported once."""
-        layout, self._outlet.layout = self._outlet.layout, None
-        return layout
-
-    def _by_split(self, tickets: list[tuple[Piece, int]]) -> dict[int, list[int]]:
-        """The tickets' numbers by the split point at which they come."""
-        found: dict[int, list[int]] = {}
-        for number, ticket in enumerate(tickets):
-            found.setdefault(_split(*ticket, self._first), []).append(number)
-        return found
-
-    def _issue(self, task: Task, tickets: list[tuple[Piece, int]], numbers: list[int], split: int) -> Issued:
-        executor = self._executors[split]
-        items: list[Any] = [self._known_failure(piece, at) for piece, at in tickets]
-        ready = [number for number, item in enumerate(items) if item is None]
-        fields = [self._fields(*tickets[number], task) for number in ready]
-        self._numbers = [numbers[number] for number in ready]
+    def _issue(self, run: Run, split: int, numbers: list[int]) -> Issued:
+        executor, task = self._executors[split], run.task
+        items: list[Any] = [_known_failure(*run.tickets[number]) for number in numbers]
+        ready = [at for at, item in enumerate(items) if item is None]
+        fields = [self._fields(*run.tickets[numbers[at]], task) for at in ready]
+        run.given = [numbers[at] for at in ready]
         if self.ahead is not None:
             self.ahead.start(fields)
-        room = self._outlet.room
-        if room is not None:
-            executor.limit = min(executor.max_batch, max(1, room))
         with self._outlet.working():
             results = executor.run(fields, self._outlet.stream)
-            for sample, (number, (given, seed), result) in enumerate(zip(ready, fields, results, strict=True)):
-                piece, at = tickets[number]
+            for sample, (at, (given, seed), result) in enumerate(zip(ready, fields, results, strict=True)):
+                made = executor.made
                 if isinstance(result, StageError):
-                    result = self._by_cpu(sample, given, seed, split, result)
-                    made = frozenset[str]()
-                else:
-                    made = executor.made
+                    result, made = self._by_cpu(run, sample, given, seed, split, result), frozenset()
                 self._at.enter(sample=sample)
-                items[number] = self._finish(task, piece, at, result, made)
+                items[at] = self._finish(task, *run.tickets[numbers[at]], result, made)
             self._at.enter(samples=len(items))
             return self._outlet.issued(items)
-
-    def _known_failure(self, piece: Piece, at: int) -> Failure | None:
-        assert piece.sources is not None
-        source = piece.sources[at]
-        return source if isinstance(source, Failure) else None
 
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int]:
         assert piece.sources is not None
@@ -228,9 +195,9 @@ class DeviceWork:
         lying = source.fields if isinstance(source, Handed) else source
         return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
-    def _by_cpu(self, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
+    def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
         """What the CPU implementations make of a sample that failed on the device, or what they raise."""
-        self._repeated += 1
+        run.repeated += 1
         if is_out_of_memory(error):
             self._no_memory(error)
         try:
@@ -251,8 +218,22 @@ class DeviceWork:
         cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)
 
+    # --- cores -----------------------------------------------------------------------------------------------
 
-def _split(piece: Piece, at: int, first: int) -> int:
-    """The split point at which the ticket comes."""
-    source = None if piece.sources is None else piece.sources[at]
-    return source.stage if isinstance(source, Handed) else first
+    def _core_s(self) -> float:
+        return 0.0 if self._cores is None else self._cores()
+
+    def _look(self, *, repeated: bool = False) -> None:
+        """Graphs that have been built, here or ahead, have brought threads of their own."""
+        builds = sum(executor.builds for executor in self._executors.values())
+        if builds != self._looked or repeated:
+            self._looked = builds
+            if self._cores is not None:
+                self._cores.look()
+
+
+def _known_failure(piece: Piece, at: int) -> Failure | None:
+    """Of a sample that could not even be read."""
+    assert piece.sources is not None
+    source = piece.sources[at]
+    return source if isinstance(source, Failure) else None

@@ -1,16 +1,19 @@
 """Where the device lane's results go: into rows on the host, or, where batches live on a device, they stay there.
 
 A result that stays takes part in its batch as tensors, with the event of its micro-batch; what the host read made of
-the same sample (labels, text) goes into its row on the host as ever. Results beyond the device-memory budget are
-brought into their rows, and travel like those of the CPU lane.
+the same sample (labels, text) goes into its row on the host as ever.
+
+Samples are in the device-memory budget's account before they are made, and only as many are made together as it has
+room for. Where it has none, one is made all the same: the oldest undelivered sample may be among them. That one is
+brought into its row before the next is made, and travels like those of the CPU lane (P4).
 """
 
 from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +22,29 @@ import torch
 from minato_gpu.lanes.base import Extra, Local, Piece, Resident, Task
 from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.lanes.values import to_numpy
+from minato_gpu.memory.accelerator import Event
 from minato_gpu.memory.layout import Layout, Mismatch
-from minato_gpu.memory.loads import Made
+from minato_gpu.memory.loads import Made, rows_bytes
 from minato_gpu.memory.transfers import Transfers
 
 
 class Issued(NamedTuple):
-    """The references of a micro-batch's samples. ``placed``: views, row and reference of those that stay on the device,
-    once ``made`` has been."""
+    """The references of samples that were issued together.
+
+    ``placed``: views, row and reference of those that stay on the device; ``beyond``: which has no room for them.
+    ``begin`` and ``end``: the device's events around all of that, the first one only where the device keeps time.
+    """
 
     items: list[Any]
     placed: Sequence[tuple[list[Any], int, Resident]] = ()
-    made: Made | None = None
+    beyond: bool = False
+    begin: Event | None = None
+    end: Event | None = None
+
+    @property
+    def through(self) -> bool:
+        """Whether ``settle`` would wait for nothing."""
+        return self.end is None or self.end.query()
 
 
 class Outlet:
@@ -45,16 +59,13 @@ class Outlet:
         self._stream: Any = None
         self._made = self._new_made()
         self._placed: list[tuple[list[Any], int, Resident]] = []
-        self._sample_bytes = 0
+        self._each = 0  # bytes of a sample on the device, once they are known
+        self._held = 0  # bytes taken for samples that are not made yet
+        self._beyond = False  # they were taken although there was no room
+        self._begin: Event | None = None
 
     def _new_made(self) -> Made | None:
         return None if self._transfers is None else Made(None, self._transfers.accelerator)
-
-    @property
-    def room(self) -> int | None:
-        """How many samples the device-memory budget has room for, as far as is known; None for no limit."""
-        free = None if self._transfers is None else self._transfers.budget.free
-        return None if free is None or not self._sample_bytes else free // self._sample_bytes
 
     @property
     def stream(self) -> Any:
@@ -63,10 +74,66 @@ class Outlet:
             self._stream = self._transfers.accelerator.stream()
         return self._stream
 
-    def working(self) -> AbstractContextManager[Any]:
-        """One micro-batch; work within it goes to the executor's stream."""
-        self._placed = []
-        return nullcontext() if self._transfers is None else self._transfers.accelerator.working(self.stream)
+    # --- making samples --------------------------------------------------------------------------------------
+
+    def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
+        """Take room on the device for as many of ``count`` samples as it has room for, at least for one; how many.
+
+        ``made``: names of the fields that device implementations make. ``working`` is to follow.
+        """
+        self._held, self._beyond = 0, False
+        if self._transfers is None:
+            return count
+        budget = self._transfers.budget
+        self._measure(task, made)
+        if not (self._each and self._transfers.batch_bytes):  # nobody knows yet what there is room for
+            if budget.limit is None:
+                return count
+            self._take(self._each)
+            return 1
+        found = budget.take_some("samples", self._each, count)
+        if not found:
+            self._transfers.sweep()
+            found = budget.take_some("samples", self._each, count)
+        self._held = found * self._each
+        if not found:
+            self._take(self._each)
+        return max(1, found)
+
+    def _measure(self, task: Task, made: frozenset[str]) -> None:
+        """How large samples and batches are, where the task can tell."""
+        rows = max((piece.rows for piece in task.pieces if piece.slab >= 0), default=0)
+        if self._transfers is None or not task.layout or not rows:
+            return
+        layout = self._store.layout(task.layout)
+        self._each = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
+        self._transfers.announce(rows_bytes(layout, rows))
+
+    def _take(self, nbytes: int) -> None:
+        """Take what one sample needs, whether it fits or not."""
+        assert self._transfers is not None
+        budget = self._transfers.budget
+        if not budget.take_some("samples", nbytes, 1):
+            self._beyond = True
+            budget.take("samples", nbytes)
+        self._held += nbytes
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Samples are made, ``put`` and then ``issued`` within it; what is issued goes to the executor's stream."""
+        self._placed, self._begin = [], None
+        if self._transfers is None:
+            yield
+            return
+        accelerator = self._transfers.accelerator
+        try:
+            with accelerator.working(self.stream):
+                self._begin = accelerator.event(timed=True) if accelerator.keeps_time else None
+                yield
+        finally:  # what was taken for samples that do not stay
+            if self._held:
+                self._transfers.budget.give("samples", self._held)
+            self._held, self._placed = 0, []
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], made: frozenset[str]) -> Any:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
@@ -86,6 +153,8 @@ class Outlet:
                 return None if objects is None else Extra(objects)
         # the fields lie in memory that goes back to its worker when this sample is reported
         value = {name: _on_host(item) for name, item in result.items()}
+        if made:
+            self._each = approximate_bytes({name: item for name, item in value.items() if name in made})
         if task.layout == b"" and self.layout is None:
             found = Layout.of(value)
             self.layout = None if found is None else pickle.dumps(found)
@@ -105,34 +174,45 @@ class Outlet:
         return found
 
     def issued(self, items: list[Any]) -> Issued:
-        """All samples of a micro-batch have been put; ``items`` are their references."""
+        """All samples have been put; ``items`` are their references."""
         placed, self._placed = self._placed, []
-        if self._transfers is None or not placed:
+        if self._transfers is None:
             return Issued(items)
-        made, self._made = self._made, self._new_made()
-        assert made is not None
-        made.event = self._transfers.accelerator.event()
-        return Issued(items, placed, made)
+        accelerator = self._transfers.accelerator
+        end = accelerator.event(timed=accelerator.keeps_time)
+        if placed:
+            made, self._made = self._made, self._new_made()
+            assert made is not None
+            made.event = end
+            nbytes = sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values())
+            if nbytes > self._held:  # the first sample: nobody knew
+                self._take(nbytes - self._held)
+            self._held -= nbytes
+            weakref.finalize(made, self._transfers.budget.give, "samples", nbytes).atexit = False
+        return Issued(items, placed, self._beyond, self._begin, end)
+
+    # --- once they are made ----------------------------------------------------------------------------------
 
     def settle(self, issued: Issued) -> list[Any]:
-        """The references of a micro-batch's samples, to be reported.
+        """The references of the samples, to be reported. Waits until the device has made them."""
+        if self._transfers is None or issued.end is None:
+            return issued.items
+        issued.end.synchronize()
+        if not (issued.beyond and issued.placed):
+            return issued.items
+        self.spilled += len(issued.placed)
+        with self._transfers.accelerator.working(self.stream):  # the current one may be the consumer's
+            spilled = {id(item): self._spill(*one) for one in issued.placed for item in one[2:]}
+        return [spilled.get(id(item), item) for item in issued.items]
 
-        Waits until the device has made them, in the lane's own thread: only so is it known what they cost.
+    def seconds(self, issued: Issued) -> float | None:
+        """How long the device was at samples that have been settled; None where it does not keep time.
+
+        It begins with the samples before on the same stream, so that is from the end of those at the earliest.
         """
-        items, placed, made = issued
-        if self._transfers is None or made is None or made.event is None:
-            return items
-        made.event.synchronize()
-        nbytes = sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values())
-        self._sample_bytes = nbytes // len(placed)
-        budget = self._transfers.budget
-        if budget.fits(nbytes):
-            budget.take("samples", nbytes)
-            weakref.finalize(made, budget.give, "samples", nbytes).atexit = False
-            return items
-        self.spilled += len(placed)
-        spilled = {id(item): self._spill(*one) for one in placed for item in one[2:]}
-        return [spilled.get(id(item), item) for item in items]
+        if self._transfers is None or issued.begin is None or issued.end is None:
+            return None
+        return self._transfers.accelerator.seconds(issued.begin, issued.end)
 
     def _spill(self, views: list[Any], row: int, item: Resident) -> Extra | None:
         assert self._transfers is not None

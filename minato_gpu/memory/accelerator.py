@@ -5,8 +5,10 @@ library: its caching allocator then serves both, and its streams are the ones th
 answer by a device that runs what was issued in the worst order that events allow (``tests/fake_device.py``), so that an
 event that is missing is found without a GPU.
 
-All operations are issued on the *current stream* of the calling thread and return at once, as in torch. Only ``fetch``
-and ``Event.synchronize`` wait on the host; the device lane's thread calls them, and who closes a loader.
+All operations are issued on the *current stream* of the calling thread and return at once, as in torch. Without
+``running`` or ``working`` that is the one on which the consumer trains, also in a thread of the loader's own: nothing
+but the hand-over of a batch belongs there. Only ``fetch`` and ``Event.synchronize`` wait on the host; the device lane's
+thread calls them, who closes a loader, and who needs a sample on the host after all.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ class Event(Protocol):
 
 class Accelerator(Protocol):
     """One device. ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N");
-    ``uuid``: as NVML knows it."""
+    ``uuid``: as NVML knows it; ``keeps_time``: events can tell how long work has taken (see ``seconds``)."""
 
     device: torch.device
     compute: str
     uuid: str
+    keeps_time: bool
 
     def stream(self) -> Any:
         """A new stream of the lowest priority that the device has."""
@@ -69,8 +72,11 @@ class Accelerator(Protocol):
     def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
         """The elements as a new array on the host, once ``event`` has come to pass. Waits: not for the consumer."""
 
-    def event(self) -> Event:
-        """An event after all that has been issued on the current stream."""
+    def event(self, timed: bool = False) -> Event:
+        """An event after all that has been issued on the current stream; ``timed``: ``seconds`` will ask for it."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """What passed on the device between two timed events of a stream, both of which have come to pass."""
 
     def wait(self, event: Any) -> None:
         """What is issued on the current stream from now on comes after the event."""
@@ -87,6 +93,8 @@ class Accelerator(Protocol):
 
 class Cuda:
     """A CUDA device, through torch. Raises RuntimeError or AssertionError where torch finds none."""
+
+    keeps_time = True
 
     def __init__(self, device: torch.device) -> None:
         number: int | None = device.index
@@ -150,11 +158,15 @@ class Cuda:
         array: NDArray[Any] = tensor.cpu().numpy()
         return array
 
-    def event(self) -> Any:
+    def event(self, timed: bool = False) -> Any:
         """See Accelerator."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(enable_timing=timed)
         event.record(torch.cuda.current_stream(self.device))
         return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """See Accelerator."""
+        return float(begin.elapsed_time(end)) * 1e-3
 
     def wait(self, event: Any) -> None:
         """See Accelerator."""

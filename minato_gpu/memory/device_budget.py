@@ -1,7 +1,9 @@
 """Device bytes: what executors hold, what they made and no batch has taken, batches that the consumer has not (P4).
 
-The batch that the consumer needs next may always be made, so that a budget smaller than one batch slows a loader down
-and never stops it. What executors make beyond the budget lies in host memory instead.
+The batch that is due next may always be made, so that a budget smaller than one batch slows a loader down and never
+stops it: its bytes are set aside until it is. An executor may always make one sample, which goes to host memory where
+there is no room for it. So the peak is at most the budget, or one batch where that is more, and one sample for each
+executor. (What a stage needs while it runs is the executors' own; see ``limit`` in ``lanes/device.py``.)
 """
 
 from __future__ import annotations
@@ -13,22 +15,31 @@ from collections import deque
 class DeviceBudget:
     """The account of one device. ``limit`` in bytes, None for none. Every method may be called by any thread.
 
-    ``give`` takes no lock: it is called when the last reference to something dies, which may be at any moment.
+    ``aside``: bytes that ``take_some`` leaves alone. ``give`` takes no lock: it is called when the last reference to
+    something dies, which may be at any moment.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
+        self.aside = 0
         self._peak = 0
         self._held: dict[str, int] = {}
         self._given: deque[tuple[str, int]] = deque()
         self._lock = threading.Lock()
 
     def take(self, kind: str, nbytes: int) -> None:
-        """``nbytes`` more of this kind ("executors", "samples", "batches") are held, whether they fit or not."""
+        """``nbytes`` more of this kind ("samples", "batches") are held, whether they fit or not."""
+        with self._lock:
+            self._add(self._settled(), kind, nbytes)
+
+    def take_some(self, kind: str, each: int, most: int) -> int:
+        """Take the bytes of as many things of ``each`` bytes as there is room for, at most ``most``; how many."""
         with self._lock:
             held = self._settled()
-            held[kind] = held.get(kind, 0) + nbytes
-            self._peak = max(self._peak, sum(held.values()))
+            if self.limit is not None and each > 0:
+                most = min(most, max(0, self.limit - self.aside - sum(held.values())) // each)
+            self._add(held, kind, most * each)
+            return most
 
     def give(self, kind: str, nbytes: int) -> None:
         """They are not any more."""
@@ -45,15 +56,9 @@ class DeviceBudget:
         """The most bytes that were held at once."""
         return self._peak
 
-    @property
-    def free(self) -> int | None:
-        """Bytes left, not below 0; None without a limit."""
-        return None if self.limit is None else max(0, self.limit - sum(self.held.values()))
-
-    def fits(self, nbytes: int) -> bool:
-        """Whether so many bytes are left."""
-        free = self.free
-        return free is None or nbytes <= free
+    def _add(self, held: dict[str, int], kind: str, nbytes: int) -> None:
+        held[kind] = held.get(kind, 0) + nbytes
+        self._peak = max(self._peak, sum(held.values()))
 
     def _settled(self) -> dict[str, int]:
         for _ in range(len(self._given)):

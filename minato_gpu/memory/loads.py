@@ -62,8 +62,8 @@ class Port:
 class Load:
     """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device.
 
-    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: among those that the consumer has not
-    taken. ``keep``: what must live until the event. ``order``: of the batch among all, set by who submits it.
+    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``keep``:
+    what must live until the event. ``order``: the batch's, among all of the run, set by who submits it.
     """
 
     order = 0
@@ -85,6 +85,12 @@ class Load:
         raise NotImplementedError
 
 
+def rows_bytes(layout: Layout, rows: int) -> int:
+    """What a stacked batch takes on the device: its rows, and its small parts once more (see ``RowsLoad``)."""
+    whole = layout.offsets(rows)[1]
+    return whole + sum(leaf.nbytes * rows for leaf in layout.leaves if is_small(leaf.nbytes * rows, whole))
+
+
 class RowsLoad(Load):
     """A stacked batch of ``rows`` rows, from rows of slabs and from what the device has made.
 
@@ -101,7 +107,8 @@ class RowsLoad(Load):
         made: set[Made],
         slabs: tuple[int, ...],
     ) -> None:
-        super().__init__(layout.offsets(rows)[1], slabs)
+        super().__init__(rows_bytes(layout, rows), slabs)
+        self._whole = layout.offsets(rows)[1]
         self._layout = layout
         self._rows = rows
         self._objects = objects
@@ -113,7 +120,7 @@ class RowsLoad(Load):
     def issue(self, port: Port) -> None:
         """See Load. At most ``copies.MOST`` copies come from the host."""
         accelerator = port.accelerator
-        slab = accelerator.empty(self.nbytes)
+        slab = accelerator.empty(self._whole)
         if not port.copy(slab, self._runs):
             self._gather(port, slab)
         for made in self._made:
@@ -133,18 +140,18 @@ class RowsLoad(Load):
 
     def _gather(self, port: Port, slab: torch.Tensor) -> None:
         """Many small runs, from many slabs: joined on the host first, in a slab of their own."""
-        offset = port.arena.allocate(self.nbytes)
+        offset = port.arena.allocate(self._whole)
         self.slabs = (*self.slabs, offset)
-        staging = np.frombuffer(port.arena.buffer, np.uint8, self.nbytes, offset)
+        staging = np.frombuffer(port.arena.buffer, np.uint8, self._whole, offset)
         for run in self._runs:
             rows = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
             np.copyto(staging[run.target : run.target + run.nbytes], rows)
-        port.copy(slab, [Run(offset, 0, self.nbytes)], most=1 << 16)
+        port.copy(slab, [Run(offset, 0, self._whole)], most=1 << 16)
         port.gathered += 1
 
     def _apart(self, accelerator: Accelerator, block: torch.Tensor) -> torch.Tensor:
         """Small parts get memory of their own: whoever keeps the labels does not keep the pictures."""
-        if block.numel() == 0 or not is_small(block.numel(), self.nbytes):
+        if block.numel() == 0 or not is_small(block.numel(), self._whole):
             return block
         own = accelerator.empty(block.numel())
         accelerator.copy(own, block)

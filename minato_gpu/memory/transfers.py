@@ -4,6 +4,9 @@ Loads are issued in the order of delivery, on one stream of the lowest priority,
 a few asynchronous copies for a batch and goes on; nobody waits on the host for them. What they read, a slab of the host
 arena or an executor's micro-batch, is kept until the load's event has come to pass, which is asked for when memory is
 reclaimed.
+
+The batch that a device delivers next may always be loaded, others as far as the budget has room. So that the first of
+these never exceeds it, its bytes are set aside until it is among those loaded.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ class Transfers:
         self._port = Port(accelerator, host.arena, host.pinned)
         self._queue: list[Load] = []  # in the order of delivery
         self._changed = threading.Condition()
-        self._next_order = 0  # of the batch that the consumer takes next
+        self._due = 0  # the batch that the consumer takes next, from whichever device
+        self._turn = 0  # the first from then on that may be this device's
+        self._loaded: set[int] = set()  # those whose bytes are in the account
+        self.batch_bytes = 0  # of the largest batch that is known of
         self._issued = 0
         self._under_way: deque[Load] = deque()
         self._sweeping = threading.Lock()
@@ -67,12 +73,15 @@ class Transfers:
         self.slabs.read(load.slabs)
         with self._changed:
             insort(self._queue, load, key=lambda each: each.order)
+            self.batch_bytes = max(self.batch_bytes, load.nbytes)
+            self._set_aside()
             self._changed.notify()
 
-    def expect(self, order: int) -> None:
-        """The consumer takes batch ``order`` next, from whichever device."""
+    def expect(self, order: int, turn: int | None = None) -> None:
+        """The consumer takes batch ``order`` next, from whichever device, and ``turn`` (None: that one) from this."""
         with self._changed:
-            self._next_order = order
+            self._due, self._turn = order, order if turn is None else turn
+            self._set_aside()
             if self._queue:
                 self._changed.notify()
 
@@ -91,8 +100,19 @@ class Transfers:
             load.cancelled = not load.issued
             if load.counted:
                 load.counted = False
+                self._loaded.discard(load.order)
+                self._set_aside()  # before an executor can take what is free now
                 self.budget.give("batches", load.nbytes)
             self._changed.notify()
+
+    # --- any thread --------------------------------------------------------------------------------------------
+
+    def announce(self, nbytes: int) -> None:
+        """Batches will be as large as this."""
+        if nbytes > self.batch_bytes:
+            with self._changed:
+                self.batch_bytes = max(self.batch_bytes, nbytes)
+                self._set_aside()
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
@@ -146,24 +166,35 @@ class Transfers:
 
     def _next(self) -> Load | None:
         with self._changed:
-            self._changed.wait_for(self._may_go_on)
-            if self._closed:
-                for load in self._queue:
-                    self.slabs.done(load.slabs)
-                self._queue.clear()
-                return None
-            cancelled = next((load for load in self._queue if load.cancelled), None)
-            load = cancelled or self._queue[0]
-            self._queue.remove(load)
-            return load
+            while not self._closed:
+                load = self._that_may_go_on()
+                if load is not None:
+                    self._queue.remove(load)
+                    return load
+                self._changed.wait()
+            for load in self._queue:
+                self.slabs.done(load.slabs)
+            self._queue.clear()
+            return None
 
-    def _may_go_on(self) -> bool:
-        """The batch that the consumer will ask for next may always go on; others as far as the budget allows."""
-        if self._closed or not self._queue:
-            return self._closed
+    def _that_may_go_on(self) -> Load | None:
+        """A load, with its bytes taken: this device's next batch always, another as far as the budget allows."""
+        cancelled = next((load for load in self._queue if load.cancelled), None)
+        if cancelled is not None or not self._queue:
+            return cancelled
         first = self._queue[0]
-        needed = first.order <= self._next_order
-        return needed or self.budget.fits(first.nbytes) or any(load.cancelled for load in self._queue)
+        if first.order <= self._due or first.order == self._turn:
+            self.budget.take("batches", first.nbytes)
+        elif not self.budget.take_some("batches", first.nbytes, 1):
+            return None
+        first.counted = True
+        self._loaded.add(first.order)
+        self._set_aside()
+        return first
+
+    def _set_aside(self) -> None:
+        """What this device's next batch will need, unless it has it already."""
+        self.budget.aside = 0 if self._loaded & {self._due, self._turn} else self.batch_bytes
 
     def _issue(self, load: Load, stream: Any) -> None:
         before = load.slabs
@@ -182,9 +213,6 @@ class Transfers:
         with self._changed:
             self._issued += 1
             load.issued = True
-            if not load.cancelled:
-                load.counted = True
-                self.budget.take("batches", load.nbytes)
         os.eventfd_write(self._done, 1)
 
     def _through(self, load: Load) -> bool:

@@ -19,7 +19,7 @@ from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.plans import END, Plan
-from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+from minato_gpu.scheduling.waiting import Entry, Waiting
 
 INSPECT_CHUNK = 8
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
@@ -32,7 +32,7 @@ class Dispatcher:
     def __init__(self, policy: m.Policy, ledger: Ledger) -> None:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
-        self.waiting = Waiting(policy.device_lanes if policy.pins else (DEVICE,))
+        self.waiting = Waiting(policy.homes)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
@@ -112,16 +112,23 @@ class Dispatcher:
     # --- lanes take work --------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Give work to every lane that would take some."""
-        for lane in self.lanes.values():
-            while (len(self.waiting) or self.jobs) and lane.wants_more():
-                if self.jobs and not lane.is_device:
-                    job = self.jobs.popleft()
-                    self._dispatch(lane, "collate", (), (), job.seconds, job.order)
-                    continue
-                picked = self._pick(lane)
-                if picked is None or not (self._send(lane, *picked) or self._send_oldest(lane, picked[0])):
-                    break
+        """Give work to every lane that would take some; to devices in rounds, the least loaded first."""
+        takers = [lane for lane in self.lanes.values() if lane.wants_more()]
+        while takers and (len(self.waiting) or self.jobs):
+            lane = takers[0]
+            if lane.is_device and len(takers) > 1:
+                lane = min((each for each in takers if each.is_device), key=lambda each: each.load)
+            if not (self._give(lane) and lane.wants_more()):
+                takers.remove(lane)
+
+    def _give(self, lane: LaneState) -> bool:
+        """One dispatch for the lane; False where nothing is for it."""
+        if self.jobs and not lane.is_device:
+            job = self.jobs.popleft()
+            self._dispatch(lane, "collate", (), (), job.seconds, job.order)
+            return True
+        picked = self._pick(lane)
+        return picked is not None and (self._send(lane, *picked) or self._send_oldest(lane, picked[0]))
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Memory refused an entry that should start early: the oldest one may still proceed."""
@@ -139,10 +146,16 @@ class Dispatcher:
             patience = self.intake.pace.defer(self.samples_ready)
             if self.policy.reserve and lane.slow_slots_taken():
                 patience = float("inf")
-        entry = self.waiting.first(lane.side, patience)
+        entry = self._first(lane, patience)
         if entry is not None and not (lane.is_device and entry.device is None):
             return entry, None if lane.is_device else self.intake.router.cut(entry)
         return None if not self.policy.threshold else self.intake.router.steal(lane, self.intake.newest)
+
+    def _first(self, lane: LaneState, patience: float = 0.0) -> Entry | None:
+        """The ticket on the lane's side that should start first, and that it may have."""
+        if lane.is_device and lane.side == m.CPU and self.policy.pins:
+            return self.waiting.first_of(lane.home)
+        return self.waiting.first(lane.side, patience)
 
     def _pick_for_reader(self) -> tuple[Entry, Plan | None] | None:
         """For a CPU lane that only reads: what is to be read."""
@@ -204,7 +217,7 @@ class Dispatcher:
 
         A chunk has one epoch, and with it one seed.
         """
-        following = self.waiting.first(lane.side) if lane.is_device else self.waiting.at(entry.hi)
+        following = self._first(lane) if lane.is_device else self.waiting.at(entry.hi)
         if following is None or not self.intake.same_epoch(entry.lo, following.lo):
             return None
         if lane.is_device:

@@ -8,7 +8,7 @@ And as long as the CPU lane alone prepares batches faster than the consumer take
 nothing, so it costs nothing. A consumer that has to wait all the same ends that for a while.
 
 With several devices a step is that of a round, one batch for each: a consumer takes those together, and between them
-hardly a moment passes. The work in it is that of one device, on average.
+hardly a moment passes. The work in it is that of one device, on average. All counts below are of steps.
 
 Simulated on the design's hybrid costs (16,000 samples, window 256, a second of device work adding a second of step):
 with a step half as long again as the CPU lane needs, the epoch takes 0.70 of what it takes without this; with one of
@@ -21,7 +21,7 @@ so it would be switched off and on by turns.
 from __future__ import annotations
 
 ENOUGH, SHORT = 0.85, 0.95  # CPU seconds of a batch over the step's: below, the device is spared; above, no longer
-AFTER_WAIT = 8  # batches for which it is not, once the consumer has waited
+AFTER_WAIT = 8  # steps for which it is not, once the consumer has waited
 LEARNED = 8  # steps after which the mean is one
 _FORGET = 1 / 64
 _STEADY = 0.02  # device work that varies by less than this share of a step says nothing about it

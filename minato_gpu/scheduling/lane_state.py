@@ -11,15 +11,16 @@ from minato_gpu.scheduling.waiting import DEVICE, Entry
 class LaneState:
     """Load and measured mean cost of one lane; ``mean`` is seconds per sample on one slot.
 
-    ``side``: where what it takes waits; ``home``: the device lane's, also where all wait in one queue.
+    ``home``: the side that is meant for it (see ``waiting``); ``side``: where what it takes waits, which is the CPU's
+    for every lane where nothing is routed.
     """
 
     def __init__(self, name: str, policy: Policy) -> None:
         self.name = name
         self.slots = 0
         self.is_device = name != CPU
-        self.home = "" if not self.is_device else name if policy.pins else DEVICE
-        self.side = self.home if self.is_device and policy.threshold else CPU
+        self.home = DEVICE if self.is_device and not policy.pins else name
+        self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0
         self.mean = 0.0
         self._policy = policy
@@ -77,6 +78,11 @@ class LaneState:
         each = self.seconds / count
         ahead = ceil(self.slots * self._policy.ahead_s / each) if each > 0 else self.slots
         return count - self.slots < min(max(self._least_ahead, ahead), 4 * self.slots)
+
+    @property
+    def load(self) -> tuple[int, float]:
+        """What it holds: chunks, and their predicted seconds."""
+        return self._chunks, self.seconds
 
     def backlog_s(self) -> float:
         """Predicted seconds until a chunk that is sent now starts."""

@@ -3,9 +3,13 @@
 All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine
 and a recorded log of events replays to the same instructions.
 
-Numbers used throughout: a *serial* counts tickets over all epochs of one loader run (an epoch's positions
-are contiguous serials); a *place* counts batches the same way: place k holds the serials that the sampler's
-order puts into the k-th batch. Times are seconds of any monotonic clock; the scheduler never reads one.
+Numbers used throughout. *Of the run*, over all its epochs: a *serial* counts tickets; a *place* counts the sampler's
+batches, so place k holds the serials that its order puts into the k-th; an *order* counts batches as they are delivered
+(``Compose.order``, ``Load.order``). An epoch's serials, places and orders are each contiguous; its first place and its
+first order are the same number (``Epoch.first_order``, ``Record.begins``). *Of the epoch*: a *position* counts tickets,
+and a batch's *number* (``Batch.number``) is its order less the epoch's first; it says on which device the batch lives,
+so that device number k begins every epoch with the batch of number k. Times are seconds of any monotonic clock; the
+scheduler never reads one.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ class Admitted:
     is known. ``between``: for each sample the plans that do its first stages on the CPU and the others on the device,
     where there are any. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where
     that is not the place's own, as an earlier run delivered part of it (0: that batch too, or another event tells).
-    ``home``: of several devices, the number of the one that the batch of this number goes to.
+    ``home``: the side of the device lane that may prepare them, one of ``Policy.homes``.
     """
 
     time: float
@@ -78,7 +82,7 @@ class Admitted:
     last: bool = False
     batch: int | None = None
     between: Sequence[Sequence[Plan]] | None = None
-    home: int = 0
+    home: str = DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +299,8 @@ class Policy:
     too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up. ``rescue``:
     the rest of a sample that turns out slow on the CPU is moved to a device that would sooner be through with it.
     ``spreads``: a batch that is composed from what is ready has a sample that did not fail, if one is to be had.
-    ``devices``: batches go to so many in turn, each with a lane of its own, ``device:n``. Where batches are fixed,
-    that one prepares samples of places that go to number n; where they are composed from what is ready, any.
+    ``devices``: batches go to so many in turn, each with a lane of its own, ``device:n``. In strict order that one
+    prepares samples of places that go to number n; elsewhere, where a batch may be overtaken, any.
     ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at.
     """
 
@@ -327,9 +331,14 @@ class Policy:
     @property
     def pins(self) -> bool:
         """Whether it is known on which device a sample's batch will live, before the sample is prepared."""
-        return self.devices > 1 and self.fixed
+        return self.devices > 1 and self.fixed and not self.max_lateness
 
     @property
     def device_lanes(self) -> tuple[str, ...]:
         """The names of the device lanes, in the order of their devices."""
         return (DEVICE,) if self.devices == 1 else tuple(f"{DEVICE}:{number}" for number in range(self.devices))
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The sides on which tickets may wait for a device, for batches in turn: each device lane's own, or one."""
+        return self.device_lanes if self.pins else (DEVICE,)

@@ -2,14 +2,15 @@
 
 For samples that can be cut it is a threshold on the steps between their plans (see ``plans``).
 
-Where fixed batches live on several devices in turn, a device lane prepares for its own device's batches alone, so that
-nothing that a device has made must go to another. The threshold is one for all, because every device gets its share of
-the places, but each device lane takes and gives among its own. Where batches are composed from what is ready, nobody
-knows before into which one a sample will go: every device lane takes any, and what was made elsewhere is copied from
-device to device. Simulated (2 to 8 devices, 7 to 4 CPU slots for each, 6,400 samples at the design's hybrid costs):
-keeping each lane to its own costs strict order 0.3 to 2.3 % of the time. Rejected: the same out of order, with batches
-composed first of what need not cross; half of what devices had made crossed still, for a consumer that takes batches as
-soon as there are enough samples has no choice among them. A crossing takes 30 microseconds for 600 KB at 20 GB/s.
+Where batches live on several devices in turn, in strict order, a device lane prepares for its own device's batches
+alone, so that nothing that a device has made must go to another. The threshold is one for all, because every device
+gets its share of the places, but each device lane takes and gives among its own. Where batches are composed from what
+is ready, or a user's own overtake each other, nobody knows before where a sample will go: every device lane takes any,
+and what was made elsewhere is copied from device to device. Simulated (2 to 8 devices, 7 to 4 CPU slots for each, 6,400
+samples at the design's hybrid costs): keeping each lane to its own costs strict order 0.3 to 2.3 % of the time.
+Rejected: the same out of order, with batches composed first of what need not cross; half of what devices had made
+crossed still, for a consumer that takes batches as soon as there are enough samples has no choice among them. A
+crossing takes 30 microseconds for 600 KB at 20 GB/s.
 
 Preparing a window of samples on unlike lanes is a linear program whose optimum is a threshold on the cost ratio
 (the fractional relaxation of scheduling on unrelated machines, Lawler and Labetoulle 1978; with two kinds of
@@ -80,7 +81,9 @@ class Router:
 
     def update(self, rank: Callable[[Entry], None]) -> None:
         """Recompute the threshold from the window's costs and the lanes' backlogs, and move what changes sides."""
-        if not self._policy.threshold or not any(lane.is_device for lane in self._lanes.values()):
+        if not (self._policy.threshold and self._policy.cpu_runs):  # there is nothing to choose
+            return
+        if not any(lane.is_device for lane in self._lanes.values()):
             return
         homes, entries = self._waiting.homes, list(self._waiting.costed())
         closed = [home for home in homes if not self._open(home)]
@@ -103,7 +106,7 @@ class Router:
         ratio, _ = threshold(
             on_cpu,
             [self.price * seconds for seconds in on_device],
-            cpu.slots if cpu and self._policy.cpu_runs else 0,
+            cpu.slots if cpu else 0,
             0 if self._leaves_alone() else sum(lane.slots for lane in devices),
             left + more + (cpu.seconds if cpu else 0.0),
             self.price * (self.promised + sum(lane.seconds for lane in devices)),

@@ -122,13 +122,12 @@ class Scheduler:
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
         end = event.first + event.size
-        home = self._work.waiting.homes[event.home if self.policy.pins else 0]
         known = event.cpu is not None and (event.device is not None or event.cpu[0] == event.cpu[0])
         if event.cpu is None or not known:
-            self._intake.add_unknown(event.first, end, home)
+            self._intake.add_unknown(event.first, end, event.home)
         else:
-            costs = event.cpu, event.device
-            self._intake.add_costed([(event.first, end)], event.first, *costs, between=event.between, home=home)
+            costs, between, home = (event.cpu, event.device), event.between, event.home
+            self._intake.add_costed([(event.first, end)], event.first, *costs, between=between, home=home)
 
     def _ended(self, event: m.Ended) -> None:
         self._intake.pace.ending = True

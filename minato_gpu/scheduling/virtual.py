@@ -246,7 +246,8 @@ class VirtualLoader:
             cpu = self._told_cpu[first:stop]
             between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
             known = m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), between=between)
-            self._tell(replace(known, home=self._home(at)))
+            homes = self.scheduler.policy.homes
+            self._tell(replace(known, home=homes[self._home(at) % len(homes)]))
 
     def _home(self, batch: int) -> int:
         """The device that a batch goes to."""

@@ -1,9 +1,9 @@
 """Tickets that wait for a lane, in the order in which they should start.
 
 An entry is a run of neighbouring serials that are predicted to cost the same (cheap ones are handled by the
-hundred) or one costly sample. Each entry waits on one *side*, the lane kind that it is meant for: the CPU, or its
-*home*, the device lane that may have it (one of several where batches live on several devices). All heaps delete
-lazily: an item counts only while its entry still waits on the heap's side.
+hundred) or one costly sample. Each entry waits on one *side*, which has a lane's name: the CPU's, or that of its
+*home*, ``DEVICE`` for any device lane, or that of the one that may have it where batches live on several devices. All
+heaps delete lazily: an item counts only while its entry still waits on the heap's side.
 """
 
 from __future__ import annotations
@@ -211,6 +211,11 @@ class Waiting:
         if fast is None or slow is None:
             return fast or slow
         return fast if (fast.priority, fast.lo) < (slow.priority + patience, slow.lo) else slow
+
+    def first_of(self, home: str) -> Entry | None:
+        """The entry of this home that should start first, where all wait on the CPU's side (looks at every one)."""
+        mine = (entry for entry in self._entries.values() if entry.home == home)
+        return min(mine, key=lambda entry: (entry.priority, entry.lo), default=None)
 
     def nearest(self, side: str, home: str = DEVICE) -> Entry | None:
         """The entry of the side, and of this home, that is nearest to the threshold: the other lane would steal it."""

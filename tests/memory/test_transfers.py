@@ -16,7 +16,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.copies import MOST, Run
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
+from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad, rows_bytes
 from minato_gpu.memory.transfers import Host, Transfers
 from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream, Order
 from tests.waiting import wait_until
@@ -176,8 +176,8 @@ class _LaneNotAwaited(FakeDevice):
 class _EventsAtOnce(FakeDevice):
     """An event of a load says at once that it has come to pass: what is read is given back too early."""
 
-    def event(self) -> FakeEvent:
-        event = super().event()
+    def event(self, timed: bool = False) -> FakeEvent:
+        event = super().event(timed)
         if self.current.name == "copies":
             event.query = lambda: True  # type: ignore[method-assign]
         return event
@@ -254,7 +254,7 @@ def test_slabs_are_free_again_once_the_copies_are_through() -> None:
 
 
 def test_a_budget_of_one_batch_holds_the_next_back_until_the_consumer_takes_it() -> None:
-    nbytes = layout().offsets(ROWS)[1]
+    nbytes = rows_bytes(layout(), ROWS)
     with bench(FakeDevice(), limit=nbytes) as one:
         first, second = one.load(1), one.load(2)
         one.issued(first)
@@ -304,6 +304,7 @@ def test_a_cancelled_load_is_not_copied_and_frees_what_it_would_have_read() -> N
         one.issued(first)
         for load in (second, third, first):
             one.transfers.leave(load)
+        one.transfers.expect(3)  # as who begins anew does
         one.check(one.take(one.load(4)), 4)
         assert one.transfers.stats()["batches"] == 2
         assert one.transfers.budget.held["batches"] == 0

@@ -31,7 +31,7 @@ class Shell:
         self.place_of: list[int] = []  # serial -> place
         self.sizes: list[int] = []  # place -> samples
         self.epoch_of: list[int] = []  # place -> epoch
-        self.home_of: list[int] = []  # place -> device
+        self.home_of: list[str] = []  # place -> the side of the device lane that may have it
         self.ready: set[int] = set()
         self.stage: dict[int, int] = {}  # of the samples that were handed over, by serial
         self.failed: set[int] = set()
@@ -82,7 +82,7 @@ class Shell:
         place, first = len(self.sizes), len(self.place_of)
         self.sizes.append(size)
         self.epoch_of.append(epoch)
-        home = (place - self.epoch_of.index(epoch)) % self.policy.devices
+        home = self.policy.homes[(place - self.epoch_of.index(epoch)) % len(self.policy.homes)]
         self.home_of.append(home)
         self.place_of += [place] * size
         for serial, plans in enumerate(between or (), start=first):
@@ -181,7 +181,7 @@ class Shell:
             assert serial not in taken
             assert serial not in self.ready
             if self.policy.pins and chunk.lane != m.CPU:
-                assert chunk.lane == f"device:{self.home_of[self.place_of[serial]]}"
+                assert chunk.lane == self.home_of[self.place_of[serial]]
         self.held[chunk.number] = chunk
         self.done[chunk.number] = 0
         running = sum(1 for held in self.held.values() if held.lane == chunk.lane)

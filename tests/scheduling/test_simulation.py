@@ -199,14 +199,15 @@ def test_a_line_that_is_no_event_is_an_error(text: str) -> None:
 
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("lateness", [0, 4])
-def test_several_devices(devices: int, lateness: int) -> None:
+@pytest.mark.parametrize("threshold", [True, False])
+def test_several_devices(devices: int, lateness: int, threshold: bool) -> None:
     """In strict order nothing that a device has made goes to another, and each has its share of the work."""
     rng, samples = np.random.default_rng(devices), 960
     cost = rng.lognormal(0, 1, samples)
     cpu, device = 4e-3 * cost, 0.5e-3 + 0.5e-3 * cost
     work = Work(cpu, cpu, 16, (500, 460), 6, device, device, devices)
     policy = m.Policy(window=16 * 4 * devices, fixed=lateness == 0, max_lateness=lateness, devices=devices)
-    loader = VirtualLoader(work, policy)
+    loader = VirtualLoader(work, replace(policy, threshold=threshold))
     outcome = loader.run()
     assert sorted(outcome.serials) == list(range(samples))
     made = Counter(loader._made_on.values())

@@ -1,0 +1,1 @@
+"""One process that drives several devices, all of them fake."""

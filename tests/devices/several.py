@@ -1,0 +1,81 @@
+"""Several fake devices of one machine, loaders on them, and what their consumers read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minato_gpu import DataLoader
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.test_device_batches import BATCH, LENGTH, PIPELINE, Numbers, Plain, flat, reference, seeded
+
+ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1]
+BATCHES = -(-LENGTH // BATCH)
+SAMPLE_BYTES = 4 * 40 * 4  # of what the device makes
+
+Machine = Callable[..., list[FakeDevice]]
+
+
+class Careless(FakeDevice):
+    """The consumer's stream waits for nothing."""
+
+    def wait(self, event: Any) -> None:
+        if self.current is not self.consumer:
+            super().wait(event)
+
+
+def names(devices: Sequence[FakeDevice]) -> list[str]:
+    return [f"cuda:{number}" for number in range(len(devices))]
+
+
+def consume(devices: Sequence[FakeDevice], batches: Any, first: int = 0) -> list[list[torch.Tensor]]:
+    """What the consumer of each batch's own device reads of it; ``first``: the number of the first batch."""
+    seen: list[list[torch.Tensor]] = []
+    for number, batch in enumerate(batches, first):
+        found: list[torch.Tensor] = []
+        seen.append(found)
+        device = devices[number % len(devices)]
+        for tensor in flat(batch):
+            assert device.owns(tensor), f"batch {number} is on another device"
+            device.read(tensor, lambda t, into=found: into.append(t.clone()))  # type: ignore[misc]
+    for device in devices:
+        device.finish()
+    return seen
+
+
+def labels(seen: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
+    return [[int(n) for n in tensors[1]] for tensors in seen]
+
+
+def loader_on(devices: Sequence[FakeDevice], dataset: Any = None, **more: Any) -> Any:
+    """A loader over the numbers and their pipeline, if nothing else is said."""
+    given: dict[str, Any] = {"num_workers": 2, "generator": seeded()}
+    if dataset is None:
+        given["pipeline"] = PIPELINE
+    return DataLoader(Numbers() if dataset is None else dataset, BATCH, **{**given, "device": names(devices), **more})
+
+
+def on_host(**more: Any) -> list[list[torch.Tensor]]:
+    return reference(Numbers(), pipeline=PIPELINE, generator=seeded(), lanes=["cpu"], **more)
+
+
+def check_content(got: Sequence[Sequence[torch.Tensor]], wanted: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Each sample is what it is on the host, in whichever batch."""
+    by_label = {int(n): x for x, numbers in wanted for x, n in zip(x, numbers, strict=True)}
+    for x, numbers in got:
+        assert all(torch.allclose(a, by_label[int(n)], atol=1e-6) for a, n in zip(x, numbers, strict=True))
+
+
+class Gated(Plain):
+    """One sample waits for a gate."""
+
+    def __init__(self, at: int, gate: threading.Event) -> None:
+        self.at, self.gate = at, gate
+
+    def __getitem__(self, n: int) -> Any:
+        if n == self.at:
+            assert self.gate.wait(20)
+        return super().__getitem__(n)

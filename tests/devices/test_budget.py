@@ -1,0 +1,83 @@
+"""Every device keeps its own budget of bytes, and a small one stops nothing."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from minato_gpu.lanes import device_lane
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.loads import rows_bytes
+from tests.contracts.checks import NOTHING, differences
+from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
+from tests.fake_device import LAZY_COPIES
+from tests.test_device_batches import BATCH, LENGTH, PIPELINE, Numbers, Plain, check_same, reference
+
+LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
+assert LAYOUT is not None
+BATCH_BYTES = rows_bytes(LAYOUT, BATCH)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["device"], ["cpu"], ["cpu", "device"]], ids="+".join)
+@pytest.mark.parametrize("budget", [1, 6000, 3 * BATCH_BYTES])
+def test_each_device_keeps_its_budget(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, budget: int, lanes: list[str], in_order: bool
+) -> None:
+    """At most the budget (or one batch) and one sample, besides the batch that its consumer has; and so it says."""
+    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)  # takes 4 MiB for a moment when a lane opens
+    devices = machine(2, LAZY_COPIES)
+    loader = loader_on(devices, lanes=lanes, in_order=in_order, device_memory_budget=budget, prefetch_factor=8)
+    assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
+    most = max(budget, BATCH_BYTES) + SAMPLE_BYTES
+    for device, stats in zip(devices, loader.stats()["device"], strict=True):
+        assert BATCH_BYTES <= stats["device_bytes_peak"] <= most
+        assert device.peak <= stats["device_bytes_peak"] + BATCH_BYTES
+
+
+def test_a_small_budget_does_not_stop_where_a_later_batch_is_ready_first(machine: Machine) -> None:
+    """Its device has room for one batch, and the first to be complete is not the first to be delivered."""
+    devices, gate = machine(2, LAZY_COPIES), threading.Event()
+    loader = loader_on(devices, Gated(3, gate), worker_kind="thread", device_memory_budget=1, prefetch_factor=3)
+    iterator = iter(loader)
+    transfers = loader._shown._assembly.loading.transfers
+    threading.Timer(0.2, gate.set).start()
+    check_same(consume(devices, iterator), reference(Plain()))
+    assert all(one.budget.held["batches"] == 0 for one in transfers)
+
+
+class BadBeginning(Numbers):
+    """Its first three batches cannot be read."""
+
+    def __getitem__(self, n: int) -> Any:
+        if n < 3 * BATCH:
+            raise ValueError(f"number {n} cannot be read")
+        return super().__getitem__(n)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_budget_does_not_hold_back_what_is_repeated_for_lost_batches(machine: Machine, count: int) -> None:
+    """The first good sample is in a batch that the budget does not let onto its device yet."""
+    devices = machine(count)
+    loader = loader_on(
+        devices, BadBeginning(), pipeline=PIPELINE, on_error="skip", lanes=["cpu"], device_memory_budget=1, timeout=20
+    )
+    keys = labels(consume(devices, loader))
+    padded = 3 if count > 1 else 0
+    assert [len(batch) for batch in keys[:padded]] == [1] * padded
+    good = range(3 * BATCH, LENGTH)
+    assert differences(good, [n for batch in keys[padded:] for n in batch]) == NOTHING
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("budget", [1, 2 * BATCH_BYTES])
+def test_epochs_that_overlap_go_on_under_a_small_budget(machine: Machine, budget: int, in_order: bool) -> None:
+    """An epoch's last round is not whole, so the next one begins out of turn: with the first device again."""
+    devices = machine(4, LAZY_COPIES)
+    more: dict[str, Any] = {"epochs": 3, "persistent_workers": True, "in_order": in_order, "prefetch_factor": 8}
+    loader = loader_on(devices, Plain(), device_memory_budget=budget, timeout=20, **more)
+    for _ in range(3):
+        assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
+    assert loader.stats()["speculation"]["epochs_prepared"] > 0

@@ -1,0 +1,84 @@
+"""What a device lane makes is in its device's account before it is made, and keeps within the budget (P4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu.lanes.base import Local, Resident
+from minato_gpu.lanes.functions import FunctionSegment
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.loads import rows_bytes
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
+from tests.lanes.device_bench import ROWS, SAMPLE, SAMPLE_BYTES, bench
+from tests.lanes.harness import piece, task
+from tests.waiting import wait_until
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 20])
+def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_beyond(room: int) -> None:
+    """The room beside a batch, of which the next one may need all: in the account, and on the device."""
+    device = FakeDevice(LAZY_COPIES)
+    layout = Layout.of(SAMPLE)
+    assert layout is not None
+    limit = rows_bytes(layout, ROWS) + room * SAMPLE_BYTES
+    with bench(device, limit=limit) as one:
+        slabs = [one.send(*range(20, 20 + ROWS), chunk=chunk) for chunk in (1, 2)]
+        assert one.reported(2)
+        items = [item for report in one.reports for item in report.items or [None] * report.done]
+        resident = [isinstance(item, Resident) for item in items]
+        assert sum(resident) == room and len(items) == 2 * ROWS
+        assert device.peak == one.transfers.budget.peak == (room + 1) * SAMPLE_BYTES
+        assert one.lane.stats()["spilled_to_host"] == device.fetched == 2 * ROWS - room
+        rows = [row for slab in slabs for row in slab.batch()["x"][:, 0].tolist()]
+        wanted = [2 * (key + 1) for key in range(20, 20 + ROWS)] * 2
+        assert [row for row, stays in zip(rows, resident, strict=True) if not stays] == [
+            value for value, stays in zip(wanted, resident, strict=True) if not stays
+        ]
+        del items
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0
+
+
+def test_while_sizes_are_unknown_samples_are_made_one_by_one_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    run = FunctionSegment.run
+
+    def noted(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        sizes.append(len(batch))
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", noted)
+    with bench(FakeDevice(), limit=1 << 20) as one:
+        sources: list[Any] = [Local(one.pipeline.run({"n": key}, 0, stop=1), 8) for key in range(5)]
+        one.lane.send(task(piece(range(5), sources=sources), chunk=1, layout=b""))
+        assert one.reported(1)
+        assert sizes == [1] * 10, "each in two segments"
+        one.transfers.announce(1024)
+        one.lane.send(task(piece(range(5), sources=sources), chunk=2, layout=b""))
+        assert one.reported(2)
+        assert sizes[10:] == [5, 5], "that of a batch is known too"
+        assert one.transfers.budget.held["samples"] == 0 < one.transfers.budget.peak
+
+
+def test_a_micro_batch_that_was_halved_stays_small_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget's limit and that of the device's memory are two."""
+    run = FunctionSegment.run
+
+    def short(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError(f"{len(batch)} samples")
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", short)
+    with bench(FakeDevice(LAZY_CONSUMER), limit=1 << 20) as one:
+        counts = []
+        for chunk in (1, 2, 3):
+            one.send(*range(20, 28), chunk=chunk)
+            assert one.reported(chunk)
+            counts.append(one.lane.stats()["short_of_memory"])
+        assert counts[0] > 0 and counts == counts[:1] * 3
+        assert one.lane.stats()["micro_batch"] == 2

@@ -1,0 +1,58 @@
+"""What samples are said to have cost on a device: each what its own part took there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.fake_device import LAZY_COPIES, FakeDevice
+from tests.lanes import device_bench
+from tests.lanes.device_bench import bench, pipeline
+
+BUSY_S = 4e-3
+
+
+def _spin() -> None:
+    end = time.thread_time() + BUSY_S
+    while time.thread_time() < end:
+        pass
+
+
+def test_every_split_point_has_the_cost_of_its_own_samples() -> None:
+    """The stand-in works while a part is issued: each costs its own seconds of the cores."""
+
+    def add(fields: Any, params: Any) -> Any:
+        _spin()
+        return device_bench.add(fields, params)
+
+    def double(xp: Any, fields: Any, params: Any) -> Any:
+        _spin()
+        return device_bench.double(fields, params)
+
+    with bench(FakeDevice(LAZY_COPIES), pipeline(add, double)) as one:
+        for chunk in (1, 2, 3):
+            one.send(20, 21, 22, cut=(21,), chunk=chunk)
+        for chunk in (1, 2, 3):
+            assert one.reported(chunk)
+            report = one.report(chunk)
+            assert report is not None and report.times is not None
+            assert report.parts == [(split, (each,)) for split, each in zip((1, 2, 1), report.times, strict=True)]
+            assert min(report.times[0], report.times[2]) > 1.9 * BUSY_S
+            assert 0.9 * BUSY_S < report.times[1] < 0.75 * report.times[0]
+
+
+class _Timed(FakeDevice):
+    """Every piece of its work takes a second: one for each sample."""
+
+    keeps_time = True
+
+
+def test_a_device_that_keeps_time_says_what_samples_cost() -> None:
+    """From the end of the part before, whenever the host issued them and comes to ask."""
+    with bench(_Timed(LAZY_COPIES)) as one:
+        for chunk in (1, 2, 3):
+            one.send(20, 21, 22, 23, cut=(21, 23), chunk=chunk)
+        for chunk in (1, 2, 3):
+            assert one.reported(chunk)
+            report = one.report(chunk)
+            assert report is not None and report.times == [1.0] * 4 and report.seconds == 4.0

@@ -1,0 +1,27 @@
+"""A CUDA device's own clock, which says what samples cost there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minato_gpu.memory.accelerator import Cuda
+
+_CYCLES = 1 << 23
+
+
+@pytest.mark.gpu
+def test_a_part_lasts_from_the_end_of_the_one_before_whenever_it_was_issued() -> None:
+    device = Cuda(torch.device("cuda"))
+    with device.running(device.stream()):
+        torch.cuda._sleep(_CYCLES)  # the host is far ahead from here on
+        marks = []
+        for factor in (1, 4, 2):
+            marks.append((device.event(timed=True), factor))
+            torch.cuda._sleep(factor * _CYCLES)
+            marks.append((device.event(timed=True), factor))
+        assert not marks[-1][0].query()
+        marks[-1][0].synchronize()
+        spans = zip(marks[::2], marks[1::2], strict=True)
+        each = [device.seconds(begin, end) / factor for (begin, factor), (end, _) in spans]
+    assert max(each) < 1.2 * min(each)
