@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +22,7 @@ from minato_gpu.lanes.base import NoSample
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.occurrences import Occurrences as Occurrences
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import REPLAY, Order
+from minato_gpu.resume.orders import REPLAY, Coming, Order, Taken
 from minato_gpu.resume.state import packed_state
 from minato_gpu.resume.streams import Streams
 from minato_gpu.samples import witness_of
@@ -53,8 +54,13 @@ class Mark(NamedTuple):
 
     place: int
     position: int
-    state: dict[str, Any] | None
+    state: Taken | None
     keys: list[Any]
+
+    @property
+    def end(self) -> int:
+        """The position after its last."""
+        return self.position + len(self.keys)
 
 
 class Source:
@@ -96,7 +102,8 @@ class Source:
         self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = batched
         self._multiple = multiple
-        self._ahead: deque[tuple[dict[str, Any] | None, Any]] = deque()  # drawn to see whether the round is whole
+        self._behind: tuple[int, Occurrences] | None = None  # at an earlier place; kept while saves come often
+        self._ahead: deque[Coming] = deque()  # drawn to see whether the round is whole
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
@@ -120,17 +127,16 @@ class Source:
 
     def _look_ahead(self) -> None:
         """Draw the rest of the round; nothing of it if it is not whole."""
-        while not self.ended or self.order.waiting:  # a state may hold what comes before its end
+        while not self.ended or self.order.coming:  # a state may hold what comes before its end
             often = self.place + len(self._ahead) - self._saved < OFTEN
-            state = self.order.mark() if often or not self._stores_keys else None
             try:
-                item = next(self.order)
+                self._ahead.append(self.order.draw(keep=often or not self._stores_keys))
             except StopIteration:
                 self.ended = True
                 break
-            self._ahead.append((state, item))
             if self.order.way != REPLAY:
-                self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, self.keys_of(item)))
+                keys = self.keys_of(self._ahead[-1][1])
+                self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, keys))
             if (len(self._ahead) + self.place) % self._multiple == 0:
                 return
         kept, end = 0, self.position
@@ -141,21 +147,36 @@ class Source:
             self._ahead.pop()
 
     @property
-    def waiting(self) -> list[Any]:
+    def coming(self) -> list[Coming]:
         """What has been drawn from the sampler and is no ticket yet: it comes next."""
-        return [item for _, item in self._ahead] + self.order.waiting
-
-    def mark(self) -> dict[str, Any] | None:
-        """The sampler's state before the batch to draw next: see ``Order.mark``."""
-        return self._ahead[0][0] if self._ahead else self.order.mark()
+        return [*self._ahead, *self.order.coming]
 
     def rest(self) -> list[Any]:
         """What the sampler still yields after the batches drawn: see ``Order.rest``."""
         return [item for _, item in self._ahead] + self.order.rest()
 
-    def saved(self) -> None:
-        """A state has been asked for: there may be more soon."""
+    def saved(self, marks: list[Mark]) -> Occurrences:
+        """A state is made that begins with these marks, the last ones, or else now; there may be more of them soon.
+
+        Returns how often each key had come by then. Those who save seldom pay for the whole window.
+        """
         self._saved = self.place
+        if self._stores_keys:  # nobody is likely to go further back than this; who does gets keys
+            for at in range(len(self.marks) - len(marks) - 1, -1, -1):
+                if self.marks[at].state is None:
+                    break
+                self.marks[at] = self.marks[at]._replace(state=None)
+        place = marks[0].place if marks else self.place
+        if self._behind is None or self._behind[0] > place:
+            behind = self.occurrences.before([key for mark in marks for key in mark.keys])
+        else:
+            behind = self._behind[1]
+            for mark in islice(self.marks, self._behind[0] - self.marks[0].place if self.marks else 0, None):
+                if mark.place == place:
+                    break
+                behind.count(mark.keys)
+        self._behind = place, behind
+        return behind
 
     def keys_of(self, item: Any) -> list[Any]:
         """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
@@ -176,18 +197,18 @@ class Source:
         A state with the sampler's own or with the keys begins at the first batch that is not delivered whole.
         """
         while self.position < self.delivered.low:
-            mark = self.order.mark()
-            item = next(self.order, self)
-            if item is self:
+            try:
+                before, item = self.order.draw()
+            except StopIteration:
                 raise ValueError(
                     f"the state has {self.delivered.low} samples delivered, but the sampler yields {self.position}; it "
                     "belongs to another data set or sampler"
-                )
+                ) from None
             keys = self.keys_of(item)
             if self.place == 0:
                 self.witness = witness_of(keys)
             if self.position + len(keys) > self.delivered.low:
-                self.order.put_back(item, mark)
+                self.order.put_back(item, before)
                 return
             if self.order.way != REPLAY:
                 raise ValueError(f"state: {self.delivered.low} samples delivered, and its order begins long before")
@@ -199,6 +220,8 @@ class Source:
         marks.append(mark)
         while len(marks) > 1 and marks[1].position <= self.delivered.floor:
             marks.popleft()
+        if self._behind is not None and self._behind[0] < marks[0].place:
+            self._behind = None
 
 
 def never_repeats(loader: DataLoader[Any]) -> bool:
@@ -213,8 +236,25 @@ def never_repeats(loader: DataLoader[Any]) -> bool:
     return type(sampler) is RandomSampler and not sampler.replacement and _one_permutation(sampler)
 
 
-def _one_permutation(sampler: RandomSampler) -> bool:
-    return sampler.num_samples <= len(sampler.data_source)
+def yields_once(loader: DataLoader[Any]) -> bool:
+    """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(sampler) is BatchSampler or _name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
+        sampler = sampler.sampler
+    if _name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
+        return not sampler.replacement and _one_permutation(sampler)
+    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or never_repeats(loader)
+
+
+_TORCHDATA = "torchdata.stateful_dataloader.sampler"
+
+
+def _name_of(sampler: Any) -> str:
+    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+
+
+def _one_permutation(sampler: Any) -> bool:
+    return bool(sampler.num_samples <= len(sampler.data_source))
 
 
 class Speculation:

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from minato_gpu.admission import Occurrences, OrderLog, Source, Speculation, never_repeats
+from minato_gpu.admission import Occurrences, OrderLog, Source, Speculation, never_repeats, yields_once
 from minato_gpu.engine import Engine
 from minato_gpu.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
@@ -197,7 +197,7 @@ class DataLoader(TorchDataLoader[T]):
             _, self._base_seed, self._first = resumption.seeds
         if not resumption.begun:
             resumption.set_generators(self)
-            resumption.load_sampler()
+            resumption.load_sampler(self)
         return resumption
 
     # --- saving and resuming -------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class DataLoader(TorchDataLoader[T]):
         except TypeError:
             length = None
         seeds = self.num_workers > 0 or self.pipeline is not None  # else nothing is drawn from a sample's own stream
-        return Occurrences(length, unique=not seeds or never_repeats(self))
+        return Occurrences(length, unique=not seeds or yields_once(self))
 
     # --- made anew by others -------------------------------------------------------------------------------
 
