@@ -9,7 +9,6 @@ import numpy as np
 
 from minato_gpu.lanes.base import NoSample
 
-
 Plane = tuple[int, bytes]
 """A bit for each index, in bytes: so many that are all ones, those that follow, and then only zeros."""
 

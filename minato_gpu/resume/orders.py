@@ -11,15 +11,16 @@ Three ways, the first that fits:
 - *keys*: nobody knows. What the sampler still has to yield is drawn now and stored.
 
 Samplers may apply a state only when they are asked for a key, and till then tell an old one (torchdata's
-``StatefulDistributedSampler`` does). So none is asked for its state between iter() and its first key, and what a sampler
-is given is applied before anything else is done with it: by drawing the key that comes next. A state taken at the end
-of an epoch is applied by a pass that yields nothing; where it yields, the state was the next epoch's, and is given again.
+``StatefulDistributedSampler`` does). So none is asked for its state between iter() and its first key, and what it is
+given is applied before anything else is done with it: by drawing what comes next. A state taken at the end of an epoch
+is applied by a pass that yields nothing; where it yields, the state was the next epoch's already, and is given again.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -176,10 +177,8 @@ class Order:
 
     def draw_ahead(self) -> None:
         """Draw one item, which comes next; where there is none, the sampler is at its end."""
-        try:
+        with suppress(StopIteration):
             self.coming.append(self._draw(keep=False))
-        except StopIteration:
-            pass
 
     def put_back(self, item: Any, before: Taken | None = None) -> None:
         """The next one will be ``item``; ``before``: the state before that."""
@@ -286,11 +285,12 @@ def _load_sampler(sampling: Sampling, own: Snapshot) -> None:
 
 def _iterator(sampling: Sampling, own: Snapshot) -> Iterator[Any]:
     """The sampler's iterator, with its own state if it has one. Raises ValueError where it takes none."""
-    keys, state = iter(sampling.inner), own.copy()["iterator"]
+    keys: Iterator[Any] = iter(sampling.inner)
+    state = own.copy()["iterator"]
     if state is not None:
         if not is_stateful(keys):
             raise ValueError("the state holds one of the sampler's iterator, but this sampler's iterator takes none")
-        keys.load_state_dict(state)
+        keys.load_state_dict(state)  # type: ignore[attr-defined]
     return keys
 
 

@@ -27,8 +27,7 @@ def _tensor(tensor: torch.Tensor) -> Any:
 _PLAIN = {torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, torch.bool}
 
 
-class _Pickler(pickle.Pickler):
-    dispatch_table = ChainMap({torch.Tensor: _tensor}, copyreg.dispatch_table)
+_TABLE = ChainMap({torch.Tensor: _tensor}, copyreg.dispatch_table)
 
 
 class Snapshot:
@@ -36,8 +35,10 @@ class Snapshot:
 
     def __init__(self, value: Any) -> None:
         file = io.BytesIO()
+        pickler = pickle.Pickler(file, 5)
+        pickler.dispatch_table = _TABLE
         try:
-            _Pickler(file, 5).dump(value)
+            pickler.dump(value)
             self._pickled: bytes | None = file.getvalue()
         except Exception:  # not all that can be copied can be pickled
             self._pickled, self._value = None, copy.deepcopy(value)

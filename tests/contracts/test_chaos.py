@@ -46,7 +46,7 @@ def test_a_loss_is_seen(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = module._run
 
     def losing(plan: Plan, dataset: object, result: Result) -> None:
-        run(plan, dataset, result)  # type: ignore[arg-type]
+        run(plan, dataset, result)
         first = result.received[0]
         if loss == "missing":
             result.received.pop(0)
