@@ -26,7 +26,7 @@ from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, WorkerDied
 from minato_gpu.later import Later
-from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.board import ATTENTION, SAVES
 from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
 from minato_gpu.records import Batch, Record
@@ -209,6 +209,9 @@ class Engine:
     def _resume(self, source: Source) -> None:
         """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
         self.pump.streams, self.pump.stream_starts = source.streams, dict(enumerate(source.starts))
+        if source.streams is not None:
+            source.streams.on_saves = self._on_saves
+            self._on_saves(True)
         if source.streams is not None and source.streams.batches:
             self._order = source.streams.batches
             turn, ended = source.streams.turn, tuple(source.streams.ended)
@@ -216,6 +219,10 @@ class Engine:
         elif source.delivered.batches:
             self._place, self._serial, self._order = source.place, source.position, source.delivered.batches
             self._tell(m.Resumed, self._order)
+
+    def _on_saves(self, come: bool) -> None:
+        if not self._closed:
+            self._links.board.words[SAVES] = come
 
     def _draw_on(self) -> None:
         """Draw on while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.

@@ -201,7 +201,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             known = fetcher.survivor if isinstance(fetcher, _Fetcher) and self._pads and not padded else None
             self._source.delivered.add(self._positions(), None if known is None else known[0], self.failures.count)
         elif self._stream is not None:
-            self._standing.told(self._stream.told())
+            self._standing.told(self._stream.told(exactly=self._standing.saves_come))
         return data
 
     def _settle_failed(self) -> None:

@@ -209,7 +209,8 @@ class DataLoader(TorchDataLoader[T]):
         delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time; after the end
         of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go on from it.
 
-        A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state. Otherwise
+        A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (where a data
+        set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise
         torch's samplers and sequences are drawn again from the epoch's beginning; of any other sampler the remaining
         order is stored. Raises ValueError where that is endless or holds keys that are not plain, for a stream without
         a state that is too far on to be read again, or for an ``ahead`` that goes too far back, and RuntimeError where

@@ -14,8 +14,8 @@ from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order, Sampling
-from minato_gpu.resume.snapshots import Snapshot
 from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
+from minato_gpu.snapshots import Snapshot
 from minato_gpu.standing import Standing, generators_of, is_iterable, sampler_epoch
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}

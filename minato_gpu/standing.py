@@ -19,9 +19,9 @@ from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, Sampling, Taken
-from minato_gpu.resume.snapshots import Snapshot
 from minato_gpu.resume.streams import check_read_again
 from minato_gpu.samples import Ticket
+from minato_gpu.snapshots import Snapshot
 
 
 def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]:
@@ -65,6 +65,11 @@ class Standing:
             self.source.streams.delivered(batch[0][0])
         else:
             self.source.delivered.add(batch, survivor, failed, returned=returned)
+
+    @property
+    def saves_come(self) -> bool:
+        """Whether a state of the streams was asked for some batches ago."""
+        return self.source is not None and self.source.streams is not None and self.source.streams.saves_come
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""

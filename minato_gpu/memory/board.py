@@ -34,7 +34,7 @@ _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
 _BITS = 63  # of a word that is no sign; later stages are never asked for
-ATTENTION = 0
+ATTENTION, SAVES = range(2)  # of the header; SAVES: states are asked for, so that streams tell theirs every time
 _HEADER = 8
 
 

@@ -36,7 +36,7 @@ from torch.utils.data import (
 
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.resume import state as s
-from minato_gpu.resume.snapshots import Snapshot
+from minato_gpu.snapshots import Snapshot
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24
