@@ -46,8 +46,8 @@ def _beyond_memory() -> None:
     page[0] = 1
 
 
-_STATEFUL = ["state", "state, repeats", "torchdata distributed", "torchdata random"]
-_STREAMS = {"state": Streamed, "iterator's state": Streaming, "read again": Read}
+STATEFUL = ["state", "state, repeats", "torchdata distributed", "torchdata random"]
+STREAMS = {"state": Streamed, "iterator's state": Streaming, "read again": Read}
 
 _DO: dict[str, Callable[[], Any]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -88,10 +88,10 @@ class Plan:
         """What came later to these plans, and leaves the draws before as they are."""
         self.epochs = rng.choice([1, 1, 2, 3])
         self.persistent = rng.random() < 0.3
-        self.sampling = rng.choice([self.sampling] * len(_STATEFUL) + _STATEFUL)
+        self.sampling = rng.choice([self.sampling] * len(STATEFUL) + STATEFUL)
         if rng.random() < 0.85:
             return
-        self.stream, self.sampling = rng.choice(sorted(_STREAMS)), "stream"
+        self.stream, self.sampling = rng.choice(sorted(STREAMS)), "stream"
         self.content = "rows" if self.content == "pipeline" else self.content
         self.workers = [1 if self.threads else self.workers[0]] * len(self.workers)
         self.faults = {key: fault for key, fault in self.faults.items() if fault[0] == "slow"}
@@ -130,7 +130,7 @@ class Plan:
         generator = torch.Generator().manual_seed(self.seed)
         if self.sampling == "shuffled":
             return RandomSampler(range(self.samples), generator=generator)
-        if self.sampling in _STATEFUL:
+        if self.sampling in STATEFUL:
             own = Eager(self.samples, generator, repeats=self.sampling.endswith("repeats"))
             return own if self.sampling.startswith("state") else torchdatas(self.sampling, self.samples, generator)
         drawn = RandomSampler(range(self.samples), replacement=self.sampling == "repeats", generator=generator)
@@ -159,7 +159,7 @@ class Plan:
     def data(self, *, faults: bool) -> Any:
         """The plan's data set."""
         data = Faulty(self, faults=faults)
-        return data if self.stream is None else _STREAMS[self.stream](data)
+        return data if self.stream is None else STREAMS[self.stream](data)
 
 
 class Faulty(Dataset[Any]):

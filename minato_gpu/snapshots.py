@@ -27,7 +27,7 @@ def _tensor(tensor: torch.Tensor) -> Any:
 _PLAIN = {torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, torch.bool}
 
 
-_TABLE = ChainMap({torch.Tensor: _tensor}, copyreg.dispatch_table)
+_TABLE: ChainMap[type[Any], Any] = ChainMap({torch.Tensor: _tensor}, copyreg.dispatch_table)
 
 
 def dumps(value: Any) -> bytes:

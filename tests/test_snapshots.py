@@ -14,7 +14,7 @@ from minato_gpu.snapshots import Snapshot
 
 def test_what_changes_later_is_not_in_it() -> None:
     shared = [1, 2]
-    value = {"a": shared, "b": shared, "t": torch.arange(6).reshape(2, 3).T, "n": np.arange(3)}
+    value: dict[str, Any] = {"a": shared, "b": shared, "t": torch.arange(6).reshape(2, 3).T, "n": np.arange(3)}
     snapshot = Snapshot(value)
     shared.append(3)
     value["t"][:] = 0

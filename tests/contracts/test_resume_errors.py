@@ -133,7 +133,7 @@ def test_an_error_that_nobody_asks_for_keeps_nothing_alive() -> None:
     while engine._raised.kept is None:
         next(iterator)
     text = "".join(engine._raised.kept.__notes__)
-    assert "index server is away" in text and "in __next__" in text and "test_resume_errors.py" in text
+    assert "index server is away" in text and "in __next__" in text and "resuming.py" in text
     left = weakref.ref(iterator)
     gc.disable()
     try:
