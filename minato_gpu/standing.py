@@ -142,7 +142,7 @@ class Standing:
             "others": [[s.plain_key(key), count] for key, count in others.items()],
         }
         if drawn:
-            out["drawn"] = [[s.plain_key(key) for key in keys] for keys in drawn]
+            out["drawn"] = _plain(drawn)
         generators = {role: s.packed_state(state) for role, state in own.generators.items()}
         if generators != source.order.begun_from:
             out["generators"] = generators
@@ -152,6 +152,16 @@ class Standing:
         """Whether the last batch drawn was cut short: the sampler's state is then that of an epoch's end."""
         last = [source.keys_of(item) for _, item in source.coming][-1:] or [mark.keys for mark in source.marks][-1:]
         return bool(self._sampling.size and last and len(last[0]) < self._sampling.size)
+
+
+def _plain(drawn: list[list[Any]]) -> list[list[Any]]:
+    try:
+        return [[s.plain_key(key) for key in keys] for keys in drawn]
+    except ValueError as error:
+        raise ValueError(
+            "this epoch can be saved once its first batch has been delivered: a sampler's own state is known only when "
+            f"it has yielded a key, and what came before that must be stored. {error}"
+        ) from None
 
 
 def _known_state(coming: Iterable[tuple[Taken | None, list[Any]]]) -> tuple[Taken | None, list[list[Any]]]:

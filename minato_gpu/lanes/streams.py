@@ -50,6 +50,11 @@ class Told(NamedTuple):
     error: str | None = None
     since: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state that came with it."""
+        return 0 if self.state is None or self.since else len(self.state)
+
 
 LARGE = 1 << 14
 """Bytes of a state, pickled, that is not told with every batch while nobody saves: copying it takes too long."""

@@ -22,6 +22,8 @@ from minato_gpu.snapshots import dumps
 _NOTHING = Told(None, False)
 MOST_READ_AGAIN = 1 << 28
 """So many samples of a stream without a state of its own are read again; one that is further on needs such a state."""
+MOST_BYTES = 1 << 27
+"""Of states that are kept for consumers that read ahead; of larger ones fewer batches can be taken back."""
 _MANY = 1 << 20  # a wait that should be explained
 
 
@@ -46,13 +48,14 @@ class Streams:
         self.on_saves: Callable[[bool], None] = lambda come: None  # told whether states are asked for every few batches
         self._saved = batches  # when one was last asked for, or might have been
         self._workers = [_Worker() for _ in range(workers)]
-        self._recent: deque[tuple[int, int, Told]] = deque(maxlen=HISTORY)  # worker, and what it was before
+        self._recent: deque[tuple[int, int, Told]] = deque()  # worker, and what it was before
+        self._kept = 0  # bytes of states in there
 
     def delivered(self, ticket: int) -> None:
         """The consumer has the batch of this ticket."""
         number = self.turns.pop(ticket)
         worker = self._workers[number]
-        self._recent.append((number, worker.batches, worker.told))
+        self._remember(number, worker)
         self.batches += 1
         worker.batches += 1
         told = self.told.pop(ticket, _NOTHING)
@@ -60,6 +63,13 @@ class Streams:
         self.turn = (number + 1) % len(self._workers)
         if not self.saves_come:
             self.on_saves(False)
+
+    def _remember(self, number: int, worker: _Worker) -> None:
+        """Where the worker's stream stood, for who reads ahead."""
+        self._recent.append((number, worker.batches, worker.told))
+        self._kept += worker.told.nbytes
+        while len(self._recent) > HISTORY or (self._kept > MOST_BYTES and len(self._recent) > 1):
+            self._kept -= self._recent.popleft()[2].nbytes
 
     @property
     def saves_come(self) -> bool:

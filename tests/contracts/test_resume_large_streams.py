@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.streams import EVERY, LARGE
+from minato_gpu.resume import streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 
 _SAMPLES = 150
@@ -164,3 +165,20 @@ def test_what_is_refused(since: Any) -> None:
     state["source"]["streams"][0]["since"] = since
     with pytest.raises(ValueError, match="'since' must be a whole number from 0 to 20"):
         _loader(IN_ORDER, 1).load_state_dict(state)
+
+
+def test_states_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones: so many batches can be taken back, and who wants more is told."""
+    one = len(json.dumps(_WORDS)) // 3  # about as many bytes as a pickled one has
+    monkeypatch.setattr(streams, "MOST_BYTES", 8 * one)
+    loader = _loader(IN_ORDER, 1)
+    iterator, found = iter(loader), list[Any]()
+    for _ in range(30):
+        found += _after(loader, iterator, 1)[0]
+    with pytest.raises(ValueError, match=r"ahead=20: .* and the last \d+ can be taken back") as refused:
+        loader.state_dict(ahead=20)
+    most = int(str(refused.value).split("the last ")[1].split()[0])
+    assert 2 <= most <= 12
+    resumed = _loader(IN_ORDER, 1)
+    resumed.load_state_dict(loader.state_dict(ahead=most))
+    _whole([*found[:-most], *(batch[:, :2].tolist() for batch in resumed)], 1)

@@ -199,7 +199,11 @@ def test_keys_that_no_state_can_hold() -> None:
     data = Made(400, lambda key: int(key.imag))
     loader = DataLoader(data, 4, sampler=Long(Asked(), make=lambda at: complex(0, at)))
     iterator = iter(loader)
-    for _ in range(50):
+    with pytest.raises(ValueError, match="can be saved once its first batch has been delivered"):
+        loader.state_dict()
+    assert list(next(iterator)) == [0, 1, 2, 3]
+    assert loader.state_dict()["source"]["state"]["sampler"] == {"yielded": 4}
+    for _ in range(49):
         next(iterator)
     for ahead in range(3):
         assert loader.state_dict(ahead=ahead)["source"]["state"]["sampler"] == {"yielded": 4 * (50 - ahead)}
