@@ -21,7 +21,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.admission import Drawn, OrderLog, Source
+from minato_gpu.admission import OrderLog
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, WorkerDied
@@ -33,6 +33,7 @@ from minato_gpu.records import Batch, Record
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.sources import Drawn, Source
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.threads import OwnThread
 from minato_gpu.watchdog import Watchdog, WorkerHung

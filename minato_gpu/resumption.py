@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from minato_gpu.admission import Source
 from minato_gpu.occurrences import Plane
 from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order, Sampling
+from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
+from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
 from minato_gpu.snapshots import Snapshot
+from minato_gpu.sources import Source
 from minato_gpu.standing import Standing, generators_of, is_iterable, sampler_epoch
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
@@ -238,6 +239,8 @@ def _counts(saved: Mapping[str, Any]) -> tuple[list[Plane], dict[Any, int]]:
 
 
 def _plane(plane: Any) -> Plane:
+    if isinstance(plane, str):  # as earlier versions wrote it
+        return 0, s.unpacked({"planes": plane}, "planes")
     if not isinstance(plane, (list, tuple)) or len(plane) != 2:
         raise ValueError(f"state: 'planes' must hold pairs of a number and bits, got {plane!r:.60}")
     return s.number({"planes": plane[0]}, "planes"), s.unpacked({"planes": plane[1]}, "planes")

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from minato_gpu.admission import Mark, Source
 from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import KEYS, REPLAY, Sampling, Taken
+from minato_gpu.resume.orders import KEYS, REPLAY, Taken
+from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import check_read_again
 from minato_gpu.samples import Ticket
 from minato_gpu.snapshots import Snapshot
+from minato_gpu.sources import Mark, Source
 
 
 def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]:

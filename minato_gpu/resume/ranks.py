@@ -16,7 +16,8 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import REPLAY, Sampling
+from minato_gpu.resume.orders import REPLAY
+from minato_gpu.resume.sampling import Sampling
 
 _MOST_RANKS = 1 << 20
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu import DataLoader, admission
+from minato_gpu import DataLoader, sources
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
 from tests.contracts.test_resume import Counting, CountingIterator, generator, through_json
@@ -64,7 +64,7 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.fixture(params=[0, 3])
 def seldom(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves are taken to be rare after so many batches."""
-    monkeypatch.setattr(admission, "OFTEN", request.param)
+    monkeypatch.setattr(sources, "OFTEN", request.param)
 
 
 def _rows(batches: Any, name: str) -> list[Any]:
@@ -174,7 +174,7 @@ def test_nobody_saves_and_nothing_is_copied(workers: int) -> None:
     asked = Asked()
     loader = DataLoader(Made(400, lambda key: key), 4, sampler=Long(asked), num_workers=workers)
     assert sum(1 for _ in loader) == 100
-    assert asked.times <= admission.OFTEN
+    assert asked.times <= sources.OFTEN
 
 
 @pytest.mark.parametrize("workers", [0, 1])
