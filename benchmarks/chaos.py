@@ -4,12 +4,13 @@ Injected are workers that die (kill -9 from within and from outside, a segmentat
 memory that has no memory left behind it), workers that hang, samples that raise, samples that cost far more than
 others, stages that write something else than they declared, and runs that are given up at some batch, saved, and taken
 up by another loader with other workers. Loaders have workers of both kinds, all orders of delivery, samples of equal
-and of unequal shapes, pipelines, samplers of every kind, and memory budgets down to less than one sample.
+and of unequal shapes, pipelines, samplers of every kind (with a state of their own, too, and torchdata's), iterable
+data sets, several epochs, workers that persist, and memory budgets down to less than one sample.
 
 After each run the promises are checked:
 
     P1  every ticket of the sampler was delivered once, or was counted as a failure
-    P2  its content is that of a run in which nothing happens
+    P2  its content is that of a run in which nothing happens (of a stream: its keys)
     P3  none came later than allowed; in strict order the sequence is that of the run in which nothing happens
     P4  bytes in flight stayed within the budget and a sample for each slot; one batch and its copy may always proceed
     P5  every stall has a named cause; no sample was begun again but for a death, and those are counted
@@ -22,7 +23,9 @@ that is killed from outside, has seen two deaths and counts as a bad one.
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import json
 import os
 import signal
@@ -36,9 +39,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 from benchmarks import report
-from benchmarks.chaos_plan import MOST_BYTES, Faulty, Plan
+from benchmarks.chaos_plan import MOST_BYTES, Plan
 from benchmarks.chaos_record import document, quietly, record, summary
 from minato_gpu.report import write
 
@@ -72,8 +76,11 @@ def chaos(seed: int) -> tuple[Plan, Result]:
     """One run, checked."""
     plan, result = Plan(seed), Result()
     before = _alive()
-    reference = _samples(plan.loader(Faulty(plan, faults=False), 1))
-    dataset = Faulty(plan, faults=True)
+    # the streams of an iterable data set are one for each worker
+    whole = plan.loader(plan.data(faults=False), 1 if plan.stream is None else plan.workers[0])
+    reference = [sample for _ in range(plan.epochs) for sample in _samples(whole)]
+    del whole
+    dataset = plan.data(faults=True)
     try:
         _run(plan, dataset, result)
     except Exception as error:
@@ -92,25 +99,38 @@ def chaos(seed: int) -> tuple[Plan, Result]:
     return plan, result
 
 
-def _run(plan: Plan, dataset: Faulty, result: Result) -> None:
+def _run(plan: Plan, dataset: Any, result: Result) -> None:
     state: dict[str, Any] = {}
     given = 0
     for steps, workers in zip([*plan.steps, None], plan.workers, strict=True):
-        loader = plan.loader(dataset, workers)
+        loader = plan.loader(copy.copy(dataset), workers)  # threads would go on with the state of a stream
         loader.load_state_dict(state)
-        iterator = iter(loader)
-        batches: Iterable[Any] = iterator if steps is None else islice(iterator, steps)
-        for batch in batches:
-            result.received += _samples([batch])
-            given += 1
-            if given == plan.murder:
-                _murder(iterator, plan.seed, result)
-        state = json.loads(json.dumps(loader.state_dict()))
-        _account(loader, result)
-        del batches, iterator, loader
-        if not state["begun"]:
+        for _ in range(plan.epochs - state.get("epoch", 0) if steps is None else 1):
+            iterator = iter(loader)
+            batches: Iterable[Any] = iterator if steps is None else islice(iterator, steps)
+            for batch in batches:
+                result.received += _samples([batch])
+                given += 1
+                if given == plan.murder:
+                    _murder(iterator, plan.seed, result)
+            state = _stored(loader.state_dict())
+            _account(loader, result)
+            del batches, iterator
+        del loader
+        if not state["begun"] and state["epoch"] == plan.epochs:
             break
         result.injected["resume"] += steps is not None
+
+
+def _stored(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as another process reads it: from JSON, or where a sampler's own holds tensors, without pickles."""
+    try:
+        return dict(json.loads(json.dumps(state)))
+    except TypeError:
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        return dict(torch.load(file, weights_only=True))
 
 
 def _murder(iterator: Any, seed: int, result: Result) -> None:
@@ -145,7 +165,8 @@ def _samples(batches: Iterable[Any]) -> list[Sample]:
 
 
 def _check(plan: Plan, result: Result, reference: list[Sample]) -> None:
-    order = list(plan.sampler())
+    sampler = range(plan.samples) if plan.stream is not None else plan.sampler()
+    order = [key for _ in range(plan.epochs) for key in sampler]
     failed = [int(failure["index"]) for failure in result.failures]
     received = [int(sample[0]) for sample in result.received]
     missing, extra = Counter(order), Counter([*received, *failed])
@@ -154,11 +175,13 @@ def _check(plan: Plan, result: Result, reference: list[Sample]) -> None:
     good = sorted(sample for sample in reference if int(sample[0]) not in bad)
     partly = [sample for sample in result.received if int(sample[0]) in bad]  # failed another time
     whole = sorted(sample for sample in result.received if int(sample[0]) not in bad)
+    if plan.stream is not None:  # nothing is promised of what it draws
+        whole, good = ([(sample[0], *sample[2:]) for sample in side] for side in (whole, good))
     result.check("P2", whole == good and set(partly) <= set(reference), "content differs")
     result.check("P3", result.lateness <= plan.lateness, f"{result.lateness} batches late")
     if not plan.lateness:
-        following = iter(reference)
-        result.check("P3", all(sample in following for sample in result.received), "the order differs")
+        following = iter(int(sample[0]) for sample in reference)
+        result.check("P3", all(key in following for key in received), "the order differs")
     if plan.budget is not None:
         # what each slot is at is beyond it, and so are the oldest batch, which may always proceed, and its joined copy
         most = max(plan.budget, plan.batch * MOST_BYTES) + (max(plan.workers) + plan.batch) * MOST_BYTES
@@ -172,11 +195,11 @@ def _check(plan: Plan, result: Result, reference: list[Sample]) -> None:
     result.check("P6", not nameless, f"failures that tell too little: {nameless}")
 
 
-def _check_begun(plan: Plan, dataset: Faulty, result: Result) -> None:
+def _check_begun(plan: Plan, dataset: Any, result: Result) -> None:
     """No sample is begun again without a cause: only deaths, and being given up with its loader, are causes."""
     if result.injected["resume"] or result.totals["workers_died"] or result.totals["workers_hung"]:
         return
-    again = sum(dataset.begun) - len(plan.sampler())
+    again = sum(dataset.begun) - plan.samples * plan.epochs
     # a chunk that was tried without seeds and drew is done once more by each worker
     result.check("P5", again <= 0 or not plan.threads, f"{again} samples were begun again")
 
@@ -210,6 +233,9 @@ def _row(seed: int, plan: Plan, result: Result, seconds: float) -> dict[str, Any
         "lateness": plan.lateness,
         "budget_bytes": plan.budget,
         "sampling": plan.sampling,
+        "stream": plan.stream,
+        "epochs": plan.epochs,
+        "persistent": plan.persistent,
         "samples": plan.samples,
         "injected": dict(result.injected),
         "delivered": len(result.received),

@@ -13,13 +13,14 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, RandomSampler
 
+from benchmarks.chaos_samplers import Eager, Order, Read, Streamed, Streaming, torchdatas
 from minato_gpu import DataLoader, Field, Pipeline, Stage
 
 _FORK = multiprocessing.get_context("fork")
@@ -45,6 +46,9 @@ def _beyond_memory() -> None:
     page[0] = 1
 
 
+STATEFUL = ["state", "state, repeats", "torchdata distributed", "torchdata random"]
+STREAMS = {"state": Streamed, "iterator's state": Streaming, "read again": Read}
+
 _DO: dict[str, Callable[[], Any]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segmentation fault": lambda: ctypes.string_at(0),
@@ -55,22 +59,11 @@ _DO: dict[str, Callable[[], Any]] = {
 }
 
 
-class Order:
-    """A user's own sampler: what is left of it must be stored with a state."""
-
-    def __init__(self, order: list[int]) -> None:
-        self.order = order
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(list(self.order))
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-
 class Plan:
     """One run. ``steps``: after how many batches the run is given up, saved and taken up by another loader, each time
-    with the next number of ``workers``; ``murders``: at which batch a worker is killed from outside, or None."""
+    with the next number of ``workers``; ``murder``: at which batch a worker is killed from outside, or None;
+    ``epochs``: how many are run; ``stream``: how an iterable data set, if it is one, goes on after a resume: such a
+    one loses its stream with its worker, so that only slow samples and resumes happen to it."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -86,6 +79,23 @@ class Plan:
         self.workers = [rng.randint(1, 3) for _ in range(len(self.steps) + 1)]
         self.murder = None if self.threads or rng.random() < 0.6 else rng.randint(1, 8)
         self.faults = self._faults(rng)
+        self.epochs = 1
+        self.persistent = False
+        self.stream: str | None = None
+        self._vary(random.Random(-1 - seed))
+
+    def _vary(self, rng: random.Random) -> None:
+        """What came later to these plans, and leaves the draws before as they are."""
+        self.epochs = rng.choice([1, 1, 2, 3])
+        self.persistent = rng.random() < 0.3
+        self.sampling = rng.choice([self.sampling] * len(STATEFUL) + STATEFUL)
+        if rng.random() < 0.85:
+            return
+        self.stream, self.sampling = rng.choice(sorted(STREAMS)), "stream"
+        self.content = "rows" if self.content == "pipeline" else self.content
+        self.workers = [1 if self.threads else self.workers[0]] * len(self.workers)
+        self.faults = {key: fault for key, fault in self.faults.items() if fault[0] == "slow"}
+        self.murder, self.budget = None, None
 
     def _faults(self, rng: random.Random) -> dict[int, tuple[str, int]]:
         """By key: what happens to its sample, and how often."""
@@ -120,6 +130,9 @@ class Plan:
         generator = torch.Generator().manual_seed(self.seed)
         if self.sampling == "shuffled":
             return RandomSampler(range(self.samples), generator=generator)
+        if self.sampling in STATEFUL:
+            own = Eager(self.samples, generator, repeats=self.sampling.endswith("repeats"))
+            return own if self.sampling.startswith("state") else torchdatas(self.sampling, self.samples, generator)
         drawn = RandomSampler(range(self.samples), replacement=self.sampling == "repeats", generator=generator)
         return Order(list(drawn)) if self.sampling == "unknown" else list(drawn)
 
@@ -127,21 +140,26 @@ class Plan:
         """A loader of the plan's kind."""
         order: dict[str, Any] = {"in_order": False, "max_lateness": self.lateness} if self.lateness else {}
         process: dict[str, Any] = {} if self.threads else {"on_worker_death": "replace", "hang_timeout": HANG_S}
+        if self.stream is None:
+            order.update(sampler=self.sampler(), on_error="skip", **process)
         return DataLoader(
             dataset,
             self.batch,
-            sampler=self.sampler(),
             num_workers=workers,
+            persistent_workers=self.persistent,
             collate_fn=list if self.content == "ragged" else None,
             pipeline=_PIPELINE if self.content == "pipeline" else None,
-            on_error="skip",
             timeout=30,
             worker_kind="thread" if self.threads else "process",
             host_memory_budget=self.budget,
             generator=torch.Generator().manual_seed(self.seed + 1),
             **order,
-            **process,
         )
+
+    def data(self, *, faults: bool) -> Any:
+        """The plan's data set."""
+        data = Faulty(self, faults=faults)
+        return data if self.stream is None else STREAMS[self.stream](data)
 
 
 class Faulty(Dataset[Any]):

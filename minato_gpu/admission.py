@@ -1,6 +1,6 @@
-"""From the sampler to tickets: keys, how often each has come in the epoch, and the order in which to deliver.
+"""What is known of samplers before and after they are drawn from: epochs ahead of need, and recorded orders.
 
-Epoch after epoch a *source* yields the sampler's batches. The next epoch's source can be made ahead of need
+Epoch after epoch a *source* (sources.py) yields the sampler's batches. The next epoch's can be made ahead of need
 (``Speculation``) where its order can be drawn without side effects: the generators are put back as they were, and
 when the epoch really begins, it is used only if they still are.
 """
@@ -8,197 +8,19 @@ when the epoch really begins, it is used only if they still are.
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from minato_gpu.lanes.base import NoSample
-from minato_gpu.lanes.streams import StreamStart
-from minato_gpu.occurrences import Occurrences as Occurrences
-from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import REPLAY, Order
 from minato_gpu.resume.state import packed_state
-from minato_gpu.resume.streams import Streams
-from minato_gpu.samples import witness_of
 from minato_gpu.scheduling.messages import Span
+from minato_gpu.sources import Drawn as Drawn
+from minato_gpu.sources import Source as Source
 
 T = TypeVar("T")
-
-
-class Drawn(NamedTuple):
-    """One batch of the sampler: ``positions`` in the epoch's order, keys and occurrences (None: all 0).
-
-    ``left``: where an earlier run delivered some of it, the offsets of what it left, as half-open ranges.
-    """
-
-    positions: range | list[int]
-    keys: list[Any]
-    occurrences: list[int] | None
-    left: tuple[Span, ...] | None = None
-
-
-OFTEN = 16
-"""Saves come often where no more batches than these are drawn between two of them."""
-
-_PLAIN = {int, str, bool, float, np.int64, np.int32, NoSample}
-
-
-class Mark(NamedTuple):
-    """Where one batch begins in the sampler's order; ``state``: the sampler's own before it was drawn, where kept."""
-
-    place: int
-    position: int
-    state: dict[str, Any] | None
-    keys: list[Any]
-
-
-class Source:
-    """The batches of one epoch. ``batched``: the sampler yields lists of keys, else single keys.
-
-    ``place`` and ``position``: number and first position of the batch to draw next. ``delivered``: what the consumer
-    has; an epoch that goes on where an earlier run left it begins with that run's. ``marks``: for a sampler that
-    cannot be replayed, the batches that may still have to be delivered. ``multiple``: batches come in a multiple of so
-    many; those that are left over in the end are dropped, unless an earlier run has delivered some of them.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        seed: int,
-        order: Iterator[Any],
-        *,
-        batched: bool,
-        occurrences: Occurrences,
-        place: int = 0,
-        position: int = 0,
-        delivered: Delivered | None = None,
-        multiple: int = 1,
-    ) -> None:
-        self.number = number
-        self.seed = seed
-        self.order = order if isinstance(order, Order) else Order(order)
-        self.occurrences = occurrences
-        self.place = place
-        self.position = position
-        self.delivered = Delivered() if delivered is None else delivered
-        self.marks: deque[Mark] = deque()
-        self.ended = False  # the sampler has said so
-        self.witness: int | None = None  # of the epoch's first keys
-        self.streams: Streams | None = None  # of an iterable data set: its workers' own, and where each starts
-        self.starts: list[StreamStart] = []
-        self._saved = place  # when a state was last asked for, or might have been: what came next then
-        self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
-        self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
-        self._batched = batched
-        self._multiple = multiple
-        self._ahead: deque[tuple[dict[str, Any] | None, Any]] = deque()  # drawn to see whether the round is whole
-
-    def draw(self) -> Drawn | None:
-        """The next batch, or None at the end. What the sampler raises passes through."""
-        if not self._ahead or (len(self._ahead) + self.place) % self._multiple:
-            self._look_ahead()
-        if not self._ahead:
-            self._check_end()
-            return None
-        state, item = self._ahead.popleft()
-        keys = self.keys_of(item)
-        first, self.position = self.position, self.position + len(keys)
-        if self.place == 0:
-            self.witness = witness_of(keys)
-        if self.order.way != REPLAY:
-            self._remember(Mark(self.place, first, state, keys))
-        self.place += 1
-        left = None
-        if self._before.above and first < self._before.above[-1][1]:
-            left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
-        return Drawn(range(first, self.position), keys, self.occurrences.count(keys), left)
-
-    def _look_ahead(self) -> None:
-        """Draw the rest of the round; nothing of it if it is not whole."""
-        while not self.ended or self.order.waiting:  # a state may hold what comes before its end
-            often = self.place + len(self._ahead) - self._saved < OFTEN
-            state = self.order.mark() if often or not self._stores_keys else None
-            try:
-                item = next(self.order)
-            except StopIteration:
-                self.ended = True
-                break
-            self._ahead.append((state, item))
-            if self.order.way != REPLAY:
-                self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, self.keys_of(item)))
-            if (len(self._ahead) + self.place) % self._multiple == 0:
-                return
-        kept, end = 0, self.position
-        while kept < len(self._ahead) and (end < self._before.top or self._multiple == 1):
-            end += len(self.keys_of(self._ahead[kept][1]))
-            kept += 1
-        while len(self._ahead) > kept:
-            self._ahead.pop()
-
-    @property
-    def waiting(self) -> list[Any]:
-        """What has been drawn from the sampler and is no ticket yet: it comes next."""
-        return [item for _, item in self._ahead] + self.order.waiting
-
-    def mark(self) -> dict[str, Any] | None:
-        """The sampler's state before the batch to draw next: see ``Order.mark``."""
-        return self._ahead[0][0] if self._ahead else self.order.mark()
-
-    def rest(self) -> list[Any]:
-        """What the sampler still yields after the batches drawn: see ``Order.rest``."""
-        return [item for _, item in self._ahead] + self.order.rest()
-
-    def saved(self) -> None:
-        """A state has been asked for: there may be more soon."""
-        self._saved = self.place
-
-    def keys_of(self, item: Any) -> list[Any]:
-        """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
-        return (list(item) or [NoSample()]) if self._batched else [item]
-
-    def _check_end(self) -> None:
-        """What an earlier run delivered must be there: an epoch that ends before it would never come to its end."""
-        before = self._before
-        if before.batches > self.place or before.top > self.position:
-            raise ValueError(
-                f"the state has {before.batches} batches delivered up to position {before.top}, but the sampler ends "
-                f"after {self.place} at {self.position}; it is damaged, or belongs to another data set or sampler"
-            )
-
-    def skip(self) -> None:
-        """Draw again, and drop, the batches of which nothing is left. Raises ValueError if the order is too short.
-
-        A state with the sampler's own or with the keys begins at the first batch that is not delivered whole.
-        """
-        while self.position < self.delivered.low:
-            mark = self.order.mark()
-            item = next(self.order, self)
-            if item is self:
-                raise ValueError(
-                    f"the state has {self.delivered.low} samples delivered, but the sampler yields {self.position}; it "
-                    "belongs to another data set or sampler"
-                )
-            keys = self.keys_of(item)
-            if self.place == 0:
-                self.witness = witness_of(keys)
-            if self.position + len(keys) > self.delivered.low:
-                self.order.put_back(item, mark)
-                return
-            if self.order.way != REPLAY:
-                raise ValueError(f"state: {self.delivered.low} samples delivered, and its order begins long before")
-            self.occurrences.count(keys)
-            self.place, self.position = self.place + 1, self.position + len(keys)
-
-    def _remember(self, mark: Mark) -> None:
-        marks = self.marks
-        marks.append(mark)
-        while len(marks) > 1 and marks[1].position <= self.delivered.floor:
-            marks.popleft()
 
 
 def never_repeats(loader: DataLoader[Any]) -> bool:
@@ -213,8 +35,25 @@ def never_repeats(loader: DataLoader[Any]) -> bool:
     return type(sampler) is RandomSampler and not sampler.replacement and _one_permutation(sampler)
 
 
-def _one_permutation(sampler: RandomSampler) -> bool:
-    return sampler.num_samples <= len(sampler.data_source)
+def yields_once(loader: DataLoader[Any]) -> bool:
+    """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(sampler) is BatchSampler or _name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
+        sampler = sampler.sampler
+    if _name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
+        return not sampler.replacement and _one_permutation(sampler)
+    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or never_repeats(loader)
+
+
+_TORCHDATA = "torchdata.stateful_dataloader.sampler"
+
+
+def _name_of(sampler: Any) -> str:
+    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+
+
+def _one_permutation(sampler: Any) -> bool:
+    return bool(sampler.num_samples <= len(sampler.data_source))
 
 
 class Speculation:

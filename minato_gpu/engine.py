@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.admission import OrderLog, Source
+from minato_gpu.admission import OrderLog
 from minato_gpu.epochs import Epoch, Epochs
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
@@ -27,6 +27,7 @@ from minato_gpu.records import Batch
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.sources import Source
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.threads import OwnThread
 from minato_gpu.watchdog import Watchdog
@@ -88,7 +89,7 @@ class Engine:
         self._links = links
         self.pump = pump
         self.assembly = pump.assembly
-        self._epochs = Epochs(pump, window=window, homes=homes, streams=streams, order_log=order_log)
+        self._epochs = Epochs(pump, links.board, window=window, homes=homes, streams=streams, order_log=order_log)
         replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
         self._minder = Minder(pump, replaces=replaces, watchdog=watchdog)
         self._place_size = place_size

@@ -14,11 +14,13 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.admission import Drawn, OrderLog, Source
+from minato_gpu.admission import OrderLog
 from minato_gpu.later import Later
+from minato_gpu.memory.board import Board
 from minato_gpu.pump import Pump
 from minato_gpu.records import Record
 from minato_gpu.scheduling import messages as m
+from minato_gpu.sources import Drawn, Source
 
 
 class Epoch:
@@ -47,9 +49,10 @@ class Epochs:
     """
 
     def __init__(
-        self, pump: Pump, *, window: int, homes: Sequence[str], streams: bool, order_log: OrderLog | None
+        self, pump: Pump, board: Board, *, window: int, homes: Sequence[str], streams: bool, order_log: OrderLog | None
     ) -> None:
         self._pump = pump
+        self._board = board
         self._window = window
         self._homes = homes
         self._streams = streams
@@ -113,6 +116,9 @@ class Epochs:
     def _resume(self, source: Source) -> None:
         """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
         self._pump.streams, self._pump.stream_starts = source.streams, dict(enumerate(source.starts))
+        if source.streams is not None:
+            source.streams.on_saves = self._board.expect_saves
+            self._board.expect_saves(True)
         if source.streams is not None and source.streams.batches:
             self.order = source.streams.batches
             turn, ended = source.streams.turn, tuple(source.streams.ended)

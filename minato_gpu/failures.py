@@ -24,7 +24,7 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu.lanes.base import Failure
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import Sampling
+from minato_gpu.resume.sampling import Sampling
 from minato_gpu.samples import Origin
 from minato_gpu.telemetry import Telemetry
 

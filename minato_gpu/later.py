@@ -40,5 +40,5 @@ def _without_frames(error: Exception) -> Exception:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             one.__traceback__ = None
-            left += [one.__cause__, one.__context__]
+            left += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
     return error

@@ -16,15 +16,17 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from minato_gpu.admission import Occurrences, OrderLog, Source, Speculation, never_repeats
+from minato_gpu.admission import OrderLog, Speculation, never_repeats, yields_once
 from minato_gpu.engine import Engine
 from minato_gpu.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator, to_device
 from minato_gpu.memory import room
+from minato_gpu.occurrences import Occurrences
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.resumption import Resumption
+from minato_gpu.sources import Source
 from minato_gpu.standing import Standing, before_epoch
 
 T = TypeVar("T", covariant=True)
@@ -197,7 +199,7 @@ class DataLoader(TorchDataLoader[T]):
             _, self._base_seed, self._first = resumption.seeds
         if not resumption.begun:
             resumption.set_generators(self)
-            resumption.load_sampler()
+            resumption.load_sampler(self)
         return resumption
 
     # --- saving and resuming -------------------------------------------------------------------------------
@@ -209,7 +211,8 @@ class DataLoader(TorchDataLoader[T]):
         delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time; after the end
         of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go on from it.
 
-        A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state. Otherwise
+        A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (where a data
+        set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise
         torch's samplers and sequences are drawn again from the epoch's beginning; of any other sampler the remaining
         order is stored. Raises ValueError where that is endless or holds keys that are not plain, for a stream without
         a state that is too far on to be read again, or for an ``ahead`` that goes too far back, and RuntimeError where
@@ -288,7 +291,7 @@ class DataLoader(TorchDataLoader[T]):
         except TypeError:
             length = None
         seeds = self.num_workers > 0 or self.pipeline is not None  # else nothing is drawn from a sample's own stream
-        return Occurrences(length, unique=not seeds or never_repeats(self))
+        return Occurrences(length, unique=not seeds or yields_once(self))
 
     # --- made anew by others -------------------------------------------------------------------------------
 

@@ -9,6 +9,9 @@ import numpy as np
 
 from minato_gpu.lanes.base import NoSample
 
+Plane = tuple[int, bytes]
+"""A bit for each index, in bytes: so many that are all ones, those that follow, and then only zeros."""
+
 
 class Occurrences:
     """How often each key has come before in the epoch; integers below ``length`` take one byte each."""
@@ -36,26 +39,29 @@ class Occurrences:
             copy._others = +copy._others
         return copy
 
-    def planes(self) -> tuple[list[bytes], dict[Any, int]]:
+    def planes(self) -> tuple[list[Plane], dict[Any, int]]:
         """How often each key has come: for integers plane j has a bit for each that came more than j times."""
         others = {key: count for key, count in self._others.items() if not isinstance(key, NoSample)}
         if self._seen is None:
             return [], others
         seen = np.frombuffer(self._seen, dtype=np.uint8)
         most = int(seen.max(initial=0))
-        return [np.packbits(seen > j).tobytes() for j in range(most)], others
+        return [_trimmed(np.packbits(seen > j)) for j in range(most)], others
 
-    def restore(self, planes: list[bytes], others: dict[Any, int]) -> None:
+    def restore(self, planes: list[Plane], others: dict[Any, int]) -> None:
         """Count on from what ``planes`` said. Raises ValueError where it was said of another data set."""
         if planes and self._seen is None:
             raise ValueError("the state counts indices of a data set with a length, and this one has none")
-        for plane in planes:
-            bits = np.unpackbits(np.frombuffer(plane, dtype=np.uint8))
+        for ones, plane in planes:
             assert self._seen is not None
-            if len(plane) != (len(self._seen) + 7) // 8:
+            room = (len(self._seen) + 7) // 8 - ones
+            if not 0 <= len(plane) <= room:
                 raise ValueError(f"the state counts indices of a data set of another length than {len(self._seen)}")
+            whole = np.full(ones + room, 0xFF, np.uint8)
+            whole[ones:] = 0
+            whole[ones : ones + len(plane)] = np.frombuffer(plane, dtype=np.uint8)
             seen = np.frombuffer(self._seen, dtype=np.uint8)
-            seen += bits[: len(self._seen)]
+            seen += np.unpackbits(whole, count=len(seen))
         for key, count in others.items():
             if self._is_small(key):
                 assert self._seen is not None
@@ -95,3 +101,10 @@ class Occurrences:
         before = self._others[key]
         self._others[key] += 1
         return before + (255 if seen is not None and type(key) is int and 0 <= key < len(seen) else 0)
+
+
+def _trimmed(bits: np.ndarray[Any, np.dtype[np.uint8]]) -> Plane:
+    """A sequence, or a shuffle of a window, then takes a few bytes, whatever the data set's length."""
+    end = len(bits) - int(np.argmax(bits[::-1] != 0))  # there is one, or the plane would not be
+    ones = int(np.argmax(bits[:end] != 0xFF)) if (bits[:end] != 0xFF).any() else end
+    return ones, bits[ones:end].tobytes()

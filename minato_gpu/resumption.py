@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
-from minato_gpu.admission import Source
+from minato_gpu.occurrences import Plane
 from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order, Sampling
+from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
+from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
+from minato_gpu.snapshots import Snapshot
+from minato_gpu.sources import Source
 from minato_gpu.standing import Standing, generators_of, is_iterable, sampler_epoch
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
@@ -68,7 +71,7 @@ class Resumption:
         self.begun: bool = self.state["begun"]
         self._between = not self.begun  # the state is one of a loader between two epochs
         self._stored: list[list[Any]] = []
-        self._counted: tuple[list[bytes], dict[Any, int]] = ([], {})
+        self._counted: tuple[list[Plane], dict[Any, int]] = ([], {})
         self.worlds: list[Any] = []  # how the epoch was shared out among ranks before, if it was merged
         self._epoch_of_sampler = self._check(loader) if self.begun else None
         if self._epoch_of_sampler is not None:
@@ -103,7 +106,7 @@ class Resumption:
         self.delivered.failed = s.failed_of(progress)
         _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
         if source["way"] == REPLAY:
-            self.worlds = ranks.checked_worlds(source)
+            self.worlds = ranks.checked_worlds(source, self._sampling)
         else:
             _match_place(source, self.delivered, self._sampling.size)
         if source["way"] == KEYS:
@@ -113,6 +116,8 @@ class Resumption:
         elif source["way"] == STATE:
             s.mapping(source, "state")
             s.choice(source, "ended", (True, False))
+            if source.get("generators") is not None:
+                s.generators(s.mapping(source, "generators"))
             self._stored = [] if source.get("drawn") is None else _stored_batches(source, "drawn")
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
@@ -146,8 +151,7 @@ class Resumption:
 
     def order_states(self) -> dict[str, torch.Tensor]:
         """The generators' states just before the epoch's order was drawn, by role."""
-        generators = self.state["generators"]
-        return {role: s.generator_state(generators, role) for role in generators}
+        return s.generators(self.state["generators"])
 
     def set_generators(self, loader: Any) -> None:
         """Put the generators that belong to loader and sampler to where they were; the global one is the user's."""
@@ -156,12 +160,12 @@ class Resumption:
             if role != "default" and role in states:
                 generator.set_state(states[role])
 
-    def load_sampler(self) -> None:
+    def load_sampler(self, loader: Any) -> None:
         """Give a stateful sampler the state that it had between two epochs."""
         if not self._between:
             return
-        own = s.mapping(self.state["source"], "state")
-        orders.load_sampler_state(self._sampling, {"sampler": own.get("sampler")})
+        own = Snapshot({"sampler": s.mapping(self.state["source"], "state").get("sampler"), "iterator": None})
+        orders.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
 
     def source(self, loader: Any, generators: Mapping[str, torch.Generator]) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
@@ -219,19 +223,27 @@ class Resumption:
     ) -> Order:
         planes, others = self._counted
         occurrences.restore(planes, others)
-        own = saved["state"]
-        own, begun_from = {name: own.get(name) for name in ("sampler", "iterator")}, dict(self.state["generators"])
-        return orders.order_from_state(self._sampling, own, generators, begun_from, ended=saved["ended"])
+        own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator")})
+        taken = {} if saved.get("generators") is None else s.generators(saved["generators"])
+        return orders.order_from_state(self._sampling, own, generators, taken, ended=saved["ended"])
 
 
-def _counts(saved: Mapping[str, Any]) -> tuple[list[bytes], dict[Any, int]]:
+def _counts(saved: Mapping[str, Any]) -> tuple[list[Plane], dict[Any, int]]:
     """How often each key had come before, from a state with the sampler's own."""
     others: dict[Any, int] = {}
     for pair in s.sequence(saved, "others"):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise ValueError(f"state: 'others' must hold pairs of a key and a count, got {pair!r:.60}")
         others[_name_of(s.key_of(pair[0]))] = s.number({"count": pair[1]}, "count")
-    return [s.unpacked({"plane": plane}, "plane") for plane in s.sequence(saved, "planes")], others
+    return [_plane(plane) for plane in s.sequence(saved, "planes")], others
+
+
+def _plane(plane: Any) -> Plane:
+    if isinstance(plane, str):  # as earlier versions wrote it
+        return 0, s.unpacked({"planes": plane}, "planes")
+    if not isinstance(plane, (list, tuple)) or len(plane) != 2:
+        raise ValueError(f"state: 'planes' must hold pairs of a number and bits, got {plane!r:.60}")
+    return s.number({"planes": plane[0]}, "planes"), s.unpacked({"planes": plane[1]}, "planes")
 
 
 def _stored_counts(saved: Mapping[str, Any], stored: list[list[Any]]) -> dict[Any, int]:

@@ -5,19 +5,24 @@ A ``Standing`` is made with every epoch's iterator, and asked by ``DataLoader.st
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
-from minato_gpu.admission import Mark, Source
 from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import KEYS, REPLAY, Sampling
+from minato_gpu.resume.orders import KEYS, REPLAY, Taken
+from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import check_read_again
 from minato_gpu.samples import Ticket
+from minato_gpu.snapshots import Snapshot
+from minato_gpu.sources import Mark, Source
 
 
 def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]:
@@ -25,9 +30,8 @@ def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]
     found: dict[str, torch.Generator] = {}
     if loader.generator is not None:
         found["loader"] = loader.generator
-    sampler = getattr(sampling.inner, "generator", None)
-    if isinstance(sampler, torch.Generator) and sampler is not loader.generator:
-        found["sampler"] = sampler
+    if sampling.generator is not None and sampling.generator is not loader.generator:
+        found["sampler"] = sampling.generator
     if sampling.replays and sampling.uses_default_generator:
         found["default"] = torch.default_generator
     return found
@@ -62,6 +66,11 @@ class Standing:
             self.source.streams.delivered(batch[0][0])
         else:
             self.source.delivered.add(batch, survivor, failed, returned=returned)
+
+    @property
+    def saves_come(self) -> bool:
+        """Whether a state of the streams was asked for some batches ago."""
+        return self.source is not None and self.source.streams is not None and self.source.streams.saves_come
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""
@@ -108,7 +117,8 @@ class Standing:
             return {**out, "witness": source.witness, "worlds": self._worlds}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)
-        marks = [mark for mark in source.marks if mark.position + len(mark.keys) > delivered.low]
+        first = bisect_right(source.marks, delivered.low, key=lambda mark: mark.end)
+        marks = list(islice(source.marks, first, None))
         place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
         out = {**out, "place": place, "position": position}
         if self._remaining is not None:
@@ -116,30 +126,53 @@ class Standing:
         return {**out, **self._state_of_sampler(source, marks)}
 
     def _state_of_sampler(self, source: Source, marks: list[Mark]) -> s.State:
-        """The sampler's own state before the first of ``marks``, or now: then with the keys drawn since."""
-        source.saved()
-        waiting = [source.keys_of(item) for item in source.waiting]
-        drawn = [mark.keys for mark in marks] + waiting
-        own = marks[0].state if marks else source.mark()
-        now = own is None or not drawn
+        """The sampler's own state, the first that is known since ``marks`` begin, and the keys drawn before it."""
+        coming = [(mark.state, mark.keys) for mark in marks]
+        own, drawn = _known_state([*coming, *((before, source.keys_of(item)) for before, item in source.coming)])
+        now = own is None
         if own is None:
-            own = source.order.state()
-        else:
-            drawn = []
-        if "error" in own:
-            raise ValueError(f"this epoch cannot be saved: {own['error']}")
-        last, size = waiting[-1:] or [mark.keys for mark in source.marks][-1:], self._sampling.size
-        short = bool(size and last and len(last[0]) < size)  # the sampler has ended in there
-        planes, others = source.occurrences.before([key for mark in marks for key in mark.keys]).planes()
+            own = source.order.state()  # may draw an item
+            drawn = [keys for _, keys in coming] + [source.keys_of(item) for _, item in source.coming]
+        if own.error is not None:
+            raise ValueError(f"this epoch cannot be saved: {own.error}")
+        planes, others = source.saved(marks).planes()
         out: s.State = {
-            "state": own,
-            "ended": now and (source.ended or short),  # the sampler's state is then that of its next epoch
-            "planes": [s.packed(plane) for plane in planes],
+            "state": own.own.copy(),
+            "ended": now and (source.ended or self._ends_short(source)),
+            "planes": [[ones, s.packed(plane)] for ones, plane in planes],
             "others": [[s.plain_key(key), count] for key, count in others.items()],
         }
         if drawn:
-            out["drawn"] = [[s.plain_key(key) for key in keys] for keys in drawn]
+            out["drawn"] = _plain(drawn)
+        generators = {role: s.packed_state(state) for role, state in own.generators.items()}
+        if generators != source.order.begun_from:
+            out["generators"] = generators
         return out
+
+    def _ends_short(self, source: Source) -> bool:
+        """Whether the last batch drawn was cut short: the sampler's state is then that of an epoch's end."""
+        last = [source.keys_of(item) for _, item in source.coming][-1:] or [mark.keys for mark in source.marks][-1:]
+        return bool(self._sampling.size and last and len(last[0]) < self._sampling.size)
+
+
+def _plain(drawn: list[list[Any]]) -> list[list[Any]]:
+    try:
+        return [[s.plain_key(key) for key in keys] for keys in drawn]
+    except ValueError as error:
+        raise ValueError(
+            "this epoch can be saved once its first batch has been delivered: a sampler's own state is known only when "
+            f"it has yielded a key, and what came before that must be stored. {error}"
+        ) from None
+
+
+def _known_state(coming: Iterable[tuple[Taken | None, list[Any]]]) -> tuple[Taken | None, list[list[Any]]]:
+    """The first state that is known before one of these batches, and the keys of the batches before that."""
+    drawn: list[list[Any]] = []
+    for own, keys in coming:
+        if own is not None:
+            return own, drawn
+        drawn.append(keys)
+    return None, drawn
 
 
 class _Remaining:
@@ -169,7 +202,7 @@ def before_epoch(loader: Any, number: int) -> s.State:
     """The state of a loader whose epoch ``number`` has not begun."""
     sampling = Sampling(loader)
     generators = {role: g for role, g in generators_of(loader, sampling).items() if role != "default"}
-    stateful = is_stateful(sampling.inner)
+    own = Snapshot(sampling.inner.state_dict()).copy() if is_stateful(sampling.inner) else None
     return {
         "format": s.FORMAT,
         "version": s.VERSION,
@@ -181,7 +214,7 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "workers_epoch": loader._first if loader.persistent_workers and number else number,
         "generators": s.packed_states(generators),
         "progress": {"batches": 0, "below": 0, "above": ""},
-        "source": {"state": {"sampler": sampling.inner.state_dict() if stateful else None, "iterator": None}},
+        "source": {"state": {"sampler": own, "iterator": None}},
     }
 
 

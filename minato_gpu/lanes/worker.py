@@ -32,6 +32,7 @@ from minato_gpu.memory.board import (
     NO_LIMIT,
     REPORTING,
     RUN,
+    SAVES,
     SINCE_NS,
     STAGE,
     STARTED,
@@ -151,7 +152,7 @@ class Worker:
 
     def _next(self, task: Task, progress: Progress) -> str:
         """The next batch of this worker's own stream, as PyTorch's worker would fetch it."""
-        status = ""
+        status, failed = "", False
         item: Any = None
         try:
             self._producer.check_started()
@@ -165,9 +166,10 @@ class Worker:
         except StopIteration:
             status, self._stream = "exhausted", None
         except Exception as error:
+            failed = True  # nobody knows how far into the batch
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
         if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
-            progress.told = self._stream.told()
+            progress.told = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
         progress.add(item)
         return status
 

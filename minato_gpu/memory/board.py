@@ -34,7 +34,7 @@ _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
 _BITS = 63  # of a word that is no sign; later stages are never asked for
-ATTENTION = 0
+ATTENTION, SAVES = range(2)  # of the header; SAVES: states are asked for, so that streams tell theirs every time
 _HEADER = 8
 
 
@@ -83,6 +83,11 @@ class Board:
             if self.words[row + CHUNK] == chunk and self.words[row + RUN] == run:
                 return worker
         return None
+
+    def expect_saves(self, come: bool) -> None:
+        """Whether states are asked for, so that streams should tell theirs every time."""
+        if self.fd >= 0:
+            self.words[SAVES] = come
 
     def all_busy(self) -> bool:
         """Whether every worker is at a chunk, and so will look at ATTENTION once more."""

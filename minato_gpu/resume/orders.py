@@ -4,98 +4,51 @@ Three ways, the first that fits:
 
 - *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. The loader draws ahead of what it
   delivers, so its state now is not that of what is delivered. While saves come often, it is taken before every batch
-  that is drawn. Otherwise nothing is copied, and a save holds the state now and the keys drawn and not delivered.
+  that is drawn. Otherwise nothing is copied. A save holds the first state taken since what is to be delivered next (or
+  the state now), and the keys drawn between the two.
 - *replay*: the order is known to come out the same again: a sequence, or one of torch's own samplers, whose generator
   is kept as it was when the epoch began. The batches delivered before are drawn again and dropped.
 - *keys*: nobody knows. What the sampler still has to yield is drawn now and stored.
+
+Samplers may apply a state only when they are asked for a key, and till then tell an old one (torchdata's
+``StatefulDistributedSampler`` does). So none is asked for its state between iter() and its first key, and what it is
+given is applied before anything else is done with it: by drawing what comes next. A state taken at the end of an epoch
+is applied by a pass that yields nothing; where it yields, the state was the next epoch's already, and is given again.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.resume import state as s
+from minato_gpu.resume.sampling import Sampling
+from minato_gpu.snapshots import Snapshot
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24
 """So many remaining keys are stored; a sampler with more (an endless one, say) must have a state of its own."""
 
-_REPLAYED = (
-    *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
-    *(list, tuple, range),
-)
 
+class Taken(NamedTuple):
+    """States of the sampler and of its iterator (those of the two that have one), and of the generators, at one moment.
 
-class Sampling:
-    """What yields a loader's keys: ``inner`` keys that are cut into batches of ``size``, or (None) whatever it yields.
-
-    torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it.
+    ``error``: why they could not be had.
     """
 
-    def __init__(self, loader: Any) -> None:
-        batches = loader.batch_sampler
-        self.size: int | None = None
-        self.drop_last = False
-        self.inner: Any = loader.sampler if batches is None else batches
-        if type(batches) is BatchSampler:
-            self.inner, self.size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
-
-    @property
-    def replays(self) -> bool:
-        """Whether the order is known to come out the same again."""
-        return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
-
-    @property
-    def _shares(self) -> bool:
-        """Whether the sampler's length is one rank's share, which another number of ranks changes."""
-        return type(self.inner) is DistributedSampler
-
-    @property
-    def uses_default_generator(self) -> bool:
-        """Whether the order is drawn from torch's global generator."""
-        return getattr(self.inner, "generator", self) is None
-
-    def cut(self, keys: Iterable[Any]) -> Iterator[Any]:
-        """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""
-        return iter(keys) if self.size is None else _cut(iter(keys), self.size, self.drop_last)
-
-    def describe(self) -> dict[str, Any]:
-        """What a saved state and the loader that takes it must agree on."""
-        try:
-            length: int | None = len(getattr(self.inner, "dataset", self.inner) if self._shares else self.inner)
-        except TypeError:
-            length = None
-        return {
-            "sampler": type(self.inner).__name__,
-            "length": length,
-            **self.cutting,
-        }
-
-    @property
-    def cutting(self) -> dict[str, Any]:
-        """How keys, or the samples of an iterable data set, become batches."""
-        return {"batch_size": self.size, "drop_last": self.drop_last}
+    own: Snapshot
+    generators: dict[str, torch.Tensor]
+    error: str | None = None
 
 
-def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
-    while batch := list(islice(keys, size)):
-        if len(batch) == size or not drop_last:
-            yield batch
+Coming = tuple[Taken | None, Any]
+"""What a sampler has yielded, and the state before that, where it is known."""
 
 
 class Order:
@@ -103,6 +56,7 @@ class Order:
 
     ``generators``: those that it may draw from, by role; ``begun_from``: their states just before it did, packed. None
     where it has not begun: a sampler draws its order when it is first asked, and others may draw until then.
+    ``known``: the state before the first item, which the sampler itself may not tell: the one that it was given.
     """
 
     def __init__(
@@ -113,49 +67,62 @@ class Order:
         parts: tuple[Any, Any] = (None, None),
         generators: Mapping[str, torch.Generator] | None = None,
         begun_from: dict[str, str] | None = None,
+        known: Taken | None = None,
     ) -> None:
         self.way = way
         self.begun_from = begun_from
+        self.coming: deque[Coming] = deque()  # drawn from the sampler and not yielded: it comes next
         self._batches = batches
         self._sampler, self._iterator = parts  # those of the two that are stateful
         self._generators = generators or {}
-        self._next: deque[Any] = deque()
-        self._before_next: dict[str, Any] | None = None  # the sampler's state before what was put back
+        self._known = known
+        self._begun = False  # something has been drawn, so that the sampler tells its state
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        self._before_next = None
-        if self._next:
-            return self._next.popleft()
-        if self.begun_from is None:
+        return self.draw()[1]
+
+    def draw(self, *, keep: bool = False) -> Coming:
+        """The next item and, with ``keep``, the state before it. Raises StopIteration at the end."""
+        return self.coming.popleft() if self.coming else self._draw(keep=keep)
+
+    def _draw(self, *, keep: bool) -> Coming:
+        before = self._known
+        if self._begun:
+            before = self._take() if keep and self.way == STATE else None
+        elif self.begun_from is None:
             self.begun_from = s.packed_states(self._generators)
-        return next(self._batches)
+        item = next(self._batches)
+        self._begun = True
+        return before, item
 
-    def put_back(self, item: Any, mark: dict[str, Any] | None = None) -> None:
-        """The next one will be ``item``, before which ``mark`` was taken."""
-        self._next.appendleft(item)
-        self._before_next = mark
+    def draw_ahead(self) -> None:
+        """Draw one item, which comes next; where there is none, the sampler is at its end."""
+        with suppress(StopIteration):
+            self.coming.append(self._draw(keep=False))
 
-    @property
-    def waiting(self) -> list[Any]:
-        """What has been drawn from the sampler and not been yielded: it comes next."""
-        return list(self._next)
+    def put_back(self, item: Any, before: Taken | None = None) -> None:
+        """The next one will be ``item``; ``before``: the state before that."""
+        self.coming.appendleft((before, item))
 
-    def mark(self) -> dict[str, Any] | None:
-        """The state (a copy) before what comes next; None where there is none, or it is not known any more."""
-        if self.way != STATE:
-            return None
-        return self._before_next if self._next else self.state()
+    def state(self) -> Taken:
+        """The state after all that was drawn from the sampler; if that is nothing yet, the first item is drawn now."""
+        if not self._begun:
+            if self._known is not None:
+                return self._known
+            self.draw_ahead()
+        return self._take()
 
-    def state(self) -> dict[str, Any]:
-        """The sampler's state after all that was drawn from it (a copy); or, as "error", why it could not be had."""
-        saved = {"sampler": self._sampler, "iterator": self._iterator}
+    def _take(self) -> Taken:
+        parts = {"sampler": self._sampler, "iterator": self._iterator}
+        generators = {role: generator.get_state() for role, generator in self._generators.items()}
         try:
-            return {name: None if part is None else copy.deepcopy(part.state_dict()) for name, part in saved.items()}
+            own = {name: None if part is None else part.state_dict() for name, part in parts.items()}
+            return Taken(Snapshot(own), generators)
         except Exception as error:  # it matters to nobody but who saves
-            return {"error": f"the sampler's state_dict(): {type(error).__name__}: {error}"}
+            return Taken(Snapshot(None), {}, f"the sampler's state_dict(): {type(error).__name__}: {error}")
 
     def generator_states(self) -> dict[str, str]:
         """What the generators must be set to for this way back, packed: keys that are stored are not drawn again."""
@@ -165,14 +132,14 @@ class Order:
 
     def rest(self) -> list[Any]:
         """All that is still to come, drawn now; it will be yielded all the same. Raises ValueError for too many."""
-        room = MOST_KEYS - len(self._next)
-        self._next.extend(islice(self._batches, max(0, room)))
-        if len(self._next) >= MOST_KEYS:
+        room = MOST_KEYS - len(self.coming)
+        self.coming.extend((None, item) for item in islice(self._batches, max(0, room)))
+        if len(self.coming) >= MOST_KEYS:
             raise ValueError(
                 f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "
                 "state_dict() and load_state_dict(), which the loader then uses"
             )
-        return list(self._next)
+        return [item for _, item in self.coming]
 
 
 def fresh_order(sampling: Sampling, batches: Iterator[Any], generators: Mapping[str, torch.Generator]) -> Order:
@@ -186,43 +153,89 @@ def fresh_order(sampling: Sampling, batches: Iterator[Any], generators: Mapping[
 
 def order_from_state(
     sampling: Sampling,
-    saved: dict[str, Any],
+    own: Snapshot,
     generators: Mapping[str, torch.Generator],
-    begun_from: dict[str, str],
+    taken: Mapping[str, torch.Tensor],
     *,
     ended: bool,
 ) -> Order:
-    """The order from where the sampler's own state says; ``ended``: nothing, and the state is that of its next epoch.
+    """The order from where the sampler's own state says; ``ended``: nothing, and the state is one of an epoch's end.
 
+    The generators are as they were when the epoch began; ``taken``: their states when the sampler's was taken. A
+    sampler that draws something once more on its way back needs the former, any other goes on from the latter.
     Raises ValueError where it does not take that state.
     """
-    load_sampler_state(sampling, saved)
+    begun_from = {role: generator.get_state() for role, generator in generators.items()}
+    packed = {role: s.packed_state(state) for role, state in begun_from.items()}
+    known = Taken(own, {**begun_from, **taken})
     if ended:
-        sampler = sampling.inner if is_stateful(sampling.inner) else None
-        return Order(iter(()), STATE, parts=(sampler, None), generators=generators, begun_from=begun_from)
-    keys = iter(sampling.inner)
-    if saved["iterator"] is not None:
-        if not is_stateful(keys):
-            raise ValueError("the state holds one of the sampler's iterator, but this sampler's iterator takes none")
-        keys.load_state_dict(saved["iterator"])
-    return _known_or_stored(sampling, keys, generators, begun_from)
+        load_ended(sampling, own, generators, known.generators)
+        return Order(iter(()), STATE, generators=generators, begun_from=packed, known=known)
+    _load_sampler(sampling, own)
+    keys = _iterator(sampling, own)
+    order = _known_or_stored(sampling, keys, generators, packed, known)
+    order.draw_ahead()
+    if all(torch.equal(generators[role].get_state(), state) for role, state in begun_from.items()):
+        _set(generators, known.generators)
+    return order
 
 
-def load_sampler_state(sampling: Sampling, saved: dict[str, Any]) -> None:
-    """Give the sampler its own state back."""
-    if saved["sampler"] is not None:
+def load_ended(
+    sampling: Sampling, own: Snapshot, generators: Mapping[str, torch.Generator], taken: Mapping[str, torch.Tensor]
+) -> None:
+    """Give the sampler the state that it had at an epoch's end, or between two: the next iter() begins the next epoch.
+
+    The generators come to where they were then, ``taken``.
+    """
+    if any(state is not None for state in own.copy().values()):
+        _load_sampler(sampling, own)
+        keys = _iterator(sampling, own)
+        more = next(keys, own) is not own
+        del keys  # what it does when it is dropped it does now
+        if more:
+            _load_sampler(sampling, own)
+    _set(generators, taken)
+
+
+def _load_sampler(sampling: Sampling, own: Snapshot) -> None:
+    """Give the sampler its own state back, if there is one. Raises ValueError where it takes none."""
+    state = own.copy()["sampler"]
+    if state is not None:
         if not is_stateful(sampling.inner):
             raise ValueError(f"the state holds one of the sampler, but {type(sampling.inner).__name__} takes none")
-        sampling.inner.load_state_dict(saved["sampler"])
+        sampling.inner.load_state_dict(state)
+
+
+def _iterator(sampling: Sampling, own: Snapshot) -> Iterator[Any]:
+    """The sampler's iterator, with its own state if it has one. Raises ValueError where it takes none."""
+    keys: Iterator[Any] = iter(sampling.inner)
+    state = own.copy()["iterator"]
+    if state is not None:
+        if not is_stateful(keys):
+            raise ValueError("the state holds one of the sampler's iterator, but this sampler's iterator takes none")
+        keys.load_state_dict(state)  # type: ignore[attr-defined]
+    return keys
+
+
+def _set(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:
+    """The global generator is the user's, and stays."""
+    for role, generator in generators.items():
+        if role != "default" and role in states:
+            generator.set_state(states[role])
 
 
 def _known_or_stored(
-    sampling: Sampling, keys: Iterator[Any], generators: Mapping[str, torch.Generator], begun_from: dict[str, str]
+    sampling: Sampling,
+    keys: Iterator[Any],
+    generators: Mapping[str, torch.Generator],
+    begun_from: dict[str, str],
+    known: Taken | None = None,
 ) -> Order:
     sampler = sampling.inner if is_stateful(sampling.inner) else None
     iterator = keys if is_stateful(keys) else None
     way = KEYS if sampler is None and iterator is None else STATE
-    return Order(sampling.cut(keys), way, parts=(sampler, iterator), generators=generators, begun_from=begun_from)
+    parts = (sampler, iterator)
+    return Order(sampling.cut(keys), way, parts=parts, generators=generators, begun_from=begun_from, known=known)
 
 
 def replayed_order(sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str]) -> Order:

@@ -16,7 +16,8 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import REPLAY, Sampling
+from minato_gpu.resume.orders import REPLAY
+from minato_gpu.resume.sampling import Sampling
 
 _MOST_RANKS = 1 << 20
 
@@ -114,7 +115,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         if share.get(name) != mine[name]:
             was = f"{name}={share.get(name)!r:.60}"
             raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
-    worlds = checked_worlds(source)
+    worlds = checked_worlds(source, sampling)
     if not worlds:
         raise ValueError("state: 'worlds' of a merged state must not be empty")
     failed = _shared_out(sum(s.failed_of(part) for part in worlds[-1]["parts"]), mine)
@@ -131,9 +132,16 @@ def _shared_out(count: int, share: Mapping[str, Any]) -> int:
     return int(whole + (share["rank"] < rest))
 
 
-def checked_worlds(source: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """How an epoch was shared out before, oldest first. Raises ValueError where that is damaged."""
-    return [_world(world) for world in s.sequence(source, "worlds")]
+def checked_worlds(source: Mapping[str, Any], sampling: Sampling) -> list[dict[str, Any]]:
+    """How an epoch was shared out before, oldest first. Raises ValueError where that is damaged, or no sampler shares
+    it out."""
+    worlds = [_world(world) for world in s.sequence(source, "worlds")]
+    if worlds and type(sampling.inner) is not DistributedSampler:
+        raise ValueError(
+            "state: 'worlds' tells of an epoch that torch's DistributedSampler shared out, and this loader's sampler "
+            f"is a {type(sampling.inner).__name__}"
+        )
+    return worlds
 
 
 def _world(world: Any) -> dict[str, Any]:

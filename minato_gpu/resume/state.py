@@ -44,7 +44,7 @@ def check(state: Any) -> State:
     for name in ("seed", "workers_seed"):
         number(out, name, largest=(1 << 64) - 1)
     number(out, "workers_epoch", least=-_LARGEST)
-    _check_generators(mapping(out, "generators"))
+    generators(mapping(out, "generators"))
     mapping(out, "source")
     if out["kind"] == "map":
         check_progress(mapping(out, "progress"))
@@ -61,11 +61,12 @@ def check_progress(progress: Mapping[str, Any]) -> None:
         raise ValueError("state: 'above' is longer than any window")
 
 
-def _check_generators(states: Mapping[str, Any]) -> None:
+def generators(states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The states of generators by role. Raises ValueError."""
     for name in states:
         if name not in ("loader", "sampler", "default"):
             raise ValueError(f"state: 'generators' names {name!r:.60}; it may name 'loader', 'sampler' and 'default'")
-        generator_state(states, name)
+    return {name: generator_state(states, name) for name in states}
 
 
 def generator_state(states: Mapping[str, Any], name: str) -> torch.Tensor:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from minato_gpu.lanes.streams import StreamStart, Told
+from minato_gpu.lanes.streams import EVERY, StreamStart, Told
 from minato_gpu.notices import LOGGER
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import HISTORY
+from minato_gpu.snapshots import dumps
 
 _NOTHING = Told(None, False)
 MOST_READ_AGAIN = 1 << 28
 """So many samples of a stream without a state of its own are read again; one that is further on needs such a state."""
+MOST_BYTES = 1 << 27
+"""Of states that are kept for consumers that read ahead; of larger ones fewer batches can be taken back."""
 _MANY = 1 << 20  # a wait that should be explained
 
 
@@ -42,18 +45,36 @@ class Streams:
         self.told: dict[int, Told] = {}
         self.ended: set[int] = set()  # the workers whose streams are known to be at their end
         self.turn = turn  # whose turn it is once nothing is under way
+        self.on_saves: Callable[[bool], None] = lambda come: None  # told whether states are asked for every few batches
+        self._saved = batches  # when one was last asked for, or might have been
         self._workers = [_Worker() for _ in range(workers)]
-        self._recent: deque[tuple[int, int, Told]] = deque(maxlen=HISTORY)  # worker, and what it was before
+        self._recent: deque[tuple[int, int, Told]] = deque()  # worker, and what it was before
+        self._kept = 0  # bytes of states in there
 
     def delivered(self, ticket: int) -> None:
         """The consumer has the batch of this ticket."""
         number = self.turns.pop(ticket)
         worker = self._workers[number]
-        self._recent.append((number, worker.batches, worker.told))
+        self._remember(number, worker)
         self.batches += 1
         worker.batches += 1
-        worker.told = self.told.pop(ticket, _NOTHING)
+        told = self.told.pop(ticket, _NOTHING)
+        worker.told = told._replace(state=worker.told.state) if told.since else told
         self.turn = (number + 1) % len(self._workers)
+        if not self.saves_come:
+            self.on_saves(False)
+
+    def _remember(self, number: int, worker: _Worker) -> None:
+        """Where the worker's stream stood, for who reads ahead."""
+        self._recent.append((number, worker.batches, worker.told))
+        self._kept += worker.told.nbytes
+        while len(self._recent) > HISTORY or (self._kept > MOST_BYTES and len(self._recent) > 1):
+            self._kept -= self._recent.popleft()[2].nbytes
+
+    @property
+    def saves_come(self) -> bool:
+        """Whether a state was asked for some batches ago, or the epoch has just begun."""
+        return self.batches - self._saved < EVERY * len(self._workers)
 
     def exhausted(self, ticket: int, worker: int) -> None:
         """The ticket found its worker's stream at its end."""
@@ -70,6 +91,8 @@ class Streams:
                 f"ahead={ahead}: this iterator has delivered {self.batches} batches, and the last {len(self._recent)} "
                 "can be taken back"
             )
+        self._saved = self.batches
+        self.on_saves(True)
         workers = {number: (worker.batches, worker.told) for number, worker in enumerate(self._workers)}
         turns = dict(self.turns)
         turn = turns[min(turns)] if turns else self.turn
@@ -85,7 +108,8 @@ class Streams:
                 raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
             own = None if told.state is None else pickle.loads(told.state)
             state = None if own is None else {"of": own[0], "state": own[1]}
-            streams.append({"batches": batches, "ended": number in ended, "state": state})
+            since = {"since": told.since} if told.since else {}
+            streams.append({"batches": batches, "ended": number in ended, "state": state, **since})
         return {"batches": self.batches - ahead, "turn": turn, "streams": streams}
 
     @classmethod
@@ -95,12 +119,18 @@ class Streams:
         starts = []
         for number, own in enumerate(saved["streams"]):
             given = own.get("state")
-            state = None if given is None else pickle.dumps((given["of"], given.get("state")))
-            starts.append(StreamStart(own["batches"], state))
-            streams._workers[number] = _Worker(own["batches"], Told(state, own["ended"]))
+            state = None if given is None else dumps((given["of"], given.get("state")))
+            since = _since(own)
+            starts.append(StreamStart(own["batches"], state, since))
+            streams._workers[number] = _Worker(own["batches"], Told(state, own["ended"], since=since))
             if own["ended"]:
                 streams.ended.add(number)
         return streams, starts
+
+
+def _since(own: Mapping[str, Any]) -> Any:
+    """Batches since the data set told its state; most states say nothing of it."""
+    return own.get("since") or 0
 
 
 def check_streams(saved: Mapping[str, Any], workers: int, samples: int) -> None:
@@ -120,6 +150,8 @@ def check_streams(saved: Mapping[str, Any], workers: int, samples: int) -> None:
         s.choice(own, "ended", (True, False))
         if own.get("state") is not None:
             s.choice(s.mapping(own, "state"), "of", ("iterator", "dataset"))
+        if _since(own):
+            s.number(own, "since", largest=own["batches"])
     if s.number(saved, "batches") != total:
         raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
     s.number(saved, "turn", 0, len(streams) - 1)
@@ -128,7 +160,7 @@ def check_streams(saved: Mapping[str, Any], workers: int, samples: int) -> None:
 
 def check_read_again(saved: Mapping[str, Any], samples: int) -> int:
     """How many samples will be read again and dropped, of all streams. Raises ValueError for too many of one."""
-    counts = [own["batches"] * samples for own in saved["streams"] if own.get("state") is None]
+    counts = [samples * (own["batches"] if own.get("state") is None else _since(own)) for own in saved["streams"]]
     most = max(counts, default=0)
     if most > MOST_READ_AGAIN:
         raise ValueError(

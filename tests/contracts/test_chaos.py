@@ -15,13 +15,16 @@ import click
 import pytest
 
 from benchmarks.chaos import Result, chaos
-from benchmarks.chaos_plan import FAULTS, Plan
+from benchmarks.chaos_plan import FAULTS, STATEFUL, STREAMS, Plan
 from benchmarks.chaos_record import record, summary
 from minato_gpu.notices import LOGGER
 
 # Of the first 64 those that together have every fault, once and always, in every content, order and kind of budget in
-# which the others have it; the cheapest such.
-_SEEDS = (0, 2, 3, 4, 5, 11, 13, 22, 23, 26, 27, 31, 32, 38, 43, 46, 48, 49, 53, 55, 59, 61, 62, 63)
+# which the others have it; the cheapest such. And some that save and resume with the state of a sampler or stream.
+_SEEDS = (
+    *(0, 2, 3, 4, 5, 11, 13, 22, 23, 26, 27, 31, 32, 38, 43, 46, 48, 49, 53, 55, 59, 61, 62, 63),
+    *(16, 19, 21, 29, 30, 47),
+)
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
@@ -36,6 +39,9 @@ def test_the_seeds_of_the_suite_try_everything() -> None:
     kinds = {kind for plan in plans for kind, _ in plan.faults.values()}
     kinds |= {"killed from outside" for plan in plans if plan.murder} | {"resume" for plan in plans if plan.steps}
     assert kinds == set(FAULTS)
+    assert {plan.sampling for plan in plans if plan.steps} >= {"repeats", "shuffled", *STATEFUL}
+    assert {plan.stream for plan in plans if plan.steps} == {None, *STREAMS}
+    assert {plan.epochs for plan in plans if plan.steps} == {1, 2, 3} and any(plan.persistent for plan in plans)
 
 
 @pytest.mark.parametrize("loss", ["missing", "twice", "late", "altered", "uncounted"])
@@ -46,7 +52,7 @@ def test_a_loss_is_seen(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = module._run
 
     def losing(plan: Plan, dataset: object, result: Result) -> None:
-        run(plan, dataset, result)  # type: ignore[arg-type]
+        run(plan, dataset, result)
         first = result.received[0]
         if loss == "missing":
             result.received.pop(0)

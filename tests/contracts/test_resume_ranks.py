@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.failures import TooManyFailures
@@ -193,3 +193,17 @@ def test_failures_of_all_ranks() -> None:
     loader.load_state_dict(state)
     with pytest.raises(TooManyFailures, match="4 samples failed in this epoch, max_failures=3"):
         list(loader)
+
+
+@pytest.mark.parametrize("sampler", [None, RandomSampler(range(40))], ids=["sequence", "random"])
+def test_shares_of_a_sampler_that_shares_nothing_out(sampler: Any) -> None:
+    """A damaged state: refused when it is loaded."""
+    data: Any = range(40)
+    loader: Any = DataLoader(data, 4, sampler=sampler)
+    next(iter(loader))
+    state = loader.state_dict()
+    state["source"]["worlds"] = [{"replicas": 1, "parts": [{"batches": 1, "below": 4, "above": ""}]}]
+    resumed: Any = DataLoader(data, 4, sampler=sampler)
+    with pytest.raises(ValueError, match="'worlds' tells of an epoch that torch's DistributedSampler shared out"):
+        resumed.load_state_dict(state)
+    assert len(list(resumed)) == 10

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu import DataLoader, admission
+from minato_gpu import DataLoader, sources
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
 from tests.contracts.test_resume import Counting, CountingIterator, generator, through_json
@@ -64,7 +64,7 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.fixture(params=[0, 3])
 def seldom(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves are taken to be rare after so many batches."""
-    monkeypatch.setattr(admission, "OFTEN", request.param)
+    monkeypatch.setattr(sources, "OFTEN", request.param)
 
 
 def _rows(batches: Any, name: str) -> list[Any]:
@@ -174,7 +174,7 @@ def test_nobody_saves_and_nothing_is_copied(workers: int) -> None:
     asked = Asked()
     loader = DataLoader(Made(400, lambda key: key), 4, sampler=Long(asked), num_workers=workers)
     assert sum(1 for _ in loader) == 100
-    assert asked.times <= admission.OFTEN
+    assert asked.times <= sources.OFTEN
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -199,7 +199,11 @@ def test_keys_that_no_state_can_hold() -> None:
     data = Made(400, lambda key: int(key.imag))
     loader = DataLoader(data, 4, sampler=Long(Asked(), make=lambda at: complex(0, at)))
     iterator = iter(loader)
-    for _ in range(50):
+    with pytest.raises(ValueError, match="can be saved once its first batch has been delivered"):
+        loader.state_dict()
+    assert list(next(iterator)) == [0, 1, 2, 3]
+    assert loader.state_dict()["source"]["state"]["sampler"] == {"yielded": 4}
+    for _ in range(49):
         next(iterator)
     for ahead in range(3):
         assert loader.state_dict(ahead=ahead)["source"]["state"]["sampler"] == {"yielded": 4 * (50 - ahead)}

@@ -1,0 +1,89 @@
+"""What yields a loader's keys, and how they become batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from minato_gpu.lanes.streams import is_stateful
+
+_REPLAYED = (
+    *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
+    *(list, tuple, range),
+)
+
+
+class Sampling:
+    """What yields a loader's keys: ``inner`` keys that are cut into batches of ``size``, or (None) whatever it yields.
+
+    torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        batches = loader.batch_sampler
+        self.size: int | None = None
+        self.drop_last = False
+        self.inner: Any = loader.sampler if batches is None else batches
+        if type(batches) is BatchSampler:
+            self.inner, self.size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
+
+    @property
+    def replays(self) -> bool:
+        """Whether the order is known to come out the same again."""
+        return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
+
+    @property
+    def _shares(self) -> bool:
+        """Whether the sampler's length is one rank's share, which another number of ranks changes."""
+        return type(self.inner) is DistributedSampler
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator that the order is drawn from, as far as is known: a batch sampler's may be its sampler's."""
+        for sampler in (self.inner, getattr(self.inner, "sampler", None)):
+            if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+                return generator
+        return None
+
+    @property
+    def uses_default_generator(self) -> bool:
+        """Whether the order is drawn from torch's global generator."""
+        return getattr(self.inner, "generator", self) is None
+
+    def cut(self, keys: Iterable[Any]) -> Iterator[Any]:
+        """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""
+        return iter(keys) if self.size is None else _cut(iter(keys), self.size, self.drop_last)
+
+    def describe(self) -> dict[str, Any]:
+        """What a saved state and the loader that takes it must agree on."""
+        try:
+            length: int | None = len(getattr(self.inner, "dataset", self.inner) if self._shares else self.inner)
+        except TypeError:
+            length = None
+        return {
+            "sampler": type(self.inner).__name__,
+            "length": length,
+            **self.cutting,
+        }
+
+    @property
+    def cutting(self) -> dict[str, Any]:
+        """How keys, or the samples of an iterable data set, become batches."""
+        return {"batch_size": self.size, "drop_last": self.drop_last}
+
+
+def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    while batch := list(islice(keys, size)):
+        if len(batch) == size or not drop_last:
+            yield batch

@@ -1,0 +1,53 @@
+"""Copies of states that samplers and data sets tell, taken often and looked at seldom.
+
+They may return their own lists, which they go on changing. Decision: pickled, which takes a tenth of the time of
+``copy.deepcopy`` for large states, and a fifth for small ones. The pickle is in no saved state.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import io
+import pickle
+from collections import ChainMap
+from typing import Any
+
+import torch
+
+
+def _tensor(tensor: torch.Tensor) -> Any:
+    """Tensors by way of NumPy: their own way of being pickled takes as long as a batch."""
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.requires_grad
+    if plain and tensor.dtype in _PLAIN:
+        return torch.from_numpy, (tensor.numpy(),)
+    return tensor.__reduce_ex__(5)
+
+
+_PLAIN = {torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, torch.bool}
+
+
+_TABLE: ChainMap[type[Any], Any] = ChainMap({torch.Tensor: _tensor}, copyreg.dispatch_table)
+
+
+def dumps(value: Any) -> bytes:
+    """For ``pickle.loads``, in this process or in one that it started."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5)
+    pickler.dispatch_table = _TABLE
+    pickler.dump(value)
+    return file.getvalue()
+
+
+class Snapshot:
+    """The value as it is now. Raises what copying it does."""
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._pickled: bytes | None = dumps(value)
+        except Exception:  # not all that can be copied can be pickled
+            self._pickled, self._value = None, copy.deepcopy(value)
+
+    def copy(self) -> Any:
+        """A value of one's own."""
+        return copy.deepcopy(self._value) if self._pickled is None else pickle.loads(self._pickled)

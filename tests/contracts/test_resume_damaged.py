@@ -1,0 +1,113 @@
+"""Damaged states: refused, or an error when the epoch comes to what is wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from minato_gpu import DataLoader
+from minato_gpu.resumption import Resumption
+from tests.contracts.resuming import DATA, RaisesOnce, after, loader_of
+from tests.contracts.test_resume import Counting, Unknown
+
+
+class Endless:
+    """A sampler with a state that never ends, and its own length says nothing."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += 1
+            yield (self.at - 1) % 40
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def _damaged(state: Any, progress: dict[str, Any] | None = None, /, **source: Any) -> Any:
+    return {**state, "progress": progress or state["progress"], "source": {**state["source"], **source}}
+
+
+def _bits(lo: int, hi: int) -> str:
+    value = ((1 << (hi - lo)) - 1) << lo
+    return base64.b64encode(value.to_bytes((hi + 7) // 8, "little")).decode()
+
+
+def test_delivered_beyond_the_end() -> None:
+    """Such an epoch would never come to its end."""
+    progress = {"batches": 20, "below": 0, "above": _bits(1000, 1080)}
+    samplers: list[Any] = [None, RandomSampler(DATA), DistributedSampler(DATA, 2, 0)]
+    for sampler in samplers:
+        loader = loader_of(sampler, num_workers=1, in_order=False)
+        with pytest.raises(ValueError, match="delivered up to position 1080, and the sampler ends at 40"):
+            loader.load_state_dict(_damaged(after(loader_of(sampler), 1), progress))
+    progress = {"batches": 22, "below": 8, "above": _bits(1000, 1080)}
+    loader = DataLoader(DATA[:20], 4, sampler=Unknown(), num_workers=1, in_order=False)
+    with pytest.raises(ValueError, match="delivered up to position 1088, and the stored order ends after 6 at 23"):
+        loader.load_state_dict(_damaged(after(DataLoader(DATA[:20], 4, sampler=Unknown()), 2), progress))
+
+
+@pytest.mark.parametrize("progress", [{"batches": 8, "below": 2, "above": _bits(1, 31)}, None])
+def test_delivered_beyond_an_end_that_only_the_sampler_knows(progress: Any) -> None:
+    """A sampler with a state: its epoch ends in an error, not never. So do two ranks' shares, and lists of batches."""
+    if progress is not None:
+        sampler: Any = {"batch_size": 4, "sampler": Counting()}
+        source = {"place": 0, "position": 0, "planes": [], "state": {"sampler": {"yielded": 0}, "iterator": None}}
+    else:
+        sampler = {"batch_sampler": [[1, 2], [3, 4], [5]]}
+        progress, source = {"batches": 9, "below": 2, "above": _bits(1, 3)}, {}
+    state = _damaged(after(DataLoader(DATA, **sampler), 1), progress, **source)
+    loader: Any = DataLoader(DATA, **sampler, num_workers=1, in_order=False, timeout=20)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match="but the sampler ends"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"place": 10**6}, "'place' must be a whole number from 0 to 3, got 1000000"),
+        ({"place": 1}, "place 1 of batches of 4 is not at position 12"),
+        ({"position": 13}, "'position' must be a whole number from 0 to 12, got 13"),
+        ({"batches": []}, None),
+    ],
+)
+def test_a_stored_order_that_begins_elsewhere(source: dict[str, Any], message: str | None) -> None:
+    loader = loader_of(RaisesOnce(-1), num_workers=1, timeout=20)
+    state = _damaged(after(loader_of(RaisesOnce(-1)), 3), **source)
+    if message is None:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+    else:
+        with pytest.raises(ValueError, match=message):
+            loader.load_state_dict(state)
+
+
+def test_an_endless_sampler_is_not_drawn_to_a_far_line() -> None:
+    """What is delivered before the sampler's own state is at most the first part of its next batch."""
+    state = _damaged(after(loader_of(Endless()), 3), {"batches": 10**12, "below": 4 * 10**12, "above": ""})
+    loader = loader_of(Endless())
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match="its order begins long before"):
+        iter(loader)
+
+
+def test_a_million_gaps() -> None:
+    """Refused before they are taken apart: a span of Python's takes hundreds of times its bits."""
+    state = after(loader_of(), 1)
+    loader = loader_of(num_workers=1, in_order=False)
+    for junk, message in ((b"\xaa" * (1 << 20), "'above' has 4194304 spans"), (bytes(2 << 20), "longer than any")):
+        above = base64.b64encode(junk).decode()
+        with pytest.raises(ValueError, match=message):
+            Resumption(loader, _damaged(state, {"batches": 1, "below": 0, "above": above}))
+    assert json.dumps(loader.state_dict())

@@ -1,0 +1,134 @@
+"""What a state says of a sampler's keys: states of its own that are taken up twice, stored orders, odd keys."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Made, draw
+from tests.contracts.resuming import DATA, after, values
+from tests.contracts.test_resume import Counting, Unknown, generator, through_json
+
+
+def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:
+    """What was drawn to get there counts as not drawn: the sampler's state is the one before it."""
+    loader = DataLoader(DATA, 4, sampler=Counting(), num_workers=1, in_order=False)
+    state = after(loader, 1)
+    assert state["progress"]["batches"] == 1
+    state["progress"] = {"batches": 1, "below": 2, "above": base64.b64encode(b"\x0c").decode()}  # 0, 1, 4 and 5
+    state["source"].update(place=0, position=0, state={"sampler": {"yielded": 0}, "iterator": None}, planes=[])
+    rest = []
+    for _ in range(3):
+        loader = DataLoader(DATA, 4, sampler=Counting(), num_workers=1, in_order=False)
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        state = through_json(loader.state_dict())
+        rest = [index for batch in iterator for index in batch.tolist()]
+    order = list(Counting())
+    assert sorted(rest) == sorted([*order[2:4], *order[6:]])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_with_a_state_at_its_end_is_saved_again(workers: int) -> None:
+    def make() -> Any:
+        return DataLoader(DATA, 4, sampler=Counting(), num_workers=workers)
+
+    state = after(make(), 6)
+    for _ in range(3):
+        loader = make()
+        loader.load_state_dict(state)
+        state = after(loader, 0)
+    resumed = make()
+    resumed.load_state_dict(state)
+    last, following = values(resumed), values(resumed)
+    assert last == [] and following == values(make())
+
+
+def test_a_stored_order_at_every_step_and_ahead() -> None:
+    """Every save of one run, also as it was some batches ago: what is left, and how often each key has come."""
+    order = [*range(20), 3, 7, 3, 3]
+
+    class Repeating(Unknown):
+        def __iter__(self) -> Iterator[int]:
+            return iter(order)
+
+        def __len__(self) -> int:
+            return len(order)
+
+    loader: Any = DataLoader(Made(20, draw), 4, sampler=Repeating(), num_workers=1)
+    counts = [order[:at].count(key) for at, key in enumerate(order)]
+    iterator = iter(loader)
+    for step in range(1, 7):
+        next(iterator)
+        for ahead in range(min(step, 3)):
+            source = loader.state_dict(ahead=ahead)["source"]
+            at = 4 * (step - ahead)
+            assert (source["place"], source["position"]) == (step - ahead, at)
+            assert [key for batch in source["batches"] for key in batch] == order[at:]
+            assert source["occurrences"] == counts[at:]
+
+
+def test_what_a_save_of_a_stored_order_costs() -> None:
+    """All but the first, which draws the order and makes it plain, cost far less than writing the state as JSON."""
+    many: Any = list(range(50_000))
+
+    class Large(Unknown):
+        def __iter__(self) -> Iterator[int]:
+            return iter(many)
+
+    loader: Any = DataLoader(many, 64, sampler=Large())
+    saves, dumps = [], []
+    for _, _batch in zip(range(21), loader, strict=False):
+        begin = perf_counter()
+        state = loader.state_dict()
+        saved = perf_counter()
+        json.dumps(state)
+        saves.append(saved - begin)
+        dumps.append(perf_counter() - saved)
+    assert 4 * sorted(saves)[10] < sorted(dumps)[10]
+
+
+class Indices(Counting):
+    """NumPy's integers, with repeats, and a state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in super().__iter__():
+            yield np.int64(index)
+
+
+class IndicesWithoutState(Unknown):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([np.int64(index) for index in super().__iter__()])
+
+
+class Pairs(Unknown):
+    """Keys of several parts, some of which are the same object."""
+
+    def __iter__(self) -> Iterator[Any]:
+        word = "left"
+        return iter([(word, word, np.int64(at % 7), np.float32(0.1), (np.str_("x"), True)) for at in range(23)])
+
+
+@pytest.mark.parametrize("sampler", [Indices, IndicesWithoutState, Pairs])
+def test_keys_of_other_classes_draw_the_same_after_a_resume(sampler: Any) -> None:
+    def make() -> Any:
+        return DataLoader(
+            Made(20, draw), 4, sampler=sampler(), num_workers=1, generator=generator(), collate_fn=lambda batch: batch
+        )
+
+    def content(batches: Any) -> list[Any]:
+        return [sample[1:] for batch in batches for sample in batch]
+
+    reference = content(make())
+    loader = make()
+    state = after(loader, 4)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert content(resumed) == reference[16:]
