@@ -96,7 +96,7 @@ class FakeDevice:
     """
 
     compute = "cpu"
-    uuid = "GPU-none"
+    uuid = "none"
     device = torch.device("cpu")
 
     def __init__(self, order: Order = LAZY_COPIES, capacity: int = 1 << 30, beside: Sequence[FakeDevice] = ()) -> None:

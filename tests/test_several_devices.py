@@ -59,7 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
         devices: list[FakeDevice] = []
         for number in range(count):
             devices.append((Careless if number == careless else FakeDevice)(order, beside=devices))
-            devices[-1].uuid = f"GPU-{number}"
+            devices[-1].uuid = f"{number}-uuid"
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
         monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda device: devices[device.index])
         return devices
@@ -493,7 +493,7 @@ def test_figures_of_each_device(machine: Machine, monkeypatch: pytest.MonkeyPatc
     loader = loader_on(devices)
     consume(devices, loader)
     stats = loader.stats()
-    assert [one["nvml"]["utilisation"] for one in stats["device"]] == ["GPU-0", "GPU-1"]
+    assert [one["nvml"]["utilisation"] for one in stats["device"]] == ["0-uuid", "1-uuid"]
     assert len(stats["device_lane"]) == 2
 
 

@@ -33,7 +33,8 @@ class Event(Protocol):
 
 class Accelerator(Protocol):
     """One device. ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N");
-    ``uuid``: as NVML knows it."""
+    ``uuid``: as NVML knows it,
+    without the "GPU-" or "MIG-" before it."""
 
     device: torch.device
     compute: str
@@ -93,7 +94,7 @@ class Cuda:
         index = torch.cuda.current_device() if number is None else number
         self.device = torch.device("cuda", index)
         self.compute = str(self.device)
-        self.uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        self.uuid = str(torch.cuda.get_device_properties(index).uuid)
         self._streams: dict[torch.device, Any] = {}
 
     def stream(self) -> Any:
@@ -113,7 +114,7 @@ class Cuda:
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
-                stack.enter_context(cuda.ExternalStream(stream.cuda_stream, self.device.index))
+                stack.enter_context(_for_cupy(cuda, stream))
             yield stream
 
     def empty(self, nbytes: int) -> torch.Tensor:
@@ -134,7 +135,7 @@ class Cuda:
                 torch._foreach_copy_(targets, found, non_blocking=True)
 
     def _beside(self, device: torch.device) -> Any:
-        """A stream of another device, for what comes from there."""
+        """A stream of a device, this one or another, for what comes from there."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device, priority=0)
         return self._streams[device]
@@ -145,14 +146,16 @@ class Cuda:
         return tensor if tensor.device == self.device else tensor.to(self.device, non_blocking=True)
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
-        """See Accelerator."""
-        self.wait(event)
-        array: NDArray[Any] = tensor.cpu().numpy()
+        """See Accelerator. On a stream of its own: the thread's current one may be the default stream, and the host
+        would wait for all of training that is issued there."""
+        with torch.cuda.stream(self._beside(self.device)):
+            self.wait(event)
+            array: NDArray[Any] = tensor.cpu().numpy()
         return array
 
     def event(self) -> Any:
-        """See Accelerator."""
-        event = torch.cuda.Event()
+        """See Accelerator. Who waits for it sleeps: by default CUDA lets a core spin, which workers could use."""
+        event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -182,6 +185,15 @@ class Cuda:
         # The runtime keeps a failed call's error for whoever asks next in this thread, an innocent kernel.
         with suppress(RuntimeError):
             torch.zeros(1, device=self.device)
+
+
+def _for_cupy(cuda: Any, stream: Any) -> AbstractContextManager[Any]:
+    """CuPy's current stream is this one of torch's. ``cuda``: the module ``cupy.cuda``."""
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14, which warns of the other
+        found: AbstractContextManager[Any] = cuda.Stream.from_external(stream)
+    else:
+        found = cuda.ExternalStream(stream.cuda_stream, stream.device_index)
+    return found
 
 
 _PHRASES = ("out of memory", "cuda_error_out_of_memory", "cudaerrormemoryallocation", "bad_alloc")
