@@ -35,18 +35,24 @@ class RunQueueDelay:
 class CoreTime:
     """Seconds that the calling thread and a library's threads have run: those named ``[LIBRARY]...`` in this process.
 
-    Always 0.0 where the kernel does not tell. A reading takes about two microseconds for each thread.
+    Always 0.0 where the kernel does not tell. A reading takes two microseconds for each thread, and ten times that
+    where cores are busy: not ``wanted``, it is always 0.0.
     """
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, *, wanted: bool = True) -> None:
         self._prefix = f"[{library}]"
+        self._wanted = wanted
         self._threads: dict[str, int] = {}  # thread -> its schedstat, -1 where it is somebody else's
         self._own = -1
+        if not wanted:
+            return
         with contextlib.suppress(OSError):
             self._own = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def look(self) -> None:
         """Find out which threads there are now; those that come later are not counted."""
+        if not self._wanted:
+            return
         with contextlib.suppress(OSError):
             there = {path.name for path in _TASKS.iterdir()}
             for thread in there - self._threads.keys():

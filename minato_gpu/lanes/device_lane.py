@@ -190,7 +190,7 @@ class DeviceLane:
 
     def _main(self) -> None:
         self._stand_back()  # and so do DALI's threads, which start from here
-        cores = CoreTime("DALI")
+        cores = CoreTime("DALI", wanted=self._device == "cpu")  # a GPU's time is not that of cores
         self._load()
         self.ready = not self.retired
         self._signal()
