@@ -36,6 +36,7 @@ from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.watchdog import Watchdog
 
 _MICRO_BATCH = 16
+_BESIDE = 4  # threads beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
@@ -102,7 +103,8 @@ def _device_lane(loader: Any, links: Links, transfers: Transfers | None, name: s
     options = loader._options
     device = str(options.device) if transfers is None else transfers.accelerator.compute
     both = "cpu" in options.lanes
-    threads = 1 if both else max(1, usable_cores() // len(options.devices))  # workers that only read leave them idle
+    alone = max(1, usable_cores() // len(options.devices))  # workers that only read leave the cores idle
+    threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
     return DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers, both, name)
 
 

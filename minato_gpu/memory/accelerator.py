@@ -196,7 +196,14 @@ def _for_cupy(cuda: Any, stream: Any) -> AbstractContextManager[Any]:
     return found
 
 
-_PHRASES = ("out of memory", "cuda_error_out_of_memory", "cudaerrormemoryallocation", "bad_alloc")
+_PHRASES = (
+    "out of memory",
+    "cuda_error_out_of_memory",
+    "cudaerrormemoryallocation",
+    "bad_alloc",
+    "cuda allocation failed",  # these two are DALI's own (dali/core/cuda_error.h)
+    "can't allocate",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
