@@ -93,7 +93,7 @@ def stream(seed: int, number: int = 0) -> np.random.Generator:
     Counter-based (Philox 4x64; Salmon et al., SC 2011): the key is (seed, number), so a stage's draws do not
     depend on how much another stage drew.
     """
-    source = np.random.Philox(_NO_ENTROPY)
+    source = _PHILOX(_NO_ENTROPY)
     key = np.array([seed & _MASK, number & _MASK], dtype=np.uint64)
     source.state = {"bit_generator": "Philox", "state": {"counter": _ZEROS, "key": key}, **_UNUSED}
     return np.random.Generator(source)
@@ -110,6 +110,7 @@ class _NoEntropy(ISeedSequence):
         return np.zeros(n_words, dtype)
 
 
+_PHILOX: Any = np.random.Philox  # whose types do not say all that it takes
 _NO_ENTROPY = _NoEntropy()
 _ZEROS = np.zeros(4, np.uint64)
 _UNUSED = {"buffer": _ZEROS, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}

@@ -63,6 +63,7 @@ class DaliGraph:
             self.close()
             # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
             raise error.with_traceback(None) from None
+        columns: list[Sequence[Any]]
         if self._device == "cpu":
             columns = [[np.asarray(output[n]) for n in range(len(batch))] for output in outputs]
         else:

@@ -93,8 +93,10 @@ class DeviceExecutor:
 
     @property
     def builds(self) -> int:
-        """How many graphs have been built so far; a run that builds one takes much longer than others. So does the first
-        run on a GPU, in which libraries load or compile their kernels: it counts as one that builds."""
+        """How many graphs have been built so far; a run that builds one takes much longer than others.
+
+        So does the first run on a GPU, in which libraries load or compile their kernels: it counts as one that builds.
+        """
         return self._first_runs + sum(segment.builds for segment in (*self._segments, *self._apart))
 
     def run(self, items: Sequence[tuple[Fields, int]], stream: Any = None) -> list[Result]:

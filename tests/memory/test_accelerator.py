@@ -123,7 +123,8 @@ def test_cupy_takes_a_stream_of_pytorch_and_does_not_complain() -> None:
 
 def test_an_older_cupy_has_but_external_streams() -> None:
     cuda = SimpleNamespace(Stream=object, ExternalStream=lambda pointer, device: (pointer, device))
-    assert accelerator._for_cupy(cuda, OfTorch()) == (OfTorch.cuda_stream, OfTorch.device_index)
+    found: Any = accelerator._for_cupy(cuda, OfTorch())
+    assert found == (OfTorch.cuda_stream, OfTorch.device_index)
 
 
 def test_streams_of_pytorch_follow_the_protocol_that_cupy_asks_for() -> None:

@@ -349,12 +349,12 @@ def _unusual() -> dict[str, tuple[torch.Tensor, int]]:
 
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta:UserWarning")
 @pytest.mark.parametrize("kind", _UNUSUAL)
-def test_the_consumer_is_recorded_as_user_of_unusual_tensors_too(kind: str) -> None:
+def test_the_consumer_is_recorded_as_user_of_unusual_tensors_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else their memory is given away while the consumer's kernels still read it, when the consumer drops them."""
     value, pieces = _unusual()[kind]
     device = FakeDevice()
     recorded: list[torch.Tensor] = []
-    device.used_here = recorded.append  # type: ignore[method-assign]
+    monkeypatch.setattr(device, "used_here", recorded.append)
     with bench(device) as one:
         load = ValueLoad(lambda: {"x": value}, 48)
         one.submit(load)
