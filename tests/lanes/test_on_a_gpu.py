@@ -22,15 +22,21 @@ from tests.test_device_batches import PIPELINE, Numbers
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def encoded(number: int, claimed: tuple[int, int] | None = None) -> dict[str, Any]:
-    """What the host read makes of a smooth photograph; ``claimed``: the size that its header is said to have."""
+def encoded(number: int) -> dict[str, Any]:
+    """What the host read makes of a smooth photograph."""
     height, width = 200 + 40 * number, 320 - 20 * number
     rows, columns = np.mgrid[:height, :width]
     planes = [255 * rows // height, 255 * columns // width, (rows + columns + 9 * number) // 4 % 256]
     done, data = cv2.imencode(".jpg", np.stack(planes, axis=-1).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 95])
     assert done
-    size = np.array(claimed or (height, width), np.int32)
+    size = np.array((height, width), np.int32)
     return {"encoded": data.reshape(-1), "size": size, "progressive": np.bool_(False), "label": number}
+
+
+def spoilt(fields: dict[str, Any], how: str) -> dict[str, Any]:
+    """As a file may arrive after its header was read."""
+    data = fields["encoded"]
+    return {**fields, "encoded": {"garbage": np.full(1000, 7, np.uint8), "cut off": data[: len(data) // 3]}[how]}
 
 
 def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | None = None) -> dict[str, Any]:
@@ -38,12 +44,13 @@ def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | 
     return pipeline.run(fields, seed, start=1, stop=stop)
 
 
+@pytest.mark.parametrize("how", ["garbage", "cut off"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None:
+def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str, how: str) -> None:
     """DALI names no sample: the others of the micro-batch run again, and are what they would have been."""
-    pipeline = image_classification.build(64)
+    pipeline = image_classification.build(64, scale=(1.0, 1.0))
     split = pipeline.splits[0]
-    samples = [encoded(n, (4000, 5000) if n == 2 else None) for n in range(6)]
+    samples = [spoilt(encoded(n), how) if n == 2 else encoded(n) for n in range(6)]
     given = [(prepared(pipeline, fields, n, stop=split), n) for n, fields in enumerate(samples)]
     executor = build_executor(pipeline, split, device=device, max_batch=6)
     found = executor.run(given)
