@@ -36,6 +36,7 @@ from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.watchdog import Watchdog
 
 _MICRO_BATCH = 16
+_MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond
 _BESIDE = 4  # threads beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
@@ -105,7 +106,14 @@ def _device_lane(loader: Any, links: Links, transfers: Transfers | None, name: s
     both = "cpu" in options.lanes
     alone = max(1, usable_cores() // len(options.devices))  # workers that only read leave the cores idle
     threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
-    return DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers, both, name)
+    return DeviceLane(links, loader.pipeline, device, _micro_batch(loader), threads, transfers, both, name)
+
+
+def _micro_batch(loader: Any) -> int:
+    """Most samples of a micro-batch; how many they are is decided by what they are predicted to take."""
+    if loader._options.device.type == "cpu":
+        return _MICRO_BATCH
+    return min(_MOST_ON_GPU, max(_MICRO_BATCH, (loader.batch_size or 1) // 4))
 
 
 def _register_again(engine: Engine) -> None:
@@ -144,7 +152,7 @@ def _policy(loader: Any) -> m.Policy:
         whole_places=not _stacks(loader) and not options.free and loader.num_workers == 1 and not has_device,
         inspect=has_device,
         cpu_runs="cpu" in options.lanes,
-        micro_batch=_MICRO_BATCH,
+        micro_batch=_micro_batch(loader),
         compose_ahead=len(options.devices),
         spares_device=options.device.type == "cuda",
         spreads=pads_batches(loader),
