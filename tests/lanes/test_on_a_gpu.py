@@ -33,10 +33,10 @@ def encoded(number: int) -> dict[str, Any]:
     return {"encoded": data.reshape(-1), "size": size, "progressive": np.bool_(False), "label": number}
 
 
-def spoilt(fields: dict[str, Any], how: str) -> dict[str, Any]:
-    """As a file may arrive after its header was read."""
-    data = fields["encoded"]
-    return {**fields, "encoded": {"garbage": np.full(1000, 7, np.uint8), "cut off": data[: len(data) // 3]}[how]}
+def spoilt(fields: dict[str, Any]) -> dict[str, Any]:
+    """What no decoder knows, with a header's word that it is a photograph. (A file that is cut off is refused when it is
+    read: the decoders' opinions differ.)"""
+    return {**fields, "encoded": np.full(1000, 7, np.uint8)}
 
 
 def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | None = None) -> dict[str, Any]:
@@ -44,13 +44,12 @@ def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | 
     return pipeline.run(fields, seed, start=1, stop=stop)
 
 
-@pytest.mark.parametrize("how", ["garbage", "cut off"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str, how: str) -> None:
+def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None:
     """DALI names no sample: the others of the micro-batch run again, and are what they would have been."""
     pipeline = image_classification.build(64, scale=(1.0, 1.0))
     split = pipeline.splits[0]
-    samples = [spoilt(encoded(n), how) if n == 2 else encoded(n) for n in range(6)]
+    samples = [spoilt(encoded(n)) if n == 2 else encoded(n) for n in range(6)]
     given = [(prepared(pipeline, fields, n, stop=split), n) for n, fields in enumerate(samples)]
     executor = build_executor(pipeline, split, device=device, max_batch=6)
     found = executor.run(given)
