@@ -34,8 +34,10 @@ def encoded(number: int) -> dict[str, Any]:
 
 
 def spoilt(fields: dict[str, Any]) -> dict[str, Any]:
-    """What no decoder knows, with a header's word that it is a photograph. (A file that is cut off is refused when it is
-    read: the decoders' opinions differ.)"""
+    """What no decoder knows, with a header's word that it is a photograph.
+
+    A file that is cut off is refused when it is read: of that the decoders' opinions differ.
+    """
     return {**fields, "encoded": np.full(1000, 7, np.uint8)}
 
 
