@@ -84,21 +84,46 @@ def tests(asked: Asked) -> Rows:
     """``pytest -m gpu``; where there is a GPU nothing may be skipped. At toy size one file, to show that it works."""
     required = ["--require-gpu"] if asked.settings.device == "cuda" else []
     which = ["tests/memory/test_nvml.py"] if asked.settings.quick else []
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *required, *which]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = done.stdout.strip().splitlines() or [done.stderr[-200:]]
-    row = {"name": "pytest -m gpu", "passed": done.returncode == 0, "summary": lines[-1]}
-    return [row if row["passed"] else {**row, "error": done.stdout[-4000:]}]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-m", "gpu", *required, *which]
+    status, said = _run(command, asked.deadline - perf_counter())
+    lines = said.strip().splitlines() or ["it said nothing"]
+    row = {"name": "pytest -m gpu", "passed": status == 0, "summary": lines[-1]}
+    if row["passed"]:
+        return [row]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    why = f"not through after {-status:.0f} s\n" if status < 0 else ""
+    return [{**row, "failed": failed, "error": why + said[-12000:]}]
+
+
+def _run(command: Sequence[str], limit_s: float) -> tuple[int | float, str]:
+    """The status of a command, and all that it has said; the negative limit where it was ended for taking longer."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            status: int | float = process.wait(max(1.0, limit_s))
+        except subprocess.TimeoutExpired:
+            status = -max(1.0, limit_s)
+        finally:
+            process.kill()
+            process.wait()
+        said.seek(0)
+        return status, said.read()
 
 
 def check(asked: Asked) -> Rows:
-    """Every stage of every pipeline, on its module's example data."""
-    rows = []
-    for module in MODULES[: 1 if asked.settings.quick else None]:
-        found = isolated(parity.run_check, f"pipelines.{module}", None, asked.settings.device, timeout_s=150)
-        worst = [row["stage"] for row in found.rows if not row["passed"]]
-        rows.append({"name": module, "passed": found.passed, "stages_failed": worst, "rows": found.rows})
-    return rows
+    """Every stage of every pipeline, on its module's example data. One that cannot be checked hides no other."""
+    return [_checked(asked, module) for module in MODULES[: 1 if asked.settings.quick else None]]
+
+
+def _checked(asked: Asked, module: str) -> dict[str, Any]:
+    limit_s = asked.limit_s(150.0)
+    try:
+        found = isolated(parity.run_check, f"pipelines.{module}", None, asked.settings.device, timeout_s=limit_s)
+    except MeasurementError as error:
+        progress(f"parity of {module} failed:\n{error}")
+        return {"name": module, "passed": False, "error": str(error)[-2000:]}
+    worst = [row["stage"] for row in found.rows if not row["passed"]]
+    return {"name": module, "passed": found.passed, "stages_failed": worst, "rows": found.rows}
 
 
 PARTS: dict[str, Part] = {

@@ -36,7 +36,9 @@ from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.watchdog import Watchdog
 
 _MICRO_BATCH = 16
+_MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond
 _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
+_BESIDE = 4  # threads beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
@@ -103,8 +105,9 @@ def _device_lane(loader: Any, links: Links, transfers: Transfers | None, name: s
     options = loader._options
     device = str(options.device) if transfers is None else transfers.accelerator.compute
     both = "cpu" in options.lanes
-    threads = 1 if both else max(1, usable_cores() // len(options.devices))  # workers that only read leave them idle
-    return DeviceLane(links, loader.pipeline, device, _MICRO_BATCH, threads, transfers, both, name)
+    alone = max(1, usable_cores() // len(options.devices))  # workers that only read leave the cores idle
+    threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
+    return DeviceLane(links, loader.pipeline, device, _micro_batch(loader), threads, transfers, both, name)
 
 
 def _register_again(engine: Engine) -> None:
@@ -126,12 +129,16 @@ def _window(loader: Any) -> int:
 
 
 def _micro_batch(loader: Any) -> int:
-    """Most samples of one dispatch to a device; of several, none may hold more than its share of the window."""
-    devices = len(loader._options.devices)
+    """Most samples of one dispatch to a device, which go by what they are predicted to take; of several devices, none
+    may hold more than its share of the window."""
+    devices, batch = len(loader._options.devices), loader.batch_size or 1
+    most = _MICRO_BATCH
+    if loader._options.device.type != "cpu":
+        most = min(_MOST_ON_GPU, max(_MICRO_BATCH, batch // 4))
     if devices == 1 or (loader._auto_collation and loader.batch_size is None):
-        return _MICRO_BATCH
-    share: int = _window(loader) * (loader.batch_size or 1) // (devices * _HELD)
-    return max(1, min(_MICRO_BATCH, share))
+        return most
+    share: int = _window(loader) * batch // (devices * _HELD)
+    return max(1, min(most, share))
 
 
 def _stacks(loader: Any) -> bool:

@@ -21,7 +21,6 @@ class Loading:
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
         self.transfers = tuple(transfers)
         self._host = host
-        self._aside: dict[Any, Any] = {}  # by device: a stream for what goes back to the host
 
     def _of(self, batch: Batch) -> Transfers:
         """The way to the batch's device."""
@@ -63,17 +62,9 @@ class Loading:
         return batch.load.hand_over(self._of(batch).accelerator)
 
     def fetch(self, views: Sequence[Any], row: int, item: Resident) -> None:
-        """Bring the leaves of a sample from the device into its row, where a worker is to join its batch.
-
-        On a stream of its own: the calling thread may be the consumer's.
-        """
-        accelerator = item.made.accelerator
-        stream = self._aside.get(accelerator)
-        if stream is None:
-            stream = self._aside[accelerator] = accelerator.stream()
-        with accelerator.running(stream):
-            for leaf, tensor in item.leaves.items():
-                views[leaf][row] = accelerator.fetch(tensor, item.made.event)
+        """Bring the leaves of a sample from the device into its row, where a worker is to join its batch."""
+        for leaf, tensor in item.leaves.items():
+            views[leaf][row] = item.made.accelerator.fetch(tensor, item.made.event)
 
     # --- all of them -----------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ _PACKAGES = (
     "opencv-python-headless",
     "nvidia-dali-cuda130",
     "nvidia-dali-cuda120",
+    "nvidia-nvimgcodec-cu13",
+    "nvidia-nvjpeg",
     "cupy-cuda13x",
     "cupy-cuda12x",
 )

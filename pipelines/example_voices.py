@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 from numpy.typing import NDArray
 from scipy import signal
+
+from pipelines import speech_stages
 
 RATE = 16_000  # of LibriSpeech
 
@@ -63,7 +64,7 @@ def write_chapter(
     lines = []
     for number, (text, audio, rate) in enumerate(utterances):
         name = f"{speaker}-{chapter}-{number:04}"
-        soundfile.write(folder / f"{name}.flac", audio, rate, subtype="PCM_16")
+        speech_stages.library().write(folder / f"{name}.flac", audio, rate, subtype="PCM_16")
         lines.append(f"{name} {text.upper()}\n")
     (folder / f"{speaker}-{chapter}.trans.txt").write_text("".join(lines), encoding="utf-8")
 

@@ -83,6 +83,7 @@ def build(
     Raises ValueError for values that make no sense.
     """
     _check(rate, speeds, mels, (frequency_masks, frequency_width, time_masks), time_width, splice)
+    speech_stages.library()
     stages = (
         *_spectral_stages(rate, speeds, mels),
         *_augmenting_stages((frequency_masks, frequency_width), (time_masks, time_width), splice, mels),

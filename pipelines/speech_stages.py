@@ -6,15 +6,15 @@ tenth millisecond; beyond the ends the signal is mirrored.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import soundfile
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import sparse
 
@@ -32,8 +32,15 @@ EPSILON = 1e-5  # added to a band's variance: one that never changes becomes 0
 _SLANEY_LINEAR_HZ, _SLANEY_BANDS, _SLANEY_RATIO = 1000.0, 15.0, 6.4  # linear up to 1 kHz, 27 steps to 6.4 times more
 
 
+@cache
+def library() -> Any:
+    """soundfile. Imported before workers are forked, it is shared by them; who reads no speech does without it."""
+    return importlib.import_module("soundfile")
+
+
 def read(fields: Fields, params: Params) -> Fields:
     """path -> the file's samples and their rate (Hz)."""
+    soundfile = library()
     if not Path(fields["path"]).stat().st_size:
         raise ValueError("the file is empty")
     try:

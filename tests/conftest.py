@@ -70,6 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
     # Depends on the machine's number of cores; test_construction checks the warning itself.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create:UserWarning")
+    # PyTorch 2.11 says it once for any sparse tensor, also where the checks were asked for; 2.13 does not.
+    config.addinivalue_line("filterwarnings", "ignore:Sparse invariant checks are implicitly disabled:UserWarning")
+    # DALI says it when the first graph for a GPU is built where NPP is not installed, which no stage here asks for.
+    config.addinivalue_line("filterwarnings", "ignore:nvidia-dali-cuda... is no longer shipped with CUDA:Warning")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ KiTS19's.
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -14,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import nibabel
 import numpy as np
 from scipy import ndimage
 
@@ -63,7 +63,7 @@ def _write(directory: Path, sizes: Array, seed: int) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         image, label = _volume(voxels, np.random.default_rng([seed, number]))
         for name, array in (("imaging", image), ("segmentation", label)):
-            nibabel.save(_nifti(array), folder / f"{name}.nii.gz")
+            _nibabel().save(_nifti(array), folder / f"{name}.nii.gz")
         yield number + 1
 
 
@@ -78,8 +78,13 @@ def _volume(voxels: float, rng: np.random.Generator) -> tuple[Any, Any]:
     return image, label
 
 
+def _nibabel() -> Any:
+    """Who writes no volumes does without it."""
+    return importlib.import_module("nibabel")
+
+
 def _nifti(array: Any) -> Any:
-    make: Any = nibabel.Nifti1Image
+    make: Any = _nibabel().Nifti1Image
     return make(array, np.eye(4))
 
 
@@ -87,6 +92,6 @@ def _nifti(array: Any) -> Any:
 def _scan() -> Any:
     """A scan of a head: float32 (24, 96, 128), mean 0 and deviation 1."""
     with resources.as_file(resources.files("nibabel") / "tests" / "data" / "example4d.nii.gz") as path:
-        loaded: Any = nibabel.load(path)
+        loaded: Any = _nibabel().load(path)
         scan = np.asarray(loaded.dataobj)[..., 0].T.astype(np.float32)
     return (scan - scan.mean()) / scan.std()

@@ -26,6 +26,7 @@ DEVICE_BUDGET = 500_000_000
 """Bytes of the second run of ``memory``: three batches of 256 photographs; what DALI works with comes on top."""
 
 _START_S = 60.0  # what a run may take beside what is timed
+_LEAST_S = 5.0  # what whoever comes last may take: several of these fit between a part's deadline and its limit
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Asked:
     def time_for(self, seconds: float) -> bool:
         """Whether something that takes so long is through in time."""
         return perf_counter() + seconds < self.deadline
+
+    def limit_s(self, seconds: float) -> float:
+        """How long something may take that would be given so long: a part that is ended loses all that it has found."""
+        return max(_LEAST_S, min(seconds, self.deadline - perf_counter()))
 
 
 def tune(asked: Asked) -> Rows:
@@ -55,7 +60,7 @@ def tune(asked: Asked) -> Rows:
             row: dict[str, Any] = {"name": name, "loader_settings": contender.settings(), "chosen": False}
             tried.append(row)
             try:
-                found = _run(settings, contender, MIXED, steps.EMPTY, settings.tried_s)
+                found = _run(asked, contender, MIXED, steps.EMPTY, settings.tried_s)
             except MeasurementError as error:
                 row["error"] = _short(error)
                 report.progress(f"tune, {contender} failed:\n{error}")
@@ -101,7 +106,7 @@ def memory(asked: Asked) -> Rows:
             settings,
             contender,
             MIXED,
-            timeout_s=_START_S + settings.timed_s,
+            timeout_s=asked.limit_s(_START_S + settings.timed_s),
             settle_s=settings.settle_s,
         )
 
@@ -126,22 +131,21 @@ def _ours(asked: Asked) -> tuple[Ours, Ours, Ours]:
 
 def _compared(asked: Asked, contenders: Sequence[Contender], which: str, step: str) -> Rows:
     def one(contender: Contender) -> Run:
-        return _run(asked.settings, contender, which, step, asked.settings.timed_s)
+        return _run(asked, contender, which, step, asked.settings.timed_s)
 
     return _rows(asked, contenders, which, step, one, asked.settings.repetitions)
 
 
-def _run(settings: Settings, contender: Contender, which: str, step: str, timed_s: float) -> Run:
-    limit_s = _START_S + timed_s
+def _run(asked: Asked, contender: Contender, which: str, step: str, timed_s: float) -> Run:
     return isolated(
         measure.run,
-        settings,
+        asked.settings,
         contender,
         which,
         step,
         timed_s,
-        timeout_s=limit_s,
-        settle_s=settings.settle_s,
+        timeout_s=asked.limit_s(_START_S + timed_s),
+        settle_s=asked.settings.settle_s,
     )
 
 

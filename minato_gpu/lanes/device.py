@@ -58,6 +58,7 @@ class DeviceExecutor:
         self.pipeline, self.device, self.max_batch = pipeline, device, max_batch
         self.limit = max_batch
         self.repeated = self.short_of_memory = 0
+        self._first_runs = 0
         self._stages = range(start, stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
         # For samples of a failed micro-batch: every stage apart, so that an error has a stage.
@@ -92,8 +93,11 @@ class DeviceExecutor:
 
     @property
     def builds(self) -> int:
-        """How many graphs have been built so far; a run that builds one takes much longer than others."""
-        return sum(segment.builds for segment in (*self._segments, *self._apart))
+        """How many graphs have been built so far; a run that builds one takes much longer than others.
+
+        So does the first run on a GPU, in which libraries load or compile their kernels: it counts as one that builds.
+        """
+        return self._first_runs + sum(segment.builds for segment in (*self._segments, *self._apart))
 
     def run(self, items: Sequence[tuple[Fields, int]], stream: Any = None) -> list[Result]:
         """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
@@ -110,6 +114,8 @@ class DeviceExecutor:
         while len(results) < len(items):
             first, most = len(results), max(1, min(self.limit, self.max_batch))
             results += self._run_batch(items[first : first + most], first)
+        if items and self.device != "cpu":
+            self._first_runs = 1
         return results
 
     def load(self) -> None:

@@ -90,6 +90,7 @@ class DeviceLane:
             store,
             self._outlet,
             depth=1 if transfers is None else IN_FLIGHT,
+            counts_cores=device == "cpu",  # a GPU's time is not that of cores
             ahead=self._ahead,
             no_memory=self._retire,
             report=self._report,

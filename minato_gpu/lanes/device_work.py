@@ -46,6 +46,7 @@ class DeviceWork:
         outlet: Outlet,
         *,
         depth: int,
+        counts_cores: bool,
         ahead: BuildAhead | None,
         no_memory: Callable[[Exception], None],
         report: Callable[[Report], None],
@@ -56,6 +57,7 @@ class DeviceWork:
         self._store = store
         self._outlet = outlet
         self._depth = depth
+        self._counts_cores = counts_cores
         self.ahead = ahead
         self._no_memory = no_memory
         self._report = report
@@ -69,7 +71,7 @@ class DeviceWork:
 
     def open(self) -> None:
         """The calling thread is the one."""
-        self._cores = CoreTime("DALI")
+        self._cores = CoreTime("DALI", wanted=self._counts_cores)
 
     def close(self) -> None:
         """All is reported."""

@@ -201,8 +201,7 @@ class Outlet:
         if not (issued.beyond and issued.placed):
             return issued.items
         self.spilled += len(issued.placed)
-        with self._transfers.accelerator.working(self.stream):  # the current one may be the consumer's
-            spilled = {id(item): self._spill(*one) for one in issued.placed for item in one[2:]}
+        spilled = {id(item): self._spill(*one) for one in issued.placed for item in one[2:]}
         return [spilled.get(id(item), item) for item in issued.items]
 
     def seconds(self, issued: Issued) -> float | None:

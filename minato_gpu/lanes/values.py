@@ -25,6 +25,8 @@ def plain(value: Any, dtype: npt.DTypeLike | None = None) -> Any:
 
 def as_tensor(torch: Any, value: Any, device: str) -> Any:
     """As a torch tensor on ``device``."""
+    if isinstance(value, torch.Tensor):
+        return value
     if isinstance(value, (np.ndarray, np.generic)):
         # A copy, because torch refuses read-only and mirrored arrays, and the function may work in place.
         return torch.tensor(plain(value), device=device)

@@ -35,7 +35,8 @@ class Event(Protocol):
 
 class Accelerator(Protocol):
     """One device. ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N");
-    ``uuid``: as NVML knows it; ``keeps_time``: events can tell how long work has taken (see ``seconds``)."""
+    ``uuid``: as NVML knows it, without the "GPU-" or "MIG-" before it; ``keeps_time``: events can tell how long work
+    has taken (see ``seconds``)."""
 
     device: torch.device
     compute: str
@@ -70,7 +71,8 @@ class Accelerator(Protocol):
         """What an executor made (DALI, CuPy, torch), as a tensor on this device, ready on the current stream."""
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
-        """The elements as a new array on the host, once ``event`` has come to pass. Waits: not for the consumer."""
+        """The elements as a new array on the host, once ``event`` has come to pass: waits for that, and on a stream of
+        its own for nothing else, whatever the calling thread's current one is busy with."""
 
     def event(self, timed: bool = False) -> Event:
         """An event after all that has been issued on the current stream; ``timed``: ``seconds`` will ask for it."""
@@ -101,7 +103,7 @@ class Cuda:
         index = torch.cuda.current_device() if number is None else number
         self.device = torch.device("cuda", index)
         self.compute = str(self.device)
-        self.uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        self.uuid = str(torch.cuda.get_device_properties(index).uuid)
         self._streams: dict[torch.device, Any] = {}
 
     def stream(self) -> Any:
@@ -121,7 +123,7 @@ class Cuda:
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
-                stack.enter_context(cuda.ExternalStream(stream.cuda_stream, self.device.index))
+                stack.enter_context(_for_cupy(cuda, stream))
             yield stream
 
     def empty(self, nbytes: int) -> torch.Tensor:
@@ -142,7 +144,7 @@ class Cuda:
                 torch._foreach_copy_(targets, found, non_blocking=True)
 
     def _beside(self, device: torch.device) -> Any:
-        """A stream of another device, for what comes from there."""
+        """A stream of a device, this one or another, for what comes from there."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device, priority=0)
         return self._streams[device]
@@ -154,13 +156,14 @@ class Cuda:
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
         """See Accelerator."""
-        self.wait(event)
-        array: NDArray[Any] = tensor.cpu().numpy()
+        with torch.cuda.stream(self._beside(self.device)):
+            self.wait(event)
+            array: NDArray[Any] = tensor.cpu().numpy()
         return array
 
     def event(self, timed: bool = False) -> Any:
-        """See Accelerator."""
-        event = torch.cuda.Event(enable_timing=timed)
+        """See Accelerator. Who waits for it sleeps: by default CUDA lets a core spin, which workers could use."""
+        event = torch.cuda.Event(enable_timing=timed, blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -196,7 +199,23 @@ class Cuda:
             torch.zeros(1, device=self.device)
 
 
-_PHRASES = ("out of memory", "cuda_error_out_of_memory", "cudaerrormemoryallocation", "bad_alloc")
+def _for_cupy(cuda: Any, stream: Any) -> AbstractContextManager[Any]:
+    """CuPy's current stream is this one of torch's. ``cuda``: the module ``cupy.cuda``."""
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14, which warns of the other
+        found: AbstractContextManager[Any] = cuda.Stream.from_external(stream)
+    else:
+        found = cuda.ExternalStream(stream.cuda_stream, stream.device_index)
+    return found
+
+
+_PHRASES = (
+    "out of memory",
+    "cuda_error_out_of_memory",
+    "cudaerrormemoryallocation",
+    "bad_alloc",
+    "cuda allocation failed",  # these two are DALI's own (dali/core/cuda_error.h)
+    "can't allocate",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

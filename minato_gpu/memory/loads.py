@@ -187,7 +187,9 @@ class ValueLoad(Load):
                 return tensor
             plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
             if not plain or tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-                return tensor.to(port.accelerator.device)
+                moved = tensor.to(port.accelerator.device)
+                self._tensors += _memory(moved.detach())
+                return moved
             source = tensor.contiguous()
             memory = port.accelerator.empty(source.numel() * source.element_size())
             copied = memory.view(source.dtype).view(source.shape)
@@ -207,6 +209,21 @@ class ValueLoad(Load):
             accelerator.used_here(tensor)
         value, self._value, self._tensors = self._value, None, []
         return value
+
+
+def _memory(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors, with elements, of which a tensor of whatever layout consists."""
+    if tensor.layout is torch.strided:
+        parts = [tensor]
+    elif tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    else:  # of which nothing is known: what cannot be recorded is not given to PyTorch to fail on
+        parts = []
+    return [part for part in parts if part.numel()]
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from contextlib import suppress
 from typing import Any
 
+_KINDS = ("GPU", "MIG")
+"""A part of a GPU that is divided (MIG) has a UUID of its own, which CUDA and PyTorch give as they do a whole GPU's."""
 
-def reading(uuid: str) -> dict[str, float | int] | None:
-    """``utilisation`` (share of the last sampling period, 0 to 1, of everybody's work), ``memory_used_bytes`` and
-    ``memory_total_bytes`` of the device with this UUID ("GPU-..."); None where NVML or the device is not to be had."""
+
+def reading(uuid: str) -> dict[str, float | int | None] | None:
+    """``utilisation`` (share of the last sampling period, 0 to 1, of everybody's work; None where NVML does not measure
+    it, as for a part of a GPU), ``memory_used_bytes`` and ``memory_total_bytes`` of the device with this UUID; None
+    where NVML or the device is not to be had."""
     nvml = _library()
     if nvml is None:
         return None
@@ -22,10 +27,10 @@ def reading(uuid: str) -> dict[str, float | int] | None:
     except nvml.NVMLError:
         return None
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        handle = _handle(nvml, uuid)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return {
-            "utilisation": nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+            "utilisation": _utilisation(nvml, handle),
             "memory_used_bytes": int(memory.used),
             "memory_total_bytes": int(memory.total),
         }
@@ -33,6 +38,20 @@ def reading(uuid: str) -> dict[str, float | int] | None:
         return None
     finally:
         nvml.nvmlShutdown()
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
+    for kind in _KINDS[:-1]:
+        with suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+    return nvml.nvmlDeviceGetHandleByUUID(f"{_KINDS[-1]}-{uuid}")
+
+
+def _utilisation(nvml: Any, handle: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+    except nvml.NVMLError:
+        return None
 
 
 def _library() -> Any:

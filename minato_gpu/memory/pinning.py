@@ -18,6 +18,7 @@ from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena, round_up
 
 _STEP = 16 << 20
+_MOST = 256 << 20  # pinned ahead of need at once: it takes the driver a tenth of a second, in which batches wait
 
 
 class Pinned:
@@ -42,14 +43,15 @@ class Pinned:
         return self.ends[-1] if self.ends else 0
 
     def cover(self, end: int) -> None:
-        """Pin the arena up to offset ``end``, or twice as far as before, so that pieces stay few."""
+        """Pin the arena up to offset ``end``, or twice as far as before within reason, so that pieces stay few."""
         with self._lock:
             begin = self.nbytes
             if begin < end and self.refused is None:
                 self._pin(begin, end)
 
     def _pin(self, begin: int, end: int) -> None:
-        upto = min(round_up(max(end, 2 * begin), self._step), self._arena.capacity)
+        ahead = min(2 * begin, begin + _MOST)
+        upto = min(round_up(max(end, ahead), self._step), self._arena.capacity)
         self._arena.keep(upto)  # before: what is given back between the two would be pinned elsewhere
         try:
             self._accelerator.pin(self._address + begin, upto - begin)

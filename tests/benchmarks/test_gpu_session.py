@@ -25,6 +25,7 @@ from benchmarks.session.measure import Run
 from benchmarks.session.parts import Asked, Rows
 from benchmarks.session.settings import Settings
 from benchmarks.turns import in_turns
+from minato_gpu import parity
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
 PEERS = ["pytorch", "spdl", "dali"]
@@ -122,6 +123,41 @@ def test_a_part_that_takes_too_long_is_ended_with_all_it_runs(fresh: Executor, t
     assert ended
 
 
+def test_nothing_is_given_more_time_than_its_part_has(tmp_path: Path) -> None:
+    """A part that is ended loses all that it has found."""
+    asked = Asked(settings(tmp_path), [], time.perf_counter() + 20)
+    assert asked.limit_s(6.0) == 6.0 and 6.0 < asked.limit_s(63.0) <= 20.0
+    late = Asked(settings(tmp_path), [], time.perf_counter() - 20)
+    assert late.limit_s(63.0) == parts._LEAST_S
+
+
+def test_tests_that_take_too_long_tell_what_they_have_found() -> None:
+    says = "print('tests/a.py::one PASSED', flush=True); import time; time.sleep(600)"
+    limit_s, said = 0.5, ""
+    while "PASSED" not in said:  # on a busy machine it takes a while until Python has begun
+        status, said = gpu_session._run([sys.executable, "-c", says], limit_s)
+        limit_s *= 2
+    assert status < 0
+    assert gpu_session._run([sys.executable, "-c", "import sys; print('no'); sys.exit(3)"], 60.0) == (3, "no\n")
+
+
+def test_a_pipeline_that_cannot_be_checked_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where soundfile is not installed."""
+    asked = Asked(replace(settings(tmp_path), quick=False), [], time.perf_counter() + 60)
+    report = parity.ParityReport([{"stage": "a", "passed": True}], [])
+
+    def checked(function: Any, module: str, *rest: Any, **options: Any) -> Any:
+        if "speech" in module:
+            raise MeasurementError("no module named 'soundfile'")
+        return report
+
+    monkeypatch.setattr(gpu_session, "isolated", checked)
+    rows = {row["name"]: row for row in gpu_session.check(asked)}
+    assert list(rows) == list(gpu_session.MODULES)
+    assert [name for name, row in rows.items() if not row["passed"]] == ["speech_recognition"]
+    assert "soundfile" in rows["speech_recognition"]["error"]
+
+
 def test_a_peer_that_is_not_installed_says_so(tmp_path: Path) -> None:
     asked = Asked(settings(tmp_path), [], time.perf_counter() + 60)
     absent = replace(DaliGpu("dali", 1), package="nvidia.no_such_package")
@@ -159,7 +195,7 @@ def test_tuning_keeps_what_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lambda one: 4.0 if one.prefetch == 3 and one.threads == 8 else 0.0,
     ]
 
-    def run(settings: Settings, contender: Any, *rest: Any) -> Any:
+    def run(asked: Asked, contender: Any, *rest: Any) -> Any:
         if contender.hw_decoder_load == 0.0:
             raise MeasurementError("no such engine")
         return Run(sum(speed(contender) for speed in speeds), 1.0, None, 0.0, 0.0, 3)

@@ -18,7 +18,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
         devices: list[FakeDevice] = []
         for number in range(count):
             devices.append((Careless if number == careless else FakeDevice)(order, beside=devices))
-            devices[-1].uuid = f"GPU-{number}"
+            devices[-1].uuid = f"{number}-uuid"
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
         monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda device: devices[device.index])
         return devices

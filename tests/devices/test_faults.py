@@ -107,5 +107,5 @@ def test_figures_of_each_device(machine: Machine, monkeypatch: pytest.MonkeyPatc
     loader = loader_on(devices)
     consume(devices, loader)
     stats = loader.stats()
-    assert [one["nvml"]["utilisation"] for one in stats["device"]] == ["GPU-0", "GPU-1"]
+    assert [one["nvml"]["utilisation"] for one in stats["device"]] == ["0-uuid", "1-uuid"]
     assert len(stats["device_lane"]) == 2

@@ -57,6 +57,17 @@ def test_the_calling_thread_counts() -> None:
     cores.close()
 
 
+def test_what_is_not_wanted_opens_nothing() -> None:
+    before = take_snapshot()
+    cores = CoreTime("Library", wanted=False)
+    with _busy_thread("[Library] Executor") as ran:
+        cores.look()
+        assert not leaks(before) or take_snapshot().descriptors == before.descriptors
+        assert wait_until(lambda: ran() > 0.01)
+        assert cores() == 0.0
+    cores.close()
+
+
 def test_a_thread_that_ended_is_let_go() -> None:
     before = take_snapshot()
     cores = CoreTime("Library")

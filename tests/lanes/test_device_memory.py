@@ -65,6 +65,8 @@ def test_a_single_sample_that_does_not_fit_is_an_error_of_memory(capacity: list[
         (RuntimeError("CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory"), True),
         (RuntimeError("CUDA driver API error CUDA_ERROR_OUT_OF_MEMORY (2)"), True),
         (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("Error in GPU operator `fn.resize`: Can't allocate 67108864 bytes on device 0."), True),
+        (RuntimeError("Error in MIXED operator `decoders.image_slice`: CUDA allocation failed"), True),
         (MemoryError(), True),
         (type("OutOfMemoryError", (Exception,), {})("cupy's own"), True),
         (ValueError("a photograph of someone out of memory"), False),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from minato_gpu.memory import arena as arenas
+from minato_gpu.memory import pinning
 from minato_gpu.memory.accelerator import Cuda
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.pinning import Pinned
@@ -30,6 +31,17 @@ def test_pieces_grow_and_meet() -> None:
     pinned.close()
     pinned.close()
     assert device.pinned == {}
+    arena.close()
+
+
+def test_no_more_is_pinned_ahead_of_need_than_batches_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "_MOST", 2 * STEP)
+    device, arena = FakeDevice(), Arena("tests", 1 << 24)
+    pinned = Pinned(arena, device, STEP)
+    for end in (STEP, 2 * STEP, 3 * STEP, 5 * STEP, 20 * STEP, 21 * STEP):
+        pinned.cover(end)
+    assert [end // STEP for end in pinned.ends] == [1, 2, 4, 6, 20, 22]
+    pinned.close()
     arena.close()
 
 

@@ -332,6 +332,38 @@ def test_a_batch_of_any_shape_is_loaded_tensor_by_tensor(order: Order) -> None:
     assert wrong == []
 
 
+_UNUSUAL = ("requires grad", "conjugate", "sparse COO", "sparse CSR", "sparse CSC", "subclass", "empty")
+
+
+def _unusual() -> dict[str, tuple[torch.Tensor, int]]:
+    """Tensors that are moved by PyTorch itself, and of how many pieces of memory they consist."""
+    return {
+        "requires grad": (torch.ones(3, requires_grad=True), 1),
+        "conjugate": (torch.tensor([1 + 2j]).conj(), 1),
+        "sparse COO": (torch.eye(3).to_sparse(), 2),
+        "sparse CSR": (torch.eye(3).to_sparse_csr(), 3),
+        "sparse CSC": (torch.eye(3).to_sparse_csc(), 3),
+        "subclass": (torch.nn.Parameter(torch.ones(2)), 1),
+        "empty": (torch.empty(0, 3), 0),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta:UserWarning")
+@pytest.mark.parametrize("kind", _UNUSUAL)
+def test_the_consumer_is_recorded_as_user_of_unusual_tensors_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their memory is given away while the consumer's kernels still read it, when the consumer drops them."""
+    value, pieces = _unusual()[kind]
+    device = FakeDevice()
+    recorded: list[torch.Tensor] = []
+    monkeypatch.setattr(device, "used_here", recorded.append)
+    with bench(device) as one:
+        load = ValueLoad(lambda: {"x": value}, 48)
+        one.submit(load)
+        moved = one.take(load)["x"]
+    assert len(recorded) == pieces and all(part.layout is torch.strided for part in recorded)
+    assert moved.layout == value.layout and moved.requires_grad == value.requires_grad
+
+
 def test_an_error_while_making_a_batch_is_the_consumers() -> None:
     with bench(FakeDevice()) as one:
 

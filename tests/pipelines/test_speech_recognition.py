@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from click.testing import CliRunner
 
@@ -18,6 +17,7 @@ from pipelines import example_voices, speech_recognition
 from pipelines.librispeech import LibriSpeech
 from pipelines.speech_recognition import Steps, build, pad_batch
 
+soundfile: Any = pytest.importorskip("soundfile")
 LENGTHS = (0.3, 1.1, 0.05, 0.7, 0.4, 0.9, 0.5)  # seconds
 
 

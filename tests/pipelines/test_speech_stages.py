@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 from scipy import signal
 
 from minato_gpu import parity
@@ -19,6 +18,7 @@ from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.samples import stream
 from pipelines import speech_recognition, speech_resampling, speech_stages
 
+soundfile: Any = pytest.importorskip("soundfile")
 RATE = 16_000
 
 

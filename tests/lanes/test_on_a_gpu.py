@@ -1,0 +1,134 @@
+"""What a GPU does where the stand-in on the CPU does it in another way: decoding, streams, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.values import to_numpy
+from minato_gpu.memory.accelerator import Cuda, is_out_of_memory
+from minato_gpu.parity import whole_tolerance
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import StageError
+from pipelines import image_classification
+from tests.test_device_batches import PIPELINE, Numbers
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def encoded(number: int) -> dict[str, Any]:
+    """What the host read makes of a smooth photograph."""
+    height, width = 200 + 40 * number, 320 - 20 * number
+    rows, columns = np.mgrid[:height, :width]
+    planes = [255 * rows // height, 255 * columns // width, (rows + columns + 9 * number) // 4 % 256]
+    done, data = cv2.imencode(".jpg", np.stack(planes, axis=-1).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 95])
+    assert done
+    size = np.array((height, width), np.int32)
+    return {"encoded": data.reshape(-1), "size": size, "progressive": np.bool_(False), "label": number}
+
+
+def spoilt(fields: dict[str, Any]) -> dict[str, Any]:
+    """What no decoder knows, with a header's word that it is a photograph.
+
+    A file that is cut off is refused when it is read: of that the decoders' opinions differ.
+    """
+    return {**fields, "encoded": np.full(1000, 7, np.uint8)}
+
+
+def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | None = None) -> dict[str, Any]:
+    """By the CPU's implementations; the photograph is read already."""
+    return pipeline.run(fields, seed, start=1, stop=stop)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None:
+    """DALI names no sample: the others of the micro-batch run again, and are what they would have been."""
+    pipeline = image_classification.build(64, scale=(1.0, 1.0))
+    split = pipeline.splits[0]
+    samples = [spoilt(encoded(n)) if n == 2 else encoded(n) for n in range(6)]
+    given = [(prepared(pipeline, fields, n, stop=split), n) for n, fields in enumerate(samples)]
+    executor = build_executor(pipeline, split, device=device, max_batch=6)
+    found = executor.run(given)
+    level = pipeline.fields_at(len(pipeline.stages))["image"].level
+    limit = whole_tolerance(pipeline, device, split)
+    for n, result in enumerate(found):
+        if n == 2:
+            assert isinstance(result, StageError) and result.origin.stage == "decode"
+            continue
+        assert not isinstance(result, StageError), result
+        expected = prepared(pipeline, samples[n], n)["image"]
+        deviation = np.abs(to_numpy(result["image"]) - expected) / level
+        assert deviation.max() <= limit.maximum and deviation.mean() <= limit.mean
+    assert executor.repeated == 6
+    executor.run(given[:2])
+    assert executor.repeated == 6, "its graph is built again, and works"
+    executor.close()
+
+
+@pytest.mark.gpu
+def test_what_cupy_does_while_the_lane_works_goes_to_the_lanes_stream() -> None:
+    import cupy
+
+    device = Cuda(torch.device("cuda"))
+    stream = device.stream()
+    before = cupy.cuda.get_current_stream().ptr
+    with device.working(stream):
+        assert cupy.cuda.get_current_stream().ptr == stream.cuda_stream
+        assert torch.cuda.current_stream() == stream
+        made = cupy.arange(1 << 20, dtype=cupy.int64) + 1
+        tensor, event = device.adopt(made), device.event()
+    assert cupy.cuda.get_current_stream().ptr == before
+    assert tensor.data_ptr() == made.data.ptr, "no copy"
+    assert device.fetch(tensor, event).sum() == (1 << 19) * ((1 << 20) + 1)
+
+
+@pytest.mark.gpu
+def test_what_is_brought_to_the_host_does_not_wait_for_the_default_stream() -> None:
+    device = Cuda(torch.device("cuda"))
+    with device.running(device.stream()):
+        tensor = torch.full((1000,), 7, device="cuda")
+        event = device.event()
+    torch.cuda._sleep(2_000_000_000)  # about a second of training
+    training = torch.cuda.Event()
+    training.record()
+    assert device.fetch(tensor, event).tolist() == [7] * 1000
+    assert not training.query()
+
+
+@pytest.mark.gpu
+def test_the_default_stream_has_the_lowest_priority() -> None:
+    """So a stream of the lane's that is no higher cannot push training aside."""
+    device = Cuda(torch.device("cuda"))
+    assert device.stream().priority == torch.cuda.default_stream().priority == 0
+    of_streams: Any = torch.cuda.Stream
+    least, greatest = of_streams.priority_range()
+    assert greatest < least == 0
+
+
+@pytest.mark.gpu
+def test_a_device_without_memory_says_so_as_it_is_understood() -> None:
+    with pytest.raises(Exception, match="memory") as caught:
+        Cuda(torch.device("cuda")).empty(1 << 50)
+    assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_beyond_a_budget_samples_come_by_way_of_the_host(lanes: list[str]) -> None:
+    loader = DataLoader(
+        Numbers(), 8, num_workers=2, device="cuda", pipeline=PIPELINE, lanes=lanes, device_memory_budget=1
+    )
+    labels = []
+    for batch in loader:
+        over = batch["x"] - 2 * batch["label"][:, None, None]
+        assert bool(((over >= 0) & (over <= 2) & (over == over[:, :1, :1])).all())
+        labels += batch["label"].tolist()
+    assert labels == list(range(len(Numbers())))
+    if lanes == ["device"]:
+        assert loader.stats()["device_lane"]["spilled_to_host"] > 0

@@ -1,0 +1,131 @@
+"""What is asked of CUDA, as far as that shows without one: by stand-ins made after PyTorch's own functions, so that a
+wrong name or argument is found, and by CuPy's own classes, which need no device to be made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from minato_gpu.memory import accelerator
+from minato_gpu.memory.accelerator import Cuda
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+class Driver:
+    """Takes the place of what ``Cuda`` asks ``torch.cuda``; ``asked`` says what was asked on which stream."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.current = "default"
+        self.made: list[str] = []
+        instead = {
+            "Stream": self._stream,
+            "Event": self._event,
+            "stream": self._within,
+            "current_stream": self._current_stream,
+            "get_device_properties": self._get_device_properties,
+        }
+        for name, function in instead.items():
+            spec = mock.create_autospec(getattr(torch.cuda, name), side_effect=function)
+            monkeypatch.setattr(torch.cuda, name, spec)
+
+    def _stream(self, *arguments: Any, **options: Any) -> str:
+        self.made.append(f"stream {len(self.made)}")
+        self.asked.append(("stream", *arguments, *options.items()))
+        return self.made[-1]
+
+    def _event(self, **options: Any) -> Any:
+        self.asked.append(("event", *options.items()))
+        return SimpleNamespace(record=lambda stream: self.asked.append(("record", stream)))
+
+    @contextmanager
+    def _within(self, stream: Any) -> Iterator[Any]:
+        before, self.current = self.current, stream
+        yield stream
+        self.current = before
+
+    def _current_stream(self, device: Any = None) -> Any:
+        return SimpleNamespace(wait_event=lambda event: self.asked.append(("wait", self.current, event)))
+
+    def _get_device_properties(self, device: Any = None) -> Any:
+        return SimpleNamespace(uuid="0a-1b")
+
+
+class Tensor:
+    """A tensor that says on which stream it was brought to the host."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def cpu(self) -> torch.Tensor:
+        self._driver.asked.append(("cpu", self._driver.current))
+        return torch.ones(2)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return Driver(monkeypatch)
+
+
+def test_what_is_brought_to_the_host_does_not_wait_for_training(driver: Driver) -> None:
+    """Nobody calls it on a stream of his own, and the default stream is where most train."""
+    tensor: Any = Tensor(driver)
+    device = Cuda(torch.device("cuda", 0))
+    for _ in range(2):
+        assert device.fetch(tensor, "made").tolist() == [1, 1]
+    (own,) = driver.made
+    used = [asked for asked in driver.asked if asked[0] in ("wait", "cpu")]
+    assert used == [("wait", own, "made"), ("cpu", own)] * 2
+    assert driver.current == "default"
+
+
+def test_who_waits_for_an_event_leaves_the_core_to_others(driver: Driver) -> None:
+    Cuda(torch.device("cuda", 0)).event()
+    assert ("event", ("blocking", True)) in driver.asked
+
+
+def test_streams_are_of_the_lowest_priority_there_is(driver: Driver) -> None:
+    """The lower the number, the higher the priority; 0 is the lowest, and the default stream's."""
+    Cuda(torch.device("cuda", 1)).stream()
+    assert driver.asked[-1] == ("stream", torch.device("cuda", 1), ("priority", 0))
+
+
+def test_the_uuid_is_as_pytorch_has_it(driver: Driver) -> None:
+    """NVML's name of a part of a GPU begins in another way than a whole one's."""
+    assert Cuda(torch.device("cuda", 0)).uuid == "0a-1b"
+
+
+class OfTorch:
+    """What CuPy and this project ask of a stream of PyTorch's."""
+
+    cuda_stream, device_index = 0x1234, 0
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+
+def test_cupy_takes_a_stream_of_pytorch_and_does_not_complain() -> None:
+    """CuPy 14 warns of its ``ExternalStream``: where warnings are errors every micro-batch would fail."""
+    cupy = pytest.importorskip("cupy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stream: Any = accelerator._for_cupy(cupy.cuda, OfTorch())
+    assert stream.ptr == OfTorch.cuda_stream
+
+
+def test_an_older_cupy_has_but_external_streams() -> None:
+    cuda = SimpleNamespace(Stream=object, ExternalStream=lambda pointer, device: (pointer, device))
+    found: Any = accelerator._for_cupy(cuda, OfTorch())
+    assert found == (OfTorch.cuda_stream, OfTorch.device_index)
+
+
+def test_streams_of_pytorch_follow_the_protocol_that_cupy_asks_for() -> None:
+    assert hasattr(torch.cuda.Stream, "__cuda_stream__") and hasattr(torch.Stream, "device_index")
