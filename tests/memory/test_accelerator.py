@@ -89,7 +89,7 @@ def test_what_is_brought_to_the_host_does_not_wait_for_training(driver: Driver) 
 
 def test_who_waits_for_an_event_leaves_the_core_to_others(driver: Driver) -> None:
     Cuda(torch.device("cuda", 0)).event()
-    assert ("event", ("blocking", True)) in driver.asked
+    assert ("event", ("enable_timing", False), ("blocking", True)) in driver.asked
 
 
 def test_streams_are_of_the_lowest_priority_there_is(driver: Driver) -> None:
