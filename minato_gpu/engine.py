@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.admission import OrderLog
 from minato_gpu.epochs import Epoch, Epochs
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.minder import Minder
+from minato_gpu.order_log import OrderLog
 from minato_gpu.pump import Pump
 from minato_gpu.records import Batch
 from minato_gpu.samples import Ticket

@@ -14,9 +14,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.admission import OrderLog
 from minato_gpu.later import Later
 from minato_gpu.memory.board import Board
+from minato_gpu.order_log import OrderLog
 from minato_gpu.pump import Pump
 from minato_gpu.records import Record
 from minato_gpu.scheduling import messages as m

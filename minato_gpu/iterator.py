@@ -9,7 +9,6 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from minato_gpu.admission import Speculation
 from minato_gpu.building import build_engine
 from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
 from minato_gpu.failures import FailurePolicy, pads_batches
@@ -20,6 +19,7 @@ from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resumption import Resumption, begin_source, expected_of
 from minato_gpu.samples import sample_seed
 from minato_gpu.sources import Source
+from minato_gpu.speculation import Speculation
 from minato_gpu.standing import Standing, generators_of
 
 

@@ -16,7 +16,6 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from minato_gpu.admission import OrderLog, Speculation, never_repeats, yields_once
 from minato_gpu.engine import Engine
 from minato_gpu.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
@@ -24,9 +23,11 @@ from minato_gpu.iterator import EngineIterator, to_device
 from minato_gpu.memory import room
 from minato_gpu.occurrences import Occurrences
 from minato_gpu.options import Options
+from minato_gpu.order_log import OrderLog
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.resumption import Resumption
 from minato_gpu.sources import Source
+from minato_gpu.speculation import Speculation, never_repeats, yields_once
 from minato_gpu.standing import Standing, before_epoch
 
 T = TypeVar("T", covariant=True)
