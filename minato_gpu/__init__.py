@@ -5,33 +5,44 @@ The names are imported when they are first used, so that ``minato_gpu.scheduling
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minato_gpu.faults.failures import BadSample, TooManyFailures
+    from minato_gpu.faults.watchdog import WorkerHung
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
     from minato_gpu.resume.ranks import merge_state_dicts
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "Field", "Pipeline", "Stage", "merge_state_dicts", "shared_empty"]
+__all__ = [
+    "BadSample",
+    "DataLoader",
+    "Field",
+    "Pipeline",
+    "Stage",
+    "TooManyFailures",
+    "WorkerHung",
+    "merge_state_dicts",
+    "shared_empty",
+]
+
+_HOMES = {
+    "BadSample": "faults.failures",
+    "DataLoader": "loader",
+    "Field": "pipeline",
+    "Pipeline": "pipeline",
+    "Stage": "pipeline",
+    "TooManyFailures": "faults.failures",
+    "WorkerHung": "faults.watchdog",
+    "merge_state_dicts": "resume.ranks",
+    "shared_empty": "memory.shared",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DataLoader":
-        from minato_gpu.loader import DataLoader
-
-        return DataLoader
-    if name == "merge_state_dicts":
-        from minato_gpu.resume.ranks import merge_state_dicts
-
-        return merge_state_dicts
-    if name == "shared_empty":
-        from minato_gpu.memory.shared import shared_empty
-
-        return shared_empty
-    if name in __all__:
-        from minato_gpu import pipeline
-
-        return getattr(pipeline, name)
+    if name in _HOMES:
+        return getattr(import_module(f"minato_gpu.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'minato_gpu' has no attribute {name!r}")

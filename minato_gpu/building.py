@@ -11,18 +11,19 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from minato_gpu.assembly import Assembly
-from minato_gpu.cut_estimates import CutEstimator, part_names
-from minato_gpu.deaths import Deaths
+from minato_gpu.batches.assembly import Assembly
+from minato_gpu.batches.loading import Loading
 from minato_gpu.engine import Engine
-from minato_gpu.estimates import Estimator
+from minato_gpu.estimates.cuts import CutEstimator, part_names
+from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
-from minato_gpu.failures import pads_batches
+from minato_gpu.faults.deaths import Deaths
+from minato_gpu.faults.failures import pads_batches
+from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
-from minato_gpu.loading import Loading
 from minato_gpu.memory.accelerator import open_accelerator
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.leases import Leases
@@ -33,7 +34,6 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.streams import StreamScheduler
-from minato_gpu.watchdog import Watchdog
 
 _MICRO_BATCH = 16
 _MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond

@@ -16,21 +16,21 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+from minato_gpu.admission.order_log import OrderLog
+from minato_gpu.admission.sources import Source
+from minato_gpu.batches.records import Batch
 from minato_gpu.epochs import Epoch, Epochs
+from minato_gpu.faults.minder import Minder
+from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION
-from minato_gpu.minder import Minder
-from minato_gpu.order_log import OrderLog
 from minato_gpu.pump import Pump
-from minato_gpu.records import Batch
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
-from minato_gpu.sources import Source
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.threads import OwnThread
-from minato_gpu.watchdog import Watchdog
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches

@@ -14,13 +14,13 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.later import Later
+from minato_gpu.admission.order_log import OrderLog
+from minato_gpu.admission.sources import Drawn, Source
+from minato_gpu.batches.records import Record
+from minato_gpu.faults.later import Later
 from minato_gpu.memory.board import Board
-from minato_gpu.order_log import OrderLog
 from minato_gpu.pump import Pump
-from minato_gpu.records import Record
 from minato_gpu.scheduling import messages as m
-from minato_gpu.sources import Drawn, Source
 
 
 class Epoch:

@@ -14,13 +14,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.datapipe import MapDataPipe
 
+from minato_gpu.admission.sources import Drawn, Source
 from minato_gpu.engine import NOTHING
-from minato_gpu.failures import RAISE, RETRY, FailurePolicy, pads_batches
+from minato_gpu.faults.failures import RAISE, RETRY, FailurePolicy, pads_batches
 from minato_gpu.lanes.base import Failure, NoSample, failure
 from minato_gpu.lanes.streams import Stream, StreamStart
-from minato_gpu.resumption import Resumption, begin_source, expected_of
+from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.samples import Origin, Ticket, explain, sample_seed
-from minato_gpu.sources import Drawn, Source
 from minato_gpu.telemetry import Telemetry, size_of
 
 

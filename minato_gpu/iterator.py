@@ -9,18 +9,18 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from minato_gpu.admission.sources import Source
+from minato_gpu.admission.speculation import Speculation
 from minato_gpu.building import build_engine
 from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
-from minato_gpu.failures import FailurePolicy, pads_batches
+from minato_gpu.faults.failures import FailurePolicy, pads_batches
+from minato_gpu.faults.later import Later
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
-from minato_gpu.later import Later
 from minato_gpu.memory.loads import mapped
+from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.sampling import Sampling
-from minato_gpu.resumption import Resumption, begin_source, expected_of
+from minato_gpu.resume.standing import Standing, generators_of
 from minato_gpu.samples import sample_seed
-from minato_gpu.sources import Source
-from minato_gpu.speculation import Speculation
-from minato_gpu.standing import Standing, generators_of
 
 
 class View:

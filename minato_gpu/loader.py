@@ -16,19 +16,19 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from minato_gpu.admission.occurrences import Occurrences
+from minato_gpu.admission.order_log import OrderLog
+from minato_gpu.admission.sources import Source
+from minato_gpu.admission.speculation import Speculation, never_repeats, yields_once
 from minato_gpu.engine import Engine
-from minato_gpu.failures import RAISE, OnError
+from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator, to_device
 from minato_gpu.memory import room
-from minato_gpu.occurrences import Occurrences
 from minato_gpu.options import Options
-from minato_gpu.order_log import OrderLog
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.resumption import Resumption
-from minato_gpu.sources import Source
-from minato_gpu.speculation import Speculation, never_repeats, yields_once
-from minato_gpu.standing import Standing, before_epoch
+from minato_gpu.resume.resumption import Resumption
+from minato_gpu.resume.standing import Standing, before_epoch
 
 T = TypeVar("T", covariant=True)
 
@@ -59,7 +59,7 @@ class DataLoader(TorchDataLoader[T]):
     epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last.
     on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
-        ``failures.BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
+        ``BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
         is left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
         out), and with several devices, every rank yields the number of batches that its sampler's positions fix: out of
         order, batches are composed so that each keeps a sample while there are any; one that has none left comes as a
@@ -67,7 +67,7 @@ class DataLoader(TorchDataLoader[T]):
         content, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the
         rank's epoch is left.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
-        One more raises ``failures.TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
+        One more raises ``TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
     on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
         PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it had, with the
         same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error`` decides. The
@@ -77,7 +77,7 @@ class DataLoader(TorchDataLoader[T]):
         an error.
     hang_timeout: seconds after which a worker that is still at the same sample is taken to hang (None: never). It is
         reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death`` says;
-        where that is "raise", and for threads, which cannot be killed, ``watchdog.WorkerHung`` is raised instead. The
+        where that is "raise", and for threads, which cannot be killed, ``WorkerHung`` is raised instead. The
         device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.

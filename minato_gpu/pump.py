@@ -11,22 +11,22 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
-from minato_gpu.assembly import Assembly
-from minato_gpu.deaths import Deaths
-from minato_gpu.estimates import Estimator
+from minato_gpu.batches.assembly import Assembly
+from minato_gpu.batches.jobs import Jobs
+from minato_gpu.batches.records import Record
+from minato_gpu.batches.stale import Stale
+from minato_gpu.estimates.estimator import Estimator
+from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.event_log import EventLog
-from minato_gpu.jobs import Jobs
+from minato_gpu.faults.deaths import Deaths
 from minato_gpu.lanes.base import Features, Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.memory.board import Claim
-from minato_gpu.observations import inspected, observe
-from minato_gpu.records import Record
 from minato_gpu.resume.streams import Streams
 from minato_gpu.samples import Origin, Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
-from minato_gpu.stale import Stale
 from minato_gpu.telemetry import Telemetry
 
 

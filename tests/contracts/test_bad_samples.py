@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.failures import BadSample, FailurePolicy, TooManyFailures
+from minato_gpu.faults.failures import BadSample, FailurePolicy, TooManyFailures
 from minato_gpu.lanes.base import failure
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.resume.delivered import Delivered

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Field, Pipeline, Stage
+from minato_gpu.faults.watchdog import WorkerHung
 from minato_gpu.pipeline import TorchFunction
-from minato_gpu.watchdog import WorkerHung
 from tests.contracts.datasets import Made
 from tests.raising import error_of
 from tests.waiting import wait_until

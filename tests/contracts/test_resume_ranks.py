@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
-from minato_gpu.failures import TooManyFailures
+from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
 
 _SAMPLES = 61

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu import DataLoader, sources
+from minato_gpu import DataLoader
+from minato_gpu.admission import sources
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
 from tests.contracts.test_resume import Counting, CountingIterator, generator, through_json

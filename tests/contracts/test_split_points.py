@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import minato_gpu.assembly
+import minato_gpu.batches.assembly
 import minato_gpu.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.cut_estimates import CutEstimator
+from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.memory.board import Board
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
@@ -277,6 +277,6 @@ def test_where_nothing_can_be_cut_no_sample_is_looked_at_for_it(monkeypatch: pyt
     def handed(*_: Any) -> Any:
         raise AssertionError("nothing can have been handed over")
 
-    monkeypatch.setattr(minato_gpu.assembly.Assembly, "handed", handed)
+    monkeypatch.setattr(minato_gpu.batches.assembly.Assembly, "handed", handed)
     words: Any = [f"word {n}" for n in range(20)]
     assert [word for batch in DataLoader(words, 4, num_workers=1) for word in batch] == words

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from minato_gpu import DataLoader
-from minato_gpu.occurrences import Occurrences
+from minato_gpu.admission.occurrences import Occurrences
+from minato_gpu.admission.speculation import yields_once
 from minato_gpu.resume import state as s
-from minato_gpu.speculation import yields_once
 
 _KEYS = [0, 5, 5, 1, 2, 5, 3, "a", 1, 9, "a", 5, 5, 7, 8, 8, 4, 6, "b", 0, 5] * 4
 _DATA: Any = range(25_600)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from minato_gpu.admission.sources import Drawn, Source
 from minato_gpu.scheduling.messages import Span
-from minato_gpu.sources import Drawn, Source
 
 
 class OrderLog:

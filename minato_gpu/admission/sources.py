@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minato_gpu.admission.occurrences import Occurrences
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.lanes.streams import StreamStart
-from minato_gpu.occurrences import Occurrences
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import REPLAY, Coming, Order, Taken
 from minato_gpu.resume.streams import Streams

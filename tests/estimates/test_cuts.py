@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.cut_estimates import CutEstimator, part_names
+from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.scheduling.costs import CostModel
 

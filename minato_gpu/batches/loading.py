@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from minato_gpu.batches.records import Batch, Record
 from minato_gpu.lanes.base import Resident, failure
 from minato_gpu.memory.copies import Run
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
 from minato_gpu.memory.transfers import Host, Transfers
-from minato_gpu.records import Batch, Record
 
 Part = tuple[Record, int, int]
 

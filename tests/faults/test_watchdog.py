@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from minato_gpu.faults.watchdog import Hung, Watchdog
 from minato_gpu.memory.board import Claim
-from minato_gpu.watchdog import Hung, Watchdog
 
 LIMIT = 10.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minato_gpu.holdings import Block, Holdings
+from minato_gpu.batches.holdings import Block, Holdings
 
 Chunks = set[tuple[int, int]]
 """(run, number) of chunks."""

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.batches.loading import Loading
+from minato_gpu.batches.records import Batch, Record, Window
 from minato_gpu.lanes.base import Blob, Extra, Local, Row, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
-from minato_gpu.loading import Loading
 from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.leases import Leases
-from minato_gpu.records import Batch, Record, Window
 from minato_gpu.scheduling.messages import Span
 
 

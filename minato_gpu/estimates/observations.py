@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minato_gpu.assembly import Assembly
-from minato_gpu.estimates import Estimator
+from minato_gpu.batches.assembly import Assembly
+from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.lanes.base import Failure, Features, Handed, Report
 from minato_gpu.scheduling import messages as m
 

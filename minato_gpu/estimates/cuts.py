@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minato_gpu.estimates import Estimator
+from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.lanes.base import Part
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.scheduling.costs import CostModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minato_gpu.assembly import Assembly
-from minato_gpu.deaths import Deaths
+from minato_gpu.batches.assembly import Assembly
+from minato_gpu.faults.deaths import Deaths
 from minato_gpu.lanes.base import Local, Task
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.memory.board import JOINING, Claim

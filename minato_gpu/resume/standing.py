@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from minato_gpu.admission.sources import Mark, Source
 from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
@@ -22,7 +23,6 @@ from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import check_read_again
 from minato_gpu.samples import Ticket
 from minato_gpu.snapshots import Snapshot
-from minato_gpu.sources import Mark, Source
 
 
 def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from minato_gpu.assembly import Assembly
+from minato_gpu.batches.assembly import Assembly
 from minato_gpu.lanes.base import Failure, Task, failure
 from minato_gpu.lanes.processes import Exit, KilledWorkers, WorkerDied
 from minato_gpu.memory.board import FETCHING, JOINING, REPORTING, Claim

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from minato_gpu.admission.occurrences import Occurrences
+from minato_gpu.admission.order_log import OrderLog
+from minato_gpu.admission.sources import Drawn, Source
+from minato_gpu.admission.speculation import Speculation, never_repeats
 from minato_gpu.lanes.base import NoSample
-from minato_gpu.occurrences import Occurrences
-from minato_gpu.order_log import OrderLog
-from minato_gpu.sources import Drawn, Source
-from minato_gpu.speculation import Speculation, never_repeats
 
 
 @pytest.fixture(autouse=True)

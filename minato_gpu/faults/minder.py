@@ -6,12 +6,12 @@ import os
 import select
 from time import perf_counter
 
+from minato_gpu.faults.watchdog import Watchdog, WorkerHung
 from minato_gpu.lanes.processes import Exit, WorkerDied
 from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
 from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
-from minato_gpu.watchdog import Watchdog, WorkerHung
 
 
 class Minder:

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from minato_gpu.occurrences import Plane
+from minato_gpu.admission.occurrences import Plane
+from minato_gpu.admission.sources import Source
 from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.resume.sampling import Sampling
+from minato_gpu.resume.standing import Standing, generators_of, is_iterable, sampler_epoch
 from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
 from minato_gpu.snapshots import Snapshot
-from minato_gpu.sources import Source
-from minato_gpu.standing import Standing, generators_of, is_iterable, sampler_epoch
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
 _AGREE = {"sampler": "sampler", "length": "length of the sampler", **_CUTTING}

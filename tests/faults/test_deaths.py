@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.deaths import LOOPS, Deaths
+from minato_gpu.faults.deaths import LOOPS, Deaths
 from minato_gpu.lanes.base import Features, Handed
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, WorkerDied
 from minato_gpu.memory.board import JOINING, REPORTING, Claim
 from minato_gpu.scheduling.messages import Chunk
+from tests.batches.test_assembly import Floor
 from tests.lanes.harness import open_links
-from tests.test_assembly import Floor
 
 EXIT = Exit(0, 4711, -signal.SIGKILL)
 CHUNK = Chunk(7, "cpu", "run", ((0, 4), (6, 8)), 0.0)

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from minato_gpu.later import Later
+from minato_gpu.faults.later import Later
 
 
 class Held:

@@ -12,13 +12,13 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 
-from minato_gpu.assembly import Assembly
+from minato_gpu.batches.assembly import Assembly
+from minato_gpu.batches.records import Record
 from minato_gpu.lanes.base import Extra, Failure, NoSample, Row, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.leases import Leases
-from minato_gpu.records import Record
 from minato_gpu.scheduling.messages import Compose
 from tests.lanes.harness import open_links
 from tests.memory.equality import same

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from minato_gpu.holdings import Block, Holdings, lying
+from minato_gpu.batches.holdings import Block, Holdings, lying
+from minato_gpu.batches.loading import Loading
+from minato_gpu.batches.records import Batch, Record, Window
+from minato_gpu.batches.stacking import Stacking
 from minato_gpu.lanes.base import Blob, Extra, Failure, Handed, Joined, Local, NoSample, Piece, Resident, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
-from minato_gpu.loading import Loading
 from minato_gpu.memory.leases import Leases
-from minato_gpu.records import Batch, Record, Window
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Compose, Span
-from minato_gpu.stacking import Stacking
 
 
 def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from minato_gpu.batches.loading import Loading
 from minato_gpu.lanes.base import Blob, Handed, Joined, Local
 from minato_gpu.lanes.links import Links
-from minato_gpu.loading import Loading
 from minato_gpu.memory import blobs
 from minato_gpu.memory.leases import Leases
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minato_gpu.estimates import Estimator
+from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.scheduling.costs import CostModel
 
 _COUNT = 400

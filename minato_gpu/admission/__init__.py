@@ -1,0 +1,1 @@
+"""From the sampler to tickets."""

@@ -1,0 +1,1 @@
+"""From ready samples to batches."""

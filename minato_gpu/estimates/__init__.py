@@ -1,0 +1,1 @@
+"""Predicted costs for the engine: the cost model, fed with what lanes measure."""

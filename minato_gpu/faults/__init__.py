@@ -1,0 +1,1 @@
+"""What becomes of samples that fail, and of workers that die or hang."""
