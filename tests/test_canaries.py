@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from tests.test_device_batches import PIPELINE, Numbers, Plain
+from tests.numbers import PIPELINE, Numbers, Plain
 
 _SLOW = 2_000_000  # clock cycles for which a kernel keeps the stream busy, about a millisecond
 EPOCHS = 4

@@ -5,93 +5,25 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
 
 import minato_gpu.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.memory.loads import Load
-from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
 from tests.waiting import wait_until
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1, 2]
-LENGTH, BATCH = 150, 8
-X = Field(np.float32, (4, 40))
 RAGGED = 77
-
-
-def _read(fields: Any, params: Any) -> Any:
-    return {"x": np.full((4, 40), fields["n"], np.float32), "label": fields["n"], "name": f"n{fields['n']}"}
-
-
-def _draw(rng: np.random.Generator, meta: Any) -> Any:
-    return {"shift": float(rng.uniform(0, 1))}
-
-
-def _shift(fields: Any, params: Any) -> Any:
-    return {"x": (fields["x"] + np.float32(params["shift"])).astype(np.float32)}
-
-
-def _shift_on_device(fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] + torch.tensor(params["shift"], dtype=torch.float32)}
-
-
-def _double(fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] * np.float32(2)}
-
-
-def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] * xp.float32(2)}
-
-
-def _shift_slowly(fields: Any, params: Any) -> Any:
-    time.sleep(2e-3)
-    return _shift(fields, params)
-
-
-def _pipeline(shift: Callable[[Any, Any], Any]) -> Pipeline:
-    return Pipeline(
-        (
-            Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=_read),
-            Stage("shift", ("x",), {"x": X}, cpu=shift, draw=_draw, device=TorchFunction(_shift_on_device)),
-            Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device)),
-        ),
-        outputs=("x", "label", "name"),
-        name="tests",
-    )
-
-
-PIPELINE = _pipeline(_shift)
-COSTLY = _pipeline(_shift_slowly)  # the CPU lane cannot keep up, so the device has work, however late it opens
-
-
-class Numbers(Dataset[Any]):
-    """Sample ``n`` is {"n": n}."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, n: int) -> Any:
-        return {"n": n}
-
-
-class Plain(Dataset[Any]):
-    """A plain data set: (array, number)."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, n: int) -> Any:
-        return np.full((4, 40), n, np.float32), n
 
 
 class Ragged(Plain):
@@ -99,18 +31,6 @@ class Ragged(Plain):
 
     def __getitem__(self, n: int) -> Any:
         return (np.full((4, 40), n, np.float32), n, "a") if n == RAGGED else super().__getitem__(n)
-
-
-class Stream(IterableDataset[Any]):
-    """The numbers in order."""
-
-    def __iter__(self) -> Any:
-        return iter(range(LENGTH))
-
-
-def pad(samples: list[Any]) -> Any:
-    """A collate function of the user's own; batches have many shapes."""
-    return {"x": torch.stack([torch.as_tensor(sample["x"])[: 1 + len(samples) % 3] for sample in samples]), "n": 3}
 
 
 Fake = Callable[..., FakeDevice]
@@ -246,7 +166,7 @@ def test_a_small_budget_sends_the_device_lanes_results_by_way_of_the_host(fake: 
 
 
 def _read_unlike(fields: Any, params: Any) -> Any:
-    return {**_read(fields, params), "label": float(fields["n"]) if fields["n"] == 20 else fields["n"]}
+    return {**read(fields, params), "label": float(fields["n"]) if fields["n"] == 20 else fields["n"]}
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -308,7 +228,7 @@ def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.Mo
 def _bad_read(fields: Any, params: Any) -> Any:
     if fields["n"] == 20:
         raise ValueError("twenty cannot be read")
-    return _read(fields, params)
+    return read(fields, params)
 
 
 def test_a_failing_sample_is_named_and_the_next_batches_come(fake: Fake) -> None:

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minato_gpu.estimates.estimator import Estimator
-from minato_gpu.lanes.base import Part
+from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array
@@ -109,21 +108,18 @@ class CutEstimator(Estimator):
         guess: Array = whole * share + self._nbytes[cut].value / min(device.bytes_per_s for device in self._devices)
         return np.where(np.isnan(measured), guess, measured)
 
-    def parts_measured(
-        self,
-        lane: str,
-        keys: list[Any],
-        serials: list[int],
-        seconds: list[float],
-        took: float,
-        parts: list[Part | None],
-        handed: list[int],
-    ) -> None:
-        """See Estimator. Features are kept of samples that go on elsewhere."""
-        self._slowed(lane, seconds, took)
+    def measured(self, lane: str, seen: Observed) -> None:
+        """See Estimator. Features are kept of samples that go on elsewhere. Samples of which no part is known were
+        prepared before the device lane was open."""
+        if seen.parts is None or seen.handed is None:
+            self.not_measured([(serial, serial + 1) for serial in seen.serials])
+            return
+        self._slowed(lane, seen)
         unknown = (np.nan,) * self.model.features
         found: dict[str, list[tuple[Any, tuple[float, ...], float]]] = {}
-        for key, serial, spent, part, nbytes in zip(keys, serials, seconds, parts, handed, strict=True):
+        for key, serial, spent, part, nbytes in zip(
+            seen.keys, seen.serials, seen.seconds, seen.parts, seen.handed, strict=True
+        ):
             row = self._features.get(serial, unknown) if nbytes >= 0 else self._features.pop(serial, unknown)
             if part is None:
                 continue
@@ -148,10 +144,6 @@ class CutEstimator(Estimator):
     def cannot(self, split: int, samples: int) -> None:
         """See Estimator. A split point from which samples cannot be sent is no longer offered."""
         self._kept[split] += samples
-
-    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
-        """Samples that no part is known of: they were prepared before the device lane was open."""
-        self.not_measured([(serial, serial + 1) for serial in serials])
 
     def report(self) -> dict[str, Any]:
         """See Estimator. Parts count with what they took."""

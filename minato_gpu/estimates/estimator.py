@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,19 @@ from minato_gpu.lanes.base import Part
 from minato_gpu.scheduling.costs import CostModel
 
 _COSTLY_S = 100e-6
+
+
+class Observed(NamedTuple):
+    """What samples cost: ``seconds`` of one slot that has its core to itself, for each, and ``took`` seconds that were
+    spent on all of them. ``parts`` of samples that can be cut, where they are known (see ``Report``); ``handed``: bytes
+    of those that go on elsewhere, -1 for the others."""
+
+    keys: list[Any]
+    serials: list[int]
+    seconds: list[float]
+    took: float
+    parts: list[Part | None] | None = None
+    handed: list[int] | None = None
 
 
 class Estimator:
@@ -63,32 +76,19 @@ class Estimator:
         self._samples += samples
         self._mean += (seconds / samples - self._mean) * max(samples / self._samples, samples / (samples + 200))
 
-    def measured(self, lane: str, keys: list[Any], serials: list[int], seconds: list[float], took: float) -> None:
-        """What each sample cost, in seconds of one slot that has its core to itself; ``took`` seconds were spent."""
-        self._slowed(lane, seconds, took)
-        features = [self._features.pop(serial, ()) for serial in serials]
-        given = features if all(features) else None
+    def measured(self, lane: str, seen: Observed) -> None:
+        """What samples cost on a lane of this kind."""
+        self._slowed(lane, seen)
+        features = [self._features.pop(serial, ()) for serial in seen.serials]
+        given, seconds = features if all(features) else None, seen.seconds
         if lane != self._lanes[0] and given is not None and len(seconds) > 1:
-            seconds = self._as_predicted(lane, keys, given, seconds)
-        self.model.observe_many(lane, keys, given, seconds)
+            seconds = self._as_predicted(lane, seen.keys, given, seconds)
+        self.model.observe_many(lane, seen.keys, given, seconds)
 
-    def parts_measured(
-        self,
-        lane: str,
-        keys: list[Any],
-        serials: list[int],
-        seconds: list[float],
-        took: float,
-        parts: list[Part | None],
-        handed: list[int],
-    ) -> None:
-        """The same, where it is known what each part of a sample cost; ``handed``: bytes of those that go on elsewhere,
-        -1 for the others."""
-        self.measured(lane, keys, serials, seconds, took)
-
-    def _slowed(self, lane: str, seconds: list[float], took: float) -> None:
-        """Samples that cost so many seconds took ``took``."""
-        self._slowdown[lane] += 0.02 * (min(took / max(sum(seconds), 1e-9), 10.0) - self._slowdown[lane])
+    def _slowed(self, lane: str, seen: Observed) -> None:
+        """Samples took longer together, or not so long, than they cost."""
+        factor = min(seen.took / max(sum(seen.seconds), 1e-9), 10.0)
+        self._slowdown[lane] += 0.02 * (factor - self._slowdown[lane])
 
     def _as_predicted(self, name: str, keys: list[Any], rows: list[Any], seconds: list[float]) -> list[float]:
         """A micro-batch takes one time: shared out as the model of that name says, its error is that of the whole."""

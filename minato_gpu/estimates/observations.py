@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minato_gpu.batches.assembly import Assembly
-from minato_gpu.estimates.estimator import Estimator
+from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.lanes.base import Failure, Features, Handed, Report
 from minato_gpu.scheduling import messages as m
 
@@ -25,12 +25,11 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
         return
     serials = [serial for lo, hi in spans for serial in range(lo, hi)]
     keys = [of.window.key(serial) for serial in serials]
-    if report.parts is None:
-        to.measured(lane, keys, serials, report.times, report.seconds)
-    else:
+    handed = None
+    if report.parts is not None:
         items = report.items or [None] * count
         handed = [item.nbytes if isinstance(item, Handed) else -1 for item in items]
-        to.parts_measured(lane, keys, serials, report.times, report.seconds, report.parts, handed)
+    to.measured(lane, Observed(keys, serials, report.times, report.seconds, report.parts, handed))
 
 
 def inspected(spans: tuple[m.Span, ...], items: list[Any], estimator: Estimator, assembly: Assembly) -> Any:

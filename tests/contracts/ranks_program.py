@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler, Subset
 from minato_gpu import DataLoader, building
 from minato_gpu.memory import accelerator
 from tests.fake_device import FakeDevice
-from tests.test_device_batches import PIPELINE, Numbers
+from tests.numbers import PIPELINE, Numbers
 
 EPOCHS = 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from minato_gpu import DataLoader
@@ -24,6 +25,17 @@ def after(loader: Any, batches: int) -> Any:
     for _ in range(batches):
         next(iterator)
     return through_json(loader.state_dict())
+
+
+def going_on(iterator: Iterator[Any], times: int, error: type[Exception]) -> int:
+    """Ask so many times; returns how often it raised."""
+    raised = 0
+    for _ in range(times):
+        try:
+            next(iterator)
+        except error:
+            raised += 1
+    return raised
 
 
 class RaisesOnce:

@@ -13,20 +13,9 @@ from torch.utils.data import SequentialSampler
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made
-from tests.contracts.resuming import DATA, RaisesOnce, loader_of
+from tests.contracts.resuming import DATA, RaisesOnce, going_on, loader_of
 from tests.contracts.test_resume import through_json
 from tests.raising import error_of
-
-
-def _going_on(iterator: Iterator[Any], times: int, error: type[Exception]) -> int:
-    """Ask so many times; returns how often it raised."""
-    raised = 0
-    for _ in range(times):
-        try:
-            next(iterator)
-        except error:
-            raised += 1
-    return raised
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -43,11 +32,11 @@ def test_a_batch_that_does_not_reach_the_device(workers: int) -> None:
 
     loader._to_device = full
     iterator = iter(loader)
-    assert _going_on(iterator, 3, RuntimeError) == 1
+    assert going_on(iterator, 3, RuntimeError) == 1
     resumed = loader_of(num_workers=workers)
     resumed.load_state_dict(through_json(loader.state_dict()))
     assert next(iter(resumed)).tolist() == [8, 9, 10, 11], "the consumer does not have it yet"
-    assert _going_on(iterator, 3, RuntimeError) == 0
+    assert going_on(iterator, 3, RuntimeError) == 0
     assert loader.state_dict()["progress"] == {"batches": 6, "below": 24, "above": ""}
     resumed.load_state_dict(through_json(loader.state_dict()))
     assert [index for batch in resumed for index in batch.tolist()] == DATA[24:]
@@ -148,7 +137,7 @@ def test_a_state_after_a_sampler_raised(batches: int) -> None:
     """What had been delivered by then, whether the error has come or not."""
     loader = DataLoader(DATA, None, sampler=RaisesOnce(8), num_workers=1)
     iterator = iter(loader)
-    raised = _going_on(iterator, batches, OSError)
+    raised = going_on(iterator, batches, OSError)
     done = batches - raised
     assert loader.state_dict()["progress"] == {"batches": done, "below": done, "above": ""}
 
@@ -174,7 +163,7 @@ def test_a_sampler_that_raises_longer_than_batches_are_at_hand() -> None:
     """It is asked again each time: nobody waits for a batch that has not been drawn."""
     loader: Any = DataLoader(DATA, None, sampler=RaisesOnce(8, times=12), num_workers=1, timeout=10)
     iterator = iter(loader)
-    assert _going_on(iterator, 30, OSError) == 12
+    assert going_on(iterator, 30, OSError) == 12
     assert loader.state_dict()["progress"] == {"batches": 18, "below": 18, "above": ""}
 
 

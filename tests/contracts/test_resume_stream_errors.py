@@ -10,19 +10,8 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Streams
-from tests.contracts.resuming import after
+from tests.contracts.resuming import after, going_on
 from tests.contracts.test_resume import through_json
-
-
-def _going_on(iterator: Iterator[Any], times: int, error: type[Exception]) -> int:
-    """Ask so many times; returns how often it raised."""
-    raised = 0
-    for _ in range(times):
-        try:
-            next(iterator)
-        except error:
-            raised += 1
-    return raised
 
 
 class Numbers(IterableDataset[Any]):
@@ -68,7 +57,7 @@ def test_a_batch_of_a_stream_that_cannot_be_joined(workers: int, data: Any) -> N
     for more in (0, 1):
         loader = make()
         iterator = iter(loader)
-        assert _going_on(iterator, 2, ValueError) == 1
+        assert going_on(iterator, 2, ValueError) == 1
         for _ in range(more):
             next(iterator)
         state = through_json(loader.state_dict())
@@ -88,7 +77,7 @@ def test_the_state_right_after_a_failed_batch_is_the_streams_own(workers: int) -
     """``ahead`` counts the batch that failed as one: its own state came with it."""
     loader = DataLoader(Numbers(), 4, num_workers=workers, collate_fn=_refuses)
     iterator = iter(loader)
-    assert _going_on(iterator, 3, ValueError) == 1
+    assert going_on(iterator, 3, ValueError) == 1
     (own,) = loader.state_dict(ahead=1)["source"]["streams"]
     assert own["batches"] == 2 and own["state"] == {"of": "dataset", "state": {"at": 8}}
 

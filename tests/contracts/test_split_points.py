@@ -24,49 +24,25 @@ from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
 from tests.fake_device import LAZY_COPIES, FakeDevice
+from tests.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
 from tests.waiting import wait_until
 
 LENGTH, BATCH, EPOCHS = 120, 8, 4
-X = Field(np.float32, (4, 40))
 SLOW = 77
 applied: Counter[tuple[int, float]] = Counter()  # the stage in thread workers, by sample and what its epoch drew
 slow = threading.Event()  # one sample is slow in this epoch
 told = threading.Event()  # the sample that is slow has been told to go elsewhere
 
 
-def _read(fields: Any, params: Any) -> Any:
-    return {"x": np.full((4, 40), fields["n"], np.float32), "label": fields["n"], "name": f"n{fields['n']}"}
-
-
-def _draw(rng: np.random.Generator, meta: Any) -> Any:
-    return {"shift": float(rng.uniform(0, 1))}
-
-
-def _shift(fields: Any, params: Any) -> Any:
-    return {"x": (fields["x"] + np.float32(params["shift"])).astype(np.float32)}
-
-
-def _shift_on_device(fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] + torch.tensor(params["shift"], dtype=torch.float32)}
-
-
-def _double(fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] * np.float32(2)}
-
-
-def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] * xp.float32(2)}
-
-
-def pipeline(first: Callable[[Any, Any], Any] = _shift) -> Pipeline:
+def pipeline(first: Callable[[Any, Any], Any] = shift) -> Pipeline:
     """A host read, and three stages that either lane can do, two of which draw."""
-    shift = TorchFunction(_shift_on_device)
+    shifted = TorchFunction(shift_on_device)
     return Pipeline(
         (
-            Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=_read),
-            Stage("shift", ("x",), {"x": X}, cpu=first, draw=_draw, device=shift),
-            Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device)),
-            Stage("again", ("x",), {"x": X}, cpu=_shift, draw=_draw, device=shift),
+            Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=read),
+            Stage("shift", ("x",), {"x": X}, cpu=first, draw=draw, device=shifted),
+            Stage("double", ("x",), {"x": X}, cpu=double, device=CupyFunction(double_on_device)),
+            Stage("again", ("x",), {"x": X}, cpu=shift, draw=draw, device=shifted),
         ),
         outputs=("x", "label", "name"),
         name="tests",
@@ -186,7 +162,7 @@ def _slow_shift(fields: Any, params: Any) -> Any:
     applied[number, params["shift"]] += 1
     if number == SLOW and slow.is_set():
         told.wait(3)
-    return _shift(fields, params)
+    return shift(fields, params)
 
 
 @pytest.mark.usefixtures("no_leaks")

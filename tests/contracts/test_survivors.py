@@ -18,7 +18,8 @@ from torch.utils.data import DistributedSampler
 from minato_gpu import DataLoader, merge_state_dicts
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
-from tests.test_device_batches import PIPELINE, Fake, Numbers, fake
+from tests.numbers import PIPELINE, Numbers
+from tests.test_device_batches import Fake, fake
 
 __all__ = ["fake"]
 

@@ -10,7 +10,8 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.test_device_batches import BATCH, LENGTH, PIPELINE, Numbers, Plain, flat, reference, seeded
+from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
+from tests.test_device_batches import flat, reference, seeded
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1]
 BATCHES = -(-LENGTH // BATCH)

@@ -13,7 +13,8 @@ from minato_gpu.memory.loads import rows_bytes
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
 from tests.fake_device import LAZY_COPIES
-from tests.test_device_batches import BATCH, LENGTH, PIPELINE, Numbers, Plain, check_same, reference
+from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
+from tests.test_device_batches import check_same, reference
 
 LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
 assert LAYOUT is not None

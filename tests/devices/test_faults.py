@@ -17,7 +17,7 @@ from minato_gpu.memory import nvml
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import BATCHES, Machine, consume, labels, loader_on
 from tests.fake_device import LAZY_CONSUMER
-from tests.test_device_batches import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
+from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -26,20 +26,9 @@ from tests.devices.several import (
     on_host,
 )
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, Order
-from tests.test_device_batches import (
-    BATCH,
-    LANES,
-    LENGTH,
-    PIPELINE,
-    Numbers,
-    Plain,
-    Stream,
-    check_same,
-    flat,
-    reference,
-    seeded,
-)
-from tests.test_device_batches import pad as pad_together
+from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain, Stream
+from tests.numbers import pad as pad_together
+from tests.test_device_batches import LANES, check_same, flat, reference, seeded
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -11,7 +11,8 @@ import torch
 import minato_gpu.loader
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import Gated, Machine, check_content, consume, labels, loader_on, on_host
-from tests.test_device_batches import BATCH, LENGTH, Plain, Stream, check_same
+from tests.numbers import BATCH, LENGTH, Plain, Stream
+from tests.test_device_batches import check_same
 
 
 @pytest.mark.parametrize("workers", [0, 2])

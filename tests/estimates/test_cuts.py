@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minato_gpu.estimates.cuts import CutEstimator, part_names
+from minato_gpu.estimates.estimator import Observed
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.scheduling.costs import CostModel
 
@@ -56,7 +57,7 @@ def teach(
     for key in keys:
         made._features[key] = (1.0 + key % 7,)
     seconds = [spent or sum(each)] * 200
-    made.parts_measured(lane, keys, keys, seconds, sum(seconds), [(first, each)] * 200, [nbytes] * 200)
+    made.measured(lane, Observed(keys, keys, seconds, sum(seconds), [(first, each)] * 200, [nbytes] * 200))
 
 
 def ask(made: CutEstimator) -> tuple[float, float, tuple[Any, ...]]:
@@ -147,5 +148,5 @@ def test_features_are_kept_of_what_goes_on_elsewhere_and_of_nothing_else() -> No
     teach(made, "device", CUT, (1e-3,))
     assert not made._features
     ask(made)
-    made.measured("cpu", [900], [900], [1e-3], 1e-3)
+    made.measured("cpu", Observed([900], [900], [1e-3], 1e-3))
     assert not made._features

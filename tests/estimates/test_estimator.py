@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minato_gpu.estimates.estimator import Estimator
+from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.scheduling.costs import CostModel
 
 _COUNT = 400
@@ -28,7 +28,7 @@ def _run(estimator: Estimator, *, epoch_begins_at: int) -> float:
         if at == epoch_begins_at:
             estimator.begin_epoch()
         part = slice(at, at + 8)
-        estimator.measured("cpu", keys[part], keys[part], seconds[part], sum(seconds[part]))
+        estimator.measured("cpu", Observed(keys[part], keys[part], seconds[part], sum(seconds[part])))
     report = estimator.report()
     assert isinstance(report["log_sigma"], float)
     return report["log_sigma"]
@@ -51,5 +51,5 @@ def test_numbers_of_an_earlier_run_mean_nothing_to_the_next() -> None:
     estimator = Estimator(CostModel(("cpu",), features=1), ("cpu",))
     estimator.of_features([0], [0], [(5.0,)])
     estimator.begin_run()
-    estimator.measured("cpu", [0], [0], [1e-3], 1e-3)
+    estimator.measured("cpu", Observed([0], [0], [1e-3], 1e-3))
     assert estimator.report()["samples"] == 0  # without features or history nothing had been predicted

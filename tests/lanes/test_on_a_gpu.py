@@ -17,7 +17,7 @@ from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from pipelines import image_classification
-from tests.test_device_batches import PIPELINE, Numbers
+from tests.numbers import PIPELINE, Numbers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -21,7 +21,7 @@ from minato_gpu import DataLoader, building
 from minato_gpu.accelerated import prepare
 from minato_gpu.memory import accelerator as accelerators
 from tests.fake_device import LAZY_CONSUMER, FakeDevice
-from tests.test_device_batches import PIPELINE, Numbers
+from tests.numbers import PIPELINE, Numbers
 
 LENGTH, BATCH, LEFT_AT, LATENESS = 144, 8, 4, 3
 
