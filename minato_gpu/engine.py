@@ -96,6 +96,7 @@ class Engine:
         self._streams = streams
         self._timeout = timeout
         self._order_log = order_log
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
@@ -370,6 +371,8 @@ class Engine:
 
     def close(self, timeout: float = 2.0) -> None:
         """End lanes and thread; batches that the consumer holds live on. Idempotent, callable from anywhere."""
+        if os.getpid() != self._process:
+            return  # a fork has dropped its copy of an iterator: workers and channels are its parent's
         if OwnThread.is_current():
             # the garbage collector ran in a thread that this would wait for, perhaps while it holds a lock
             threading.Thread(target=self.close, name="closing").start()

@@ -349,3 +349,21 @@ def test_the_end_from_a_thread_that_it_waits_for() -> None:
     engines.append(iterator._engine)
     gate.set()
     assert wait_until(lambda: not engines[0]._thread.is_alive())
+
+
+def _dropped(held: list[Any]) -> None:
+    held.clear()
+    gc.collect()
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent(kind: str) -> None:
+    loader = DataLoader(list(range(200)), 4, num_workers=2, worker_kind=kind)
+    held = [iter(loader)]
+    got = next(held[0]).tolist()
+    child = _FORK.Process(target=_dropped, args=(held,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    got += [key for batch in held.pop() for key in batch.tolist()]
+    assert got == list(range(200))
