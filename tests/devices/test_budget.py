@@ -71,6 +71,16 @@ def test_a_budget_does_not_hold_back_what_is_repeated_for_lost_batches(machine: 
     assert differences(good, [n for batch in keys[padded:] for n in batch]) == NOTHING
 
 
+@pytest.mark.parametrize("budget", [1, 3000])
+def test_the_hosts_budget_does_not_either(machine: Machine, budget: int) -> None:
+    """Two lost batches are composed, and no sample to repeat is ready: the oldest one may always proceed."""
+    devices = machine(2)
+    more: dict[str, Any] = {"lanes": ["cpu"], "host_memory_budget": budget, "on_error": "skip", "timeout": 20}
+    keys = labels(consume(devices, loader_on(devices, BadBeginning(), pipeline=PIPELINE, **more)))
+    assert [len(batch) for batch in keys[:3]] == [1] * 3
+    assert differences(range(3 * BATCH, LENGTH), [n for batch in keys[3:] for n in batch]) == NOTHING
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("budget", [1, 2 * BATCH_BYTES])
 def test_epochs_that_overlap_go_on_under_a_small_budget(machine: Machine, budget: int, in_order: bool) -> None:
