@@ -99,6 +99,11 @@ class DeviceWork:
 
     # --- tasks -----------------------------------------------------------------------------------------------
 
+    def abandon(self) -> None:
+        """Forget what is under way: nobody will end it."""
+        self._runs.clear()
+        self._current, self._ending = None, False
+
     def begin(self, task: Task) -> None:
         """Issue all of a task, and end those before it that have to be for that."""
         run = self._current = Run(task, self._pipeline.host_prefix)

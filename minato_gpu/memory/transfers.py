@@ -62,6 +62,7 @@ class Transfers:
         self._under_way: deque[Load] = deque()
         self._sweeping = threading.Lock()
         self._closed = False
+        self._stream: Any = None  # made by the thread, by which the consumer is told if that fails
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-copies", daemon=True)
         self._thread.start()
@@ -147,7 +148,8 @@ class Transfers:
         self._thread = None
         for load in self._under_way:
             if load.event is not None:
-                load.event.synchronize()
+                with contextlib.suppress(Exception):  # of the device: it reads no more, and batches have told of it
+                    load.event.synchronize()
         over, self._under_way = list(self._under_way), deque()
         self._release(over)
         os.close(self._done)
@@ -155,11 +157,10 @@ class Transfers:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        stream = self.accelerator.stream()
         while (load := self._next()) is not None:
             self.sweep()
             if not load.cancelled:
-                self._issue(load, stream)
+                self._issue(load)
             else:
                 self.slabs.done(load.slabs)
             del load
@@ -196,10 +197,12 @@ class Transfers:
         """What this device's next batch will need, unless it has it already."""
         self.budget.aside = 0 if self._loaded & {self._due, self._turn} else self.batch_bytes
 
-    def _issue(self, load: Load, stream: Any) -> None:
+    def _issue(self, load: Load) -> None:
         before = load.slabs
         try:
-            with self.accelerator.running(stream):
+            if self._stream is None:
+                self._stream = self.accelerator.stream()
+            with self.accelerator.running(self._stream):
                 try:
                     load.issue(self._port)
                 finally:  # also of half a load: what it reads is not free before
@@ -216,7 +219,12 @@ class Transfers:
         os.eventfd_write(self._done, 1)
 
     def _through(self, load: Load) -> bool:
-        return load.event is None or load.event.query()
+        """Whether the load's event has come to pass. Where it cannot be asked, what the load reads is kept: the device's
+        error may be another's, and who issues or takes the next batch is told of it."""
+        try:
+            return load.event is None or load.event.query()
+        except Exception:
+            return False
 
     def _release(self, loads: list[Load]) -> None:
         for load in loads:
