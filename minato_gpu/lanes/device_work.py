@@ -154,6 +154,7 @@ class DeviceWork:
             issued = self._issue(run, split, numbers)
         except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
             issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
+            self._outlet.let_go()
         passed, core_s = perf_counter() - begin, self._core_s() - used
         part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed)
         run.parts.append(part)
@@ -178,9 +179,10 @@ class DeviceWork:
 
     def _issue(self, run: Run, split: int, numbers: list[int]) -> Issued:
         executor, task = self._executors[split], run.task
-        items: list[Any] = [_known_failure(*run.tickets[number]) for number in numbers]
+        found = [self._fields(*run.tickets[number], task) for number in numbers]
+        items: list[Any] = [one if isinstance(one, Failure) else None for one in found]
         ready = [at for at, item in enumerate(items) if item is None]
-        fields = [self._fields(*run.tickets[numbers[at]], task) for at in ready]
+        fields = [one for one in found if not isinstance(one, Failure)]
         run.given = [numbers[at] for at in ready]
         if self.ahead is not None:
             self.ahead.start(fields)
@@ -195,12 +197,18 @@ class DeviceWork:
             self._at.enter(samples=len(items))
             return self._outlet.issued(items)
 
-    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int]:
+    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int] | Failure:
+        """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
         assert piece.sources is not None
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
         source = piece.sources[at]
+        if isinstance(source, Failure):  # it could not even be read
+            return source
         lying = source.fields if isinstance(source, Handed) else source
-        return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
+        try:
+            return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
+        except Exception as error:  # an object of the data set's own may refuse to be unpickled here
+            return self._failure(task, piece, at, error, "device")
 
     def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
         """What the CPU implementations make of a sample that failed on the device, or what they raise."""
@@ -220,8 +228,10 @@ class DeviceWork:
             return self._failure(task, piece, at, result)
         return self._outlet.put(task, piece, at, result, made)
 
-    def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
-        place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
+    def _failure(
+        self, task: Task, piece: Piece, at: int, error: Exception, lane: str = "device, then cpu"
+    ) -> Failure:
+        place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=lane)
         cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)
 
@@ -237,10 +247,3 @@ class DeviceWork:
             self._looked = builds
             if self._cores is not None:
                 self._cores.look()
-
-
-def _known_failure(piece: Piece, at: int) -> Failure | None:
-    """Of a sample that could not even be read."""
-    assert piece.sources is not None
-    source = piece.sources[at]
-    return source if isinstance(source, Failure) else None

@@ -84,7 +84,7 @@ class Outlet:
 
         ``made``: names of the fields that device implementations make. ``working`` is to follow.
         """
-        self._held, self._beyond = 0, False
+        self._beyond = False
         if self._transfers is None:
             return count
         budget = self._transfers.budget
@@ -133,10 +133,14 @@ class Outlet:
             with accelerator.working(self.stream):
                 self._begin = accelerator.event(timed=True) if accelerator.keeps_time else None
                 yield
-        finally:  # what was taken for samples that do not stay
-            if self._held:
-                self._transfers.budget.give("samples", self._held)
-            self._held, self._placed = 0, []
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """What was taken for samples that do not stay, or were not even begun, is free again."""
+        if self._transfers is not None and self._held:
+            self._transfers.budget.give("samples", self._held)
+        self._held, self._placed = 0, []
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], made: frozenset[str]) -> Any:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
