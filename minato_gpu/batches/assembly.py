@@ -67,6 +67,8 @@ class Assembly:
     def admit(self, record: Record) -> None:
         """A place enters the window; places come in rising order of serials."""
         self.window.admit(record)
+        if self.loading is not None:
+            self.loading.admit(record)
 
     def path(self, serial: int) -> str | None:
         """The source path of a ticket, where its host read has told it."""

@@ -26,6 +26,11 @@ class Loading:
         """The way to the batch's device."""
         return self.transfers[batch.number % len(self.transfers)]
 
+    def admit(self, record: Record) -> None:
+        """A place enters the window: batches will have as many rows as it, of which a record may be a piece."""
+        for transfers in self.transfers:
+            transfers.rows = max(transfers.rows, record.place_rows)
+
     def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part]) -> None:
         """Load a batch whose samples are rows of their places' slabs, or made on the device."""
         found = _Rows(layout, batch.size)

@@ -110,7 +110,7 @@ class Outlet:
             return
         layout = self._store.layout(task.layout)
         self._each = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
-        self._transfers.announce(rows_bytes(layout, rows))
+        self._transfers.announce(rows_bytes(layout, max(rows, self._transfers.rows)))
 
     def _take(self, nbytes: int) -> None:
         """Take what one sample needs, whether it fits or not."""

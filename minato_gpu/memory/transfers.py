@@ -56,8 +56,9 @@ class Transfers:
         self._changed = threading.Condition()
         self._due = 0  # the batch that the consumer takes next, from whichever device
         self._turn = 0  # the first from then on that may be this device's
-        self._loaded: set[int] = set()  # those whose bytes are in the account
+        self._loaded: dict[int, int] = {}  # those whose bytes are in the account, with these
         self.batch_bytes = 0  # of the largest batch that is known of
+        self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = 0
         self._under_way: deque[Load] = deque()
         self._sweeping = threading.Lock()
@@ -101,7 +102,7 @@ class Transfers:
             load.cancelled = not load.issued
             if load.counted:
                 load.counted = False
-                self._loaded.discard(load.order)
+                self._loaded.pop(load.order, None)
                 self._set_aside()  # before an executor can take what is free now
                 self.budget.give("batches", load.nbytes)
             self._changed.notify()
@@ -189,13 +190,14 @@ class Transfers:
         elif not self.budget.take_some("batches", first.nbytes, 1):
             return None
         first.counted = True
-        self._loaded.add(first.order)
+        self._loaded[first.order] = first.nbytes
         self._set_aside()
         return first
 
     def _set_aside(self) -> None:
-        """What this device's next batch will need, unless it has it already."""
-        self.budget.aside = 0 if self._loaded & {self._due, self._turn} else self.batch_bytes
+        """What this device's next batch will need. While a small one is loaded, that after it may need more."""
+        loaded = max(self._loaded.get(order, 0) for order in (self._due, self._turn))
+        self.budget.aside = max(0, self.batch_bytes - loaded)
 
     def _issue(self, load: Load) -> None:
         before = load.slabs
