@@ -60,7 +60,8 @@ class Port:
 
 
 class Load:
-    """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device.
+    """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device,
+    ``measured``: the same, where that is only known once it is issued.
 
     ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``keep``:
     what must live until the event. ``order``: the batch's, among all of the run, set by who submits it.
@@ -70,6 +71,7 @@ class Load:
 
     def __init__(self, nbytes: int, slabs: tuple[int, ...]) -> None:
         self.nbytes = nbytes
+        self.measured: int | None = None
         self.slabs = slabs
         self.issued = self.counted = self.cancelled = False
         self.error: BaseException | None = None
@@ -170,7 +172,8 @@ class RowsLoad(Load):
 class ValueLoad(Load):
     """A batch that is no rows (what a ``collate_fn`` made): each of its tensors by a copy of its own.
 
-    ``make`` returns it on the host, in memory that lives as long as the tensors.
+    ``make`` returns it on the host, in memory that lives as long as the tensors. ``nbytes``: what it takes there, which
+    is not what its tensors take.
     """
 
     def __init__(self, make: Callable[[], Any], nbytes: int) -> None:
@@ -181,6 +184,10 @@ class ValueLoad(Load):
 
     def issue(self, port: Port) -> None:
         """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
+        self.measured = 0
+
+        def counted(nbytes: int) -> None:
+            self.measured = nbytes + (self.measured or 0)
 
         def loaded(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type != "cpu":
@@ -188,9 +195,12 @@ class ValueLoad(Load):
             plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
             if not plain or tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
                 moved = tensor.to(port.accelerator.device)
-                self._tensors += _memory(moved.detach())
+                parts = _memory(moved.detach())
+                self._tensors += parts
+                counted(sum(part.numel() * part.element_size() for part in parts))
                 return moved
             source = tensor.contiguous()
+            counted(source.numel() * source.element_size())
             memory = port.accelerator.empty(source.numel() * source.element_size())
             copied = memory.view(source.dtype).view(source.shape)
             port.accelerator.copy(copied, source)

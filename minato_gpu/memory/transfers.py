@@ -216,9 +216,20 @@ class Transfers:
             self.slabs.drop(slab)
         self._under_way.append(load)
         with self._changed:
+            self._correct(load)
             self._issued += 1
             load.issued = True
         os.eventfd_write(self._done, 1)
+
+    def _correct(self, load: Load) -> None:
+        """What a batch takes on the device is known now: the account is to say that."""
+        if load.measured is None or not load.counted:
+            return
+        self.budget.take("batches", load.measured)
+        self.budget.give("batches", load.nbytes)
+        load.nbytes = self._loaded[load.order] = load.measured
+        self.batch_bytes = max(self.batch_bytes, load.nbytes)
+        self._set_aside()
 
     def _through(self, load: Load) -> bool:
         """Whether the load's event has come to pass. Where it cannot be asked, what the load reads is kept: the device's

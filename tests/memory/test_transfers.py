@@ -272,6 +272,19 @@ def test_a_budget_below_one_batch_stops_nothing() -> None:
         assert one.wrong == []
 
 
+@pytest.mark.parametrize("guess", [8, 1 << 20])
+def test_a_batch_that_is_no_rows_counts_with_what_its_tensors_take(guess: int) -> None:
+    """Its pickle may be smaller, where a tensor repeats itself, or larger, for all that is no tensor."""
+    with bench(FakeDevice()) as one:
+        load = ValueLoad(lambda: (torch.zeros(1).expand(1000), "x" * 5000, torch.zeros(10)), guess)
+        one.submit(load)
+        one.issued(load)
+        assert one.transfers.budget.held["batches"] == one.transfers.batch_bytes == 4040 or guess > 4040
+        assert one.transfers.budget.held["batches"] == one.device.used == 4040
+        one.take(load)
+        assert one.transfers.budget.held["batches"] == 0
+
+
 def test_a_later_batch_that_came_first_does_not_keep_the_next_one_back() -> None:
     """In strict order batches are composed as they become complete, and the budget has room for one."""
     with bench(FakeDevice(), limit=1) as one:
