@@ -16,7 +16,10 @@ Part = tuple[Record, int, int]
 
 
 class Loading:
-    """The assembly's side of the way to devices: batch number k of an epoch goes to device number k modulo theirs."""
+    """The assembly's side of the way to devices: batch number k of an epoch goes to device number k modulo theirs.
+
+    ``transfers``: by the device's number; two numbers may stand for one device, and then have one way there.
+    """
 
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
         self.transfers = tuple(transfers)
@@ -51,8 +54,12 @@ class Loading:
 
     def expect(self, order: int, begins: int) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
+        turns: dict[Transfers, int] = {}
         for number, transfers in enumerate(self.transfers):
-            transfers.expect(order, order + (number - order + begins) % len(self.transfers))
+            turn = order + (number - order + begins) % len(self.transfers)
+            turns[transfers] = min(turn, turns.get(transfers, turn))
+        for transfers, turn in turns.items():
+            transfers.expect(order, turn)
 
     def leave(self, batch: Batch) -> None:
         """The batch is taken, or nobody wants it any more."""
@@ -92,7 +99,7 @@ class Loading:
         self._host.slabs.drop(slab)
 
     def stats(self) -> Any:
-        """Counters as plain data: of the device, or of each, in a list, where there are several."""
+        """Counters as plain data: of the device, or of each, in a list, where several are named."""
         found = [transfers.stats() for transfers in self.transfers]
         return found if len(found) > 1 else found[0]
 

@@ -47,6 +47,23 @@ def test_each_device_keeps_its_budget(
         assert device.peak <= stats["device_bytes_peak"] + BATCH_BYTES
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["device"], ["cpu"]], ids="+".join)
+@pytest.mark.parametrize("budget", [1, 3 * BATCH_BYTES])
+def test_a_device_that_is_named_twice_has_one_budget(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, budget: int, lanes: list[str], in_order: bool
+) -> None:
+    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
+    (device,) = machine(1)
+    more: dict[str, Any] = {"lanes": lanes, "in_order": in_order, "device_memory_budget": budget, "timeout": 20}
+    loader = loader_on([device], device=["cuda:0", "cuda:0"], prefetch_factor=8, **more)
+    assert differences(range(LENGTH), [n for b in labels(consume([device], loader)) for n in b]) == NOTHING
+    most = max(budget, BATCH_BYTES) + 2 * SAMPLE_BYTES  # one for each executor
+    one, other = loader.stats()["device"]
+    assert one == other and BATCH_BYTES <= one["device_bytes_peak"] <= most
+    assert device.peak <= one["device_bytes_peak"] + 2 * BATCH_BYTES  # the consumer has one, and takes the next
+
+
 def test_a_small_budget_does_not_stop_where_a_later_batch_is_ready_first(machine: Machine) -> None:
     """Its device has room for one batch, and the first to be complete is not the first to be delivered."""
     devices, gate = machine(2, LAZY_COPIES), threading.Event()
