@@ -182,6 +182,8 @@ class DeviceLane:
             )
             return False
         self._thread = None
+        self._reports.clear()  # who has a loader that has ended keeps no device memory
+        self._begun.clear()
         if self._ahead is not None:
             self._ahead.close()
         for executor in self._executors.values():

@@ -11,17 +11,20 @@ import pytest
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.device_work import DeviceWork
-from tests.fake_device import LAZY_COPIES, FakeDevice, FakeEvent
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
+from tests.lanes.device_bench import bench
 from tests.test_device_batches import BATCH, COSTLY, LENGTH, PIPELINE, Fake, Numbers, consume, fake
+from tests.waiting import wait_until
+
 
 __all__ = ["fake"]
 
 ERROR = "an illegal memory access was encountered"
 
 
-def loader_on(lanes: list[str]) -> Any:
-    pipeline = PIPELINE if lanes == ["device"] else COSTLY
-    return DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", pipeline=pipeline, lanes=lanes, timeout=20)
+def loader_on(lanes: list[str], **more: Any) -> Any:
+    more["pipeline"] = PIPELINE if lanes == ["device"] else COSTLY
+    return DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, timeout=20, **more)
 
 
 def numbers(device: FakeDevice, loader: Any) -> list[int]:
@@ -101,3 +104,14 @@ def test_a_thread_that_gets_no_stream_for_copies_tells_the_consumer(
     fails_once(monkeypatch, FakeDevice, "stream", "minato-copies", 1)
     with pytest.raises(RuntimeError, match=ERROR):
         numbers(device, loader_on(["cpu"]))
+
+
+def test_a_lane_that_has_ended_keeps_no_device_memory() -> None:
+    """What it had reported, and nobody has received: a loader's owner may keep that for long."""
+    device = FakeDevice(LAZY_CONSUMER)
+    with bench(device) as one:
+        one.send(20, 21)
+        assert wait_until(lambda: bool(one.lane._reports)) and device.used > 0
+        assert one.lane.close(5.0)
+        device.finish()
+        assert device.used == 0
