@@ -143,7 +143,7 @@ def _devices(value: Any) -> tuple[torch.device, ...]:
     if len(devices) > 1 and any(device.type != "cuda" for device in devices):
         raise ValueError(f"device={value!r}: several devices must all be CUDA devices")
     if len(devices) > 1:  # "cuda" may be another name for one of the others
-        return tuple(each if each.index is not None else torch.device("cuda", _current()) for each in devices)
+        return tuple(torch.device("cuda", _current()) if str(each) == "cuda" else each for each in devices)
     return devices
 
 

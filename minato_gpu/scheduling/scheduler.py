@@ -34,7 +34,7 @@ class Scheduler:
         self._intake = self._work.intake
         self.harm = Harm(policy.spares_device, policy.devices)
         self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
-        self._lost: set[int] = set()  # those of them of which every sample has failed
+        self._empty: set[int] = set()  # those of them of which every sample has failed
         self._undelivered = 0
         self._next_order = 0  # the one to deliver next
         self._asked = False
@@ -79,7 +79,7 @@ class Scheduler:
     @property
     def _starves(self) -> bool:
         """Whether no batch is ready for the consumer: one that is lost is none where another sample must pad it."""
-        lost_all = self.policy.spreads and len(self._lost) == len(self._sizes)
+        lost_all = self.policy.spreads and len(self._empty) == len(self._sizes)
         return lost_all or self._next_order not in self._sizes
 
     @property
@@ -253,7 +253,7 @@ class Scheduler:
 
     def _delivered(self, event: m.Delivered) -> None:
         size = self._sizes.pop(event.order)
-        self._lost.discard(event.order)
+        self._empty.discard(event.order)
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.order)
@@ -291,7 +291,7 @@ class Scheduler:
             size = sum(hi - lo for lo, hi in batch.spans)
             self._sizes[batch.order] = size
             if len(batch.failed) == size:
-                self._lost.add(batch.order)
+                self._empty.add(batch.order)
             self._composed += size
             self._intake.cold = False
             self._ledger.compose(batch.order, size)
