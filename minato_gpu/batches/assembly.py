@@ -304,6 +304,14 @@ class Assembly:
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or batch.load is not None)
 
+    def make_room(self) -> None:
+        """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""
+        for transfers in () if self.loading is None else self.loading.short():
+            try:
+                self._stacking.bring_to_host(transfers.accelerator)
+            finally:
+                transfers.room_made()
+
     def expect(self, order: int, begins: int) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
         if self.loading is not None:

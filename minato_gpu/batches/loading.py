@@ -78,6 +78,10 @@ class Loading:
         for leaf, tensor in item.leaves.items():
             views[leaf][row] = item.made.accelerator.fetch(tensor, item.made.event)
 
+    def short(self) -> list[Transfers]:
+        """The ways on which a batch is held up because its device has no memory for it."""
+        return [transfers for transfers in self.transfers if transfers.wants_room]
+
     # --- all of them -----------------------------------------------------------------------------------------
 
     def fds(self) -> list[int]:
@@ -139,13 +143,17 @@ class _Rows:
             return []
         items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
         found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
+        offsets = self._layout.offsets(record.rows)[0]
         for serial, item in found:
             del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
             self.made.add(item.made)
             for number, tensor in item.leaves.items():
-                rows = self.on_device.setdefault(number, DeviceRows(number, [], []))
-                rows.numbers.append(self._at + serial - lo)
+                rows = self.on_device.setdefault(number, DeviceRows(number, [], [], []))
+                row, nbytes = self._at + serial - lo, self._layout.leaves[number].nbytes
+                source = record.slab + offsets[number] + (serial - record.first) * nbytes
+                rows.numbers.append(row)
                 rows.sources.append(tensor)
+                rows.ways.append((item.made, Run(source, self._targets[number] + row * nbytes, nbytes)))
         return found
 
 

@@ -14,8 +14,8 @@ from minato_gpu.scheduling.messages import Span
 class Record:
     """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
 
-    ``begins``: the order of its epoch's first batch (see ``scheduling.messages``). ``rows``: of the slab; ``place_rows``:
-    of the whole place, where this is a piece.
+    ``begins``: the order of its epoch's first batch (see ``scheduling.messages``). ``rows``: of the slab;
+    ``place_rows``: of the whole place, where this is a piece.
     """
 
     __slots__ = (

@@ -110,13 +110,7 @@ class DeviceWork:
         self._at.enter()
         self._look()
         for split, numbers in run.by_split().items():
-            executor, left = self._executors[split], numbers
-            while left:
-                while self._runs and not executor.built:
-                    self.end()
-                count = self._outlet.reserve(task, executor.made, len(left))
-                self._begin_part(run, split, left[:count])
-                left = left[count:]
+            self._begin_parts(run, split, numbers)
         self._runs.append(run)
         self._current = None
         while len(self._runs) >= self._depth:
@@ -148,19 +142,55 @@ class DeviceWork:
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 
+    def _begin_parts(self, run: Run, split: int, left: list[int]) -> None:
+        executor = self._executors[split]
+        while left:
+            while self._runs and not executor.built:
+                self.end()
+            count = self._outlet.reserve(run.task, executor.made, len(left))
+            self._begin_part(run, split, left[:count])
+            left = left[count:]
+
     def _begin_part(self, run: Run, split: int, numbers: list[int]) -> None:
         begin, used, builds = perf_counter(), self._core_s(), self._executors[split].builds
+        short: str | None = None
         try:
             issued = self._issue(run, split, numbers)
         except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
-            issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
             self._outlet.let_go()
+            if is_out_of_memory(error):
+                short = str(error)  # not the error itself, whose frames hold memory
+            else:
+                issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
+        if short is not None:
+            if len(numbers) > 1:
+                self._begin_halves(run, split, numbers)
+                return
+            issued = self._without_device(run, split, numbers[0], short)
         passed, core_s = perf_counter() - begin, self._core_s() - used
         part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed)
         run.parts.append(part)
         run.usual = run.usual and self._executors[split].builds == builds
         if self._depth == 1 or issued.beyond:
             self._settle(run, part)
+
+    def _begin_halves(self, run: Run, split: int, numbers: list[int]) -> None:
+        """There is no memory for what was made of the samples together."""
+        executor, half = self._executors[split], len(numbers) // 2
+        executor.short_of_memory += 1
+        executor.limit = min(executor.limit, half)
+        for some in (numbers[:half], numbers[half:]):
+            self._begin_parts(run, split, some)
+
+    def _without_device(self, run: Run, split: int, number: int, why: str) -> Issued:
+        """There is none for even one sample: the CPU's implementations prepare it."""
+        piece, at = run.tickets[number]
+        found = self._fields(piece, at, run.task)
+        if isinstance(found, Failure):
+            return Issued([found])
+        self._executors[split].short_of_memory += 1
+        result = self._by_cpu(run, 0, *found, split, MemoryError(why))
+        return Issued([self._finish(run.task, piece, at, result, frozenset())])
 
     def _settle(self, run: Run, part: Part) -> None:
         """Wait until the device is through with the part, if that has not been done."""
@@ -210,7 +240,7 @@ class DeviceWork:
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
             return self._failure(task, piece, at, error, "device")
 
-    def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
+    def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: Exception) -> Any:
         """What the CPU implementations make of a sample that failed on the device, or what they raise."""
         run.repeated += 1
         if is_out_of_memory(error):
@@ -228,9 +258,7 @@ class DeviceWork:
             return self._failure(task, piece, at, result)
         return self._outlet.put(task, piece, at, result, made)
 
-    def _failure(
-        self, task: Task, piece: Piece, at: int, error: Exception, lane: str = "device, then cpu"
-    ) -> Failure:
+    def _failure(self, task: Task, piece: Piece, at: int, error: Exception, lane: str = "device, then cpu") -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=lane)
         cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)

@@ -43,7 +43,7 @@ class Issued(NamedTuple):
 
     @property
     def through(self) -> bool:
-        """Whether ``settle`` would wait for nothing, or raise: an event that cannot be asked is that one's to report."""
+        """Whether ``settle`` would wait for nothing. An event that cannot be asked is for that to report."""
         try:
             return self.end is None or self.end.query()
         except Exception:

@@ -16,7 +16,6 @@ from tests.lanes.device_bench import bench
 from tests.test_device_batches import BATCH, COSTLY, LENGTH, PIPELINE, Fake, Numbers, consume, fake
 from tests.waiting import wait_until
 
-
 __all__ = ["fake"]
 
 ERROR = "an illegal memory access was encountered"

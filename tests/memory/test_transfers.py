@@ -67,8 +67,10 @@ class Bench:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
             with maker.running(self.lanes.setdefault(maker, maker.stream())):
                 sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
-                made.add(Made(maker.event(), maker))
-            rows.append(DeviceRows(0, list(on_device), sources))
+                one = Made(maker.event(), maker)
+            made.add(one)
+            ways = [(one, Run(slab + n * image, n * image, image)) for n in on_device]
+            rows.append(DeviceRows(0, list(on_device), sources, ways))
         load = RowsLoad(self.layout, ROWS, [], runs, rows, made, (slab,))
         self.submit(load)
         self.transfers.slabs.drop(slab)
