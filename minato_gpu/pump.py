@@ -178,7 +178,12 @@ class Pump:
                     self._drop(report)
 
     def _drop(self, report: Report) -> None:
-        """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
+        """A report of an earlier run: free what it brings, and what that run held once its last chunk is through.
+
+        What a sample looks like is true of every run: nobody is asked for that a second time.
+        """
+        if report.layout is not None:
+            self.assembly.learn(report.layout)
         for item in report.items or ():
             self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
         if report.final:
