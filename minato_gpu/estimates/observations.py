@@ -23,14 +23,20 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
     if report.times is None:
         to.not_measured(spans)
         return
+    items = report.items or [None] * count
     serials = [serial for lo, hi in spans for serial in range(lo, hi)]
+    ran = [at for at, item in enumerate(items) if lane == m.CPU or not isinstance(item, Failure)]
+    if len(ran) < count:  # a device was never given what could not be read: that cost it nothing
+        to.not_measured([(serials[at], serials[at] + 1) for at in set(range(count)).difference(ran)])
+    if not ran:
+        return
+    serials, times = [serials[at] for at in ran], [report.times[at] for at in ran]
     keys = [of.window.key(serial) for serial in serials]
     if report.parts is None:
-        to.measured(lane, keys, serials, report.times, report.seconds)
+        to.measured(lane, keys, serials, times, report.seconds)
     else:
-        items = report.items or [None] * count
-        handed = [item.nbytes if isinstance(item, Handed) else -1 for item in items]
-        to.parts_measured(lane, keys, serials, report.times, report.seconds, report.parts, handed)
+        handed = [item.nbytes if isinstance(item, Handed) else -1 for item in (items[at] for at in ran)]
+        to.parts_measured(lane, keys, serials, times, report.seconds, [report.parts[at] for at in ran], handed)
 
 
 def inspected(spans: tuple[m.Span, ...], items: list[Any], estimator: Estimator, assembly: Assembly) -> Any:

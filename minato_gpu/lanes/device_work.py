@@ -152,8 +152,9 @@ class DeviceWork:
             left = left[count:]
 
     def _begin_part(self, run: Run, split: int, numbers: list[int]) -> None:
-        begin, used, builds = perf_counter(), self._core_s(), self._executors[split].builds
+        begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
         short: str | None = None
+        run.given = []
         try:
             issued = self._issue(run, split, numbers)
         except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
@@ -168,16 +169,22 @@ class DeviceWork:
                 return
             issued = self._without_device(run, split, numbers[0], short)
         passed, core_s = perf_counter() - begin, self._core_s() - used
-        part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed)
+        part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed, run.given)
         run.parts.append(part)
-        run.usual = run.usual and self._executors[split].builds == builds
+        run.usual = run.usual and self._unusual(split) == unusual
         if self._depth == 1 or issued.beyond:
             self._settle(run, part)
+
+    def _unusual(self, split: int) -> tuple[int, int]:
+        """What makes a part take longer than others, as often as it has happened."""
+        executor = self._executors[split]
+        return executor.builds, executor.short_of_memory
 
     def _begin_halves(self, run: Run, split: int, numbers: list[int]) -> None:
         """There is no memory for what was made of the samples together."""
         executor, half = self._executors[split], len(numbers) // 2
         executor.short_of_memory += 1
+        run.usual = False
         executor.limit = min(executor.limit, half)
         for some in (numbers[:half], numbers[half:]):
             self._begin_parts(run, split, some)
