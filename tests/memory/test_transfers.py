@@ -89,7 +89,12 @@ class Bench:
 
     def issued(self, load: Load) -> None:
         """Wait until the thread has issued the load."""
-        assert wait_until(lambda: load.issued)
+
+        def look() -> bool:
+            self.transfers.room_made()  # as who waits for a batch does: there are no samples here
+            return load.issued
+
+        assert wait_until(look)
 
     def take(self, load: Load) -> Any:
         """The batch, as the consumer gets it."""
