@@ -95,10 +95,12 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
 
 
 def _loading(loader: Any, links: Links) -> Loading:
-    """The way to every device, each with a budget and a thread of its own."""
-    accelerators = [open_accelerator(device) for device in loader._options.devices]
-    host = Host(links.engine_arena, accelerators[0])
-    return Loading([Transfers(each, host, DeviceBudget(loader.device_memory_budget)) for each in accelerators], host)
+    """The way to every device, each with a budget and a thread of its own, also where it is named more than once."""
+    devices = loader._options.devices
+    accelerators = {device: open_accelerator(device) for device in dict.fromkeys(devices)}
+    host, budget = Host(links.engine_arena, accelerators[devices[0]]), loader.device_memory_budget
+    ways = {device: Transfers(each, host, DeviceBudget(budget)) for device, each in accelerators.items()}
+    return Loading([ways[device] for device in devices], host)
 
 
 def _device_lane(loader: Any, links: Links, transfers: Transfers | None, name: str) -> DeviceLane:

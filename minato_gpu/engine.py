@@ -260,6 +260,7 @@ class Engine:
 
     def _sleep_until(self, condition: Callable[[], bool], started: float) -> None:
         while not condition():
+            self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
             self._sleep(started)
             self._pump()
 

@@ -142,7 +142,13 @@ def _devices(value: Any) -> tuple[torch.device, ...]:
         raise ValueError("device must name at least one device; leave it out for the CPU")
     if len(devices) > 1 and any(device.type != "cuda" for device in devices):
         raise ValueError(f"device={value!r}: several devices must all be CUDA devices")
+    if len(devices) > 1:  # "cuda" may be another name for one of the others
+        return tuple(torch.device("cuda", _current()) if str(each) == "cuda" else each for each in devices)
     return devices
+
+
+def _current() -> int:
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 def _why_cpu() -> str:

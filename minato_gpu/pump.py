@@ -143,11 +143,12 @@ class Pump:
             self.lanes[_lane_of(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
 
     def check_lanes(self) -> None:
-        """Raise RuntimeError where a lane that nobody else can stand in for will never open."""
+        """Raise RuntimeError where a lane that nobody else can stand in for will never open, or has broken down."""
         for lane in self.lanes.values():
             error = getattr(lane, "error", None)
             if error is not None:
-                raise RuntimeError(f"the {lane.name} lane cannot be opened: {error!r}") from error
+                what = "has broken down" if lane.ready else "cannot be opened"
+                raise RuntimeError(f"the {lane.name} lane {what}: {error!r}") from error
 
     @property
     def needs_attention(self) -> bool:
@@ -177,7 +178,12 @@ class Pump:
                     self._drop(report)
 
     def _drop(self, report: Report) -> None:
-        """A report of an earlier run: free what it brings, and what that run held once its last chunk is through."""
+        """A report of an earlier run: free what it brings, and what that run held once its last chunk is through.
+
+        What a sample looks like is true of every run: nobody is asked for that a second time.
+        """
+        if report.layout is not None:
+            self.assembly.learn(report.layout)
         for item in report.items or ():
             self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
         if report.final:

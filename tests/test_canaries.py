@@ -82,7 +82,7 @@ def test_what_the_device_lane_made_is_whole_too(lanes: list[str]) -> None:
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("lanes", [["cpu"], ["device"], ["cpu", "device"]], ids="+".join)
 def test_several_lanes_on_one_device(lanes: list[str], in_order: bool) -> None:
-    """Batches in turn from two executors, with streams, copies and budgets of their own."""
+    """Batches in turn from two executors with streams of their own, by one way and under one budget."""
     loader = DataLoader(
         Numbers(),
         8,

@@ -67,6 +67,8 @@ class Assembly:
     def admit(self, record: Record) -> None:
         """A place enters the window; places come in rising order of serials."""
         self.window.admit(record)
+        if self.loading is not None:
+            self.loading.admit(record)
 
     def path(self, serial: int) -> str | None:
         """The source path of a ticket, where its host read has told it."""
@@ -301,6 +303,14 @@ class Assembly:
         """Whether it is known what the batch consists of: it can be taken, or is on its way to a device."""
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or batch.load is not None)
+
+    def make_room(self) -> None:
+        """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""
+        for transfers in () if self.loading is None else self.loading.short():
+            try:
+                self._stacking.bring_to_host(transfers.accelerator)
+            finally:
+                transfers.room_made()
 
     def expect(self, order: int, begins: int) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""

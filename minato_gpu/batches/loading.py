@@ -16,7 +16,10 @@ Part = tuple[Record, int, int]
 
 
 class Loading:
-    """The assembly's side of the way to devices: batch number k of an epoch goes to device number k modulo theirs."""
+    """The assembly's side of the way to devices: batch number k of an epoch goes to device number k modulo theirs.
+
+    ``transfers``: by the device's number; two numbers may stand for one device, and then have one way there.
+    """
 
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
         self.transfers = tuple(transfers)
@@ -25,6 +28,11 @@ class Loading:
     def _of(self, batch: Batch) -> Transfers:
         """The way to the batch's device."""
         return self.transfers[batch.number % len(self.transfers)]
+
+    def admit(self, record: Record) -> None:
+        """A place enters the window: batches will have as many rows as it, of which a record may be a piece."""
+        for transfers in self.transfers:
+            transfers.rows = max(transfers.rows, record.place_rows)
 
     def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part]) -> None:
         """Load a batch whose samples are rows of their places' slabs, or made on the device."""
@@ -46,8 +54,12 @@ class Loading:
 
     def expect(self, order: int, begins: int) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
+        turns: dict[Transfers, int] = {}
         for number, transfers in enumerate(self.transfers):
-            transfers.expect(order, order + (number - order + begins) % len(self.transfers))
+            turn = order + (number - order + begins) % len(self.transfers)
+            turns[transfers] = min(turn, turns.get(transfers, turn))
+        for transfers, turn in turns.items():
+            transfers.expect(order, turn)
 
     def leave(self, batch: Batch) -> None:
         """The batch is taken, or nobody wants it any more."""
@@ -65,6 +77,10 @@ class Loading:
         """Bring the leaves of a sample from the device into its row, where a worker is to join its batch."""
         for leaf, tensor in item.leaves.items():
             views[leaf][row] = item.made.accelerator.fetch(tensor, item.made.event)
+
+    def short(self) -> list[Transfers]:
+        """The ways on which a batch is held up because its device has no memory for it."""
+        return [transfers for transfers in self.transfers if transfers.wants_room]
 
     # --- all of them -----------------------------------------------------------------------------------------
 
@@ -87,7 +103,7 @@ class Loading:
         self._host.slabs.drop(slab)
 
     def stats(self) -> Any:
-        """Counters as plain data: of the device, or of each, in a list, where there are several."""
+        """Counters as plain data: of the device, or of each, in a list, where several are named."""
         found = [transfers.stats() for transfers in self.transfers]
         return found if len(found) > 1 else found[0]
 
@@ -127,13 +143,17 @@ class _Rows:
             return []
         items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
         found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
+        offsets = self._layout.offsets(record.rows)[0]
         for serial, item in found:
             del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
             self.made.add(item.made)
             for number, tensor in item.leaves.items():
-                rows = self.on_device.setdefault(number, DeviceRows(number, [], []))
-                rows.numbers.append(self._at + serial - lo)
+                rows = self.on_device.setdefault(number, DeviceRows(number, [], [], []))
+                row, nbytes = self._at + serial - lo, self._layout.leaves[number].nbytes
+                source = record.slab + offsets[number] + (serial - record.first) * nbytes
+                rows.numbers.append(row)
                 rows.sources.append(tensor)
+                rows.ways.append((item.made, Run(source, self._targets[number] + row * nbytes, nbytes)))
         return found
 
 

@@ -14,11 +14,13 @@ from minato_gpu.scheduling.messages import Span
 class Record:
     """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
 
-    ``begins``: the order of its epoch's first batch (see ``scheduling.messages``).
+    ``begins``: the order of its epoch's first batch (see ``scheduling.messages``). ``rows``: of the slab;
+    ``place_rows``: of the whole place, where this is a piece.
     """
 
     __slots__ = (
-        *("begins", "epoch", "first", "items", "keys", "left", "occurrences", "positions", "rows", "slab", "sources"),
+        *("begins", "epoch", "first", "items", "keys", "left", "occurrences", "place_rows", "positions", "rows"),
+        *("slab", "sources"),
     )
 
     def __init__(
@@ -37,7 +39,7 @@ class Record:
         self.keys = keys
         self.occurrences = occurrences
         self.slab = -1
-        self.rows = len(keys)
+        self.rows = self.place_rows = len(keys)
         self.left = len(keys)  # samples that no batch has taken yet
         self.items: dict[int, Any] = {}  # serial -> reference, for all that is not a plain row
         self.sources: dict[int, Any] = {}  # serial -> what the host read left
@@ -52,7 +54,9 @@ class Record:
         """A record for the tickets number ``lo`` to ``hi`` of this one, which has no slab yet."""
         occurrences = None if self.occurrences is None else self.occurrences[lo:hi]
         positions, keys = self.positions[lo:hi], self.keys[lo:hi]
-        return Record(self.epoch, self.first + lo, positions, keys, occurrences, self.begins)
+        piece = Record(self.epoch, self.first + lo, positions, keys, occurrences, self.begins)
+        piece.place_rows = self.place_rows
+        return piece
 
 
 class Window:

@@ -18,9 +18,10 @@ import numpy as np
 
 from minato_gpu.batches.loading import Loading
 from minato_gpu.batches.records import Batch, Record, Window
-from minato_gpu.lanes.base import Blob, Extra, Local, Row, Unshippable
+from minato_gpu.lanes.base import Blob, Extra, Local, Resident, Row, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.leases import Leases
 from minato_gpu.scheduling.messages import Span
@@ -70,6 +71,18 @@ class Stacking:
         """The place's slab as arrays, one for each leaf."""
         assert self.layout is not None
         return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
+
+    def bring_to_host(self, accelerator: Accelerator) -> None:
+        """All samples of the window that are on this device go to their rows."""
+        assert self._loading is not None
+        for record in self._window.records():
+            there = [one for one in record.items.items() if isinstance(one[1], Resident)]
+            for serial, item in there:
+                if item.made.accelerator is accelerator:
+                    self._loading.fetch(self.row_views(record), serial - record.first, item)
+                    del record.items[serial]
+                    if item.objects:
+                        record.items[serial] = Extra(item.objects)
 
     # --- batches -------------------------------------------------------------------------------------------
 

@@ -15,21 +15,27 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
     count = report.done - report.first
     if chunk.kind != "run" or not count:
         return
+    items = report.items or [None] * count
+    serials = [serial for lo, hi in spans for serial in range(lo, hi)]
     to.took(count, report.seconds)
-    if chunk.stop >= 0:
-        items = report.items or [None] * count
-        if kept := sum(not isinstance(item, (Handed, Failure)) for item in items):
-            to.cannot(chunk.stop, kept)
-    if report.times is None:
+    if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
+        to.cannot(chunk.stop, kept)
+    # a device was never given what could not be read: that cost it nothing
+    ran = [at for at, item in enumerate(items) if lane == m.CPU or not isinstance(item, Failure)]
+    times, parts = report.times, report.parts
+    if times is None or not ran:
         to.not_measured(spans)
         return
-    serials = [serial for lo, hi in spans for serial in range(lo, hi)]
-    keys = [of.window.key(serial) for serial in serials]
-    handed = None
-    if report.parts is not None:
-        items = report.items or [None] * count
-        handed = [item.nbytes if isinstance(item, Handed) else -1 for item in items]
-    to.measured(lane, Observed(keys, serials, report.times, report.seconds, report.parts, handed))
+    to.not_measured([(serials[at], serials[at] + 1) for at in set(range(count)).difference(ran)])
+    seen = Observed(
+        keys=[of.window.key(serials[at]) for at in ran],
+        serials=[serials[at] for at in ran],
+        seconds=[times[at] for at in ran],
+        took=report.seconds,
+        parts=None if parts is None else [parts[at] for at in ran],
+        handed=[item.nbytes if isinstance(item, Handed) else -1 for item in (items[at] for at in ran)],
+    )
+    to.measured(lane, seen)
 
 
 def inspected(spans: tuple[m.Span, ...], items: list[Any], estimator: Estimator, assembly: Assembly) -> Any:

@@ -6,8 +6,8 @@ that the device is at work while the host prepares; the stand-in on the CPU has 
 through with is reported before the next one is issued.
 
 Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU lane to go on:
-what it was sent goes back to the scheduler. So it does where it cannot be opened; the only lane there is has an
-``error`` instead.
+what it was sent goes back to the scheduler. So it does where it cannot be opened, or breaks down; the only lane there
+is has an ``error`` instead. Its thread never ends by itself: who waits for a report would wait in vain.
 
 A function that does not return holds the lane for good: a thread cannot be ended from outside. ``at_work`` tells what
 the thread is at, so that such a lane is noticed.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import traceback
 import warnings
 from collections import deque
 from time import perf_counter
@@ -80,7 +81,7 @@ class DeviceLane:
             self._ahead = BuildAhead(cuts, self._stand_back)
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
-        self.error: Exception | None = None  # why the lane will never open, where there is no other
+        self.error: BaseException | None = None  # why the lane will report no more, where there is no other
         store = Store(-1, links, None, links.board)
         self._outlet = Outlet(store, transfers)
         self._work = DeviceWork(
@@ -97,6 +98,7 @@ class DeviceLane:
         )
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reports: deque[Report] = deque()
+        self._begun: dict[tuple[int, int], Task] = {}  # by run and chunk, those that are not reported
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._hung = False
         self._may_retire = may_retire
@@ -180,6 +182,8 @@ class DeviceLane:
             )
             return False
         self._thread = None
+        self._reports.clear()  # who has a loader that has ended keeps no device memory
+        self._begun.clear()
         if self._ahead is not None:
             self._ahead.close()
         for executor in self._executors.values():
@@ -190,30 +194,56 @@ class DeviceLane:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _main(self) -> None:
+        work, closing = self._work, False
+        try:
+            self._open()
+        except BaseException as error:
+            self._break_down(error)
+        while work.under_way or not closing:
+            try:
+                closing = self._go_on() or closing
+            except BaseException as error:
+                self._break_down(error)
+        work.close()
+
+    def _open(self) -> None:
         self._stand_back()  # and so do DALI's threads, which start from here
-        work = self._work
-        work.open()
+        self._work.open()
         self._load()
         self.ready = not self.retired
         self._signal()
-        closing = False
-        while work.under_way or not closing:
-            try:
-                task = self._tasks.get(block=not work.under_way)
-            except queue.Empty:
-                work.end()
-                continue
-            if task is None:
-                closing = True
-            elif self.retired:
-                self._report(_refused(task))
-            else:
-                work.begin(task)
-            del task
-        work.close()
+
+    def _go_on(self) -> bool:
+        """Begin the next task, or end the one that has been under way for longest; whether no other will come."""
+        try:
+            task = self._tasks.get(block=not self._work.under_way)
+        except queue.Empty:
+            self._work.end()
+            return False
+        if task is not None and self.retired:
+            self._report(_refused(task))
+        elif task is not None:
+            self._begun[task.run, task.chunk] = task
+            self._work.begin(task)
+        return task is None
 
     def _report(self, report: Report) -> None:
+        self._begun.pop((report.run, report.chunk), None)
         self._reports.append(report)
+        self._signal()
+
+    def _break_down(self, error: BaseException) -> None:
+        """Something that is nobody's fault but the lane's own: others do what it has begun."""
+        traceback.clear_frames(error.__traceback__)  # they hold samples
+        self._work.abandon()
+        self.retired, self._work.ahead = True, None
+        if not self._may_retire:
+            self.error = error
+            self._signal()
+            return
+        LOGGER.warning("the %s lane has broken down; %s (%r)", self.name, self._others(), error)
+        for task in list(self._begun.values()):
+            self._report(_refused(task))
         self._signal()
 
     def _load(self) -> None:

@@ -14,17 +14,20 @@ from minato_gpu.lanes.outlet import Issued
 class Part:
     """Samples of a task that came at one split point and were issued together; ``issued``: None once that is settled.
 
-    ``host_s``: seconds of the host's cores that issuing took, no more than passed meanwhile.
+    ``host_s``: seconds of the host's cores that issuing took, no more than passed meanwhile; ``ran``: those of the
+    samples that could be read.
     """
 
     split: int
     numbers: list[int]
     issued: Issued | None
     host_s: float
+    ran: list[int]
 
 
 class Run:
-    """``items`` and ``times``: reference and seconds of each sample, in the order of ``tickets``.
+    """``items`` and ``times``: reference and seconds of each sample, in the order of ``tickets`` (of one that could not
+    be read: 0.0, which nobody is to learn from).
 
     ``given``: the numbers of those that the executor has last been given. ``usual``: nothing was built for them;
     ``repeated``: how many ran a second time, on the CPU. ``device_s``: seconds that the device was at them, None where
@@ -61,9 +64,11 @@ class Run:
         """The device is through with the part, of which these are the references."""
         part.issued = None  # it holds the device's memory
         self.device_s = None if device_s is None or self.device_s is None else self.device_s + device_s
-        each = (part.host_s if device_s is None else device_s) / len(part.numbers)
+        each = (part.host_s if device_s is None else device_s) / max(1, len(part.ran))
         for number, item in zip(part.numbers, items, strict=True):
-            self.items[number], self.times[number] = item, each
+            self.items[number] = item
+        for number in part.ran:
+            self.times[number] = each
 
     def report(self, begin: float, end: float, layout: bytes | None, *, tells_parts: bool) -> Report:
         """The task has been at work from ``begin`` to ``end``. ``tells_parts``: its pipeline can be cut."""

@@ -99,19 +99,18 @@ class DeviceWork:
 
     # --- tasks -----------------------------------------------------------------------------------------------
 
+    def abandon(self) -> None:
+        """Forget what is under way: nobody will end it."""
+        self._runs.clear()
+        self._current, self._ending = None, False
+
     def begin(self, task: Task) -> None:
         """Issue all of a task, and end those before it that have to be for that."""
         run = self._current = Run(task, self._pipeline.host_prefix)
         self._at.enter()
         self._look()
         for split, numbers in run.by_split().items():
-            executor, left = self._executors[split], numbers
-            while left:
-                while self._runs and not executor.built:
-                    self.end()
-                count = self._outlet.reserve(task, executor.made, len(left))
-                self._begin_part(run, split, left[:count])
-                left = left[count:]
+            self._begin_parts(run, split, numbers)
         self._runs.append(run)
         self._current = None
         while len(self._runs) >= self._depth:
@@ -143,18 +142,62 @@ class DeviceWork:
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 
+    def _begin_parts(self, run: Run, split: int, left: list[int]) -> None:
+        executor = self._executors[split]
+        while left:
+            while self._runs and not executor.built:
+                self.end()
+            count = self._outlet.reserve(run.task, executor.made, len(left))
+            self._begin_part(run, split, left[:count])
+            left = left[count:]
+
     def _begin_part(self, run: Run, split: int, numbers: list[int]) -> None:
-        begin, used, builds = perf_counter(), self._core_s(), self._executors[split].builds
+        begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
+        short: str | None = None
+        run.given = []
         try:
             issued = self._issue(run, split, numbers)
         except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
-            issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
+            self._outlet.let_go()
+            if is_out_of_memory(error):
+                short = str(error)  # not the error itself, whose frames hold memory
+            else:
+                issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
+        if short is not None:
+            if len(numbers) > 1:
+                self._begin_halves(run, split, numbers)
+                return
+            issued = self._without_device(run, split, numbers[0], short)
         passed, core_s = perf_counter() - begin, self._core_s() - used
-        part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed)
+        part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed, run.given)
         run.parts.append(part)
-        run.usual = run.usual and self._executors[split].builds == builds
+        run.usual = run.usual and self._unusual(split) == unusual
         if self._depth == 1 or issued.beyond:
             self._settle(run, part)
+
+    def _unusual(self, split: int) -> tuple[int, int]:
+        """What makes a part take longer than others, as often as it has happened."""
+        executor = self._executors[split]
+        return executor.builds, executor.short_of_memory
+
+    def _begin_halves(self, run: Run, split: int, numbers: list[int]) -> None:
+        """There is no memory for what was made of the samples together."""
+        executor, half = self._executors[split], len(numbers) // 2
+        executor.short_of_memory += 1
+        run.usual = False
+        executor.limit = min(executor.limit, half)
+        for some in (numbers[:half], numbers[half:]):
+            self._begin_parts(run, split, some)
+
+    def _without_device(self, run: Run, split: int, number: int, why: str) -> Issued:
+        """There is none for even one sample: the CPU's implementations prepare it."""
+        piece, at = run.tickets[number]
+        found = self._fields(piece, at, run.task)
+        if isinstance(found, Failure):
+            return Issued([found])
+        self._executors[split].short_of_memory += 1
+        result = self._by_cpu(run, 0, *found, split, MemoryError(why))
+        return Issued([self._finish(run.task, piece, at, result, frozenset())])
 
     def _settle(self, run: Run, part: Part) -> None:
         """Wait until the device is through with the part, if that has not been done."""
@@ -173,9 +216,10 @@ class DeviceWork:
 
     def _issue(self, run: Run, split: int, numbers: list[int]) -> Issued:
         executor, task = self._executors[split], run.task
-        items: list[Any] = [_known_failure(*run.tickets[number]) for number in numbers]
+        found = [self._fields(*run.tickets[number], task) for number in numbers]
+        items: list[Any] = [one if isinstance(one, Failure) else None for one in found]
         ready = [at for at, item in enumerate(items) if item is None]
-        fields = [self._fields(*run.tickets[numbers[at]], task) for at in ready]
+        fields = [one for one in found if not isinstance(one, Failure)]
         run.given = [numbers[at] for at in ready]
         if self.ahead is not None:
             self.ahead.start(fields)
@@ -190,14 +234,20 @@ class DeviceWork:
             self._at.enter(samples=len(items))
             return self._outlet.issued(items)
 
-    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int]:
+    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int] | Failure:
+        """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
         assert piece.sources is not None
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
         source = piece.sources[at]
+        if isinstance(source, Failure):  # it could not even be read
+            return source
         lying = source.fields if isinstance(source, Handed) else source
-        return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
+        try:
+            return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
+        except Exception as error:  # an object of the data set's own may refuse to be unpickled here
+            return self._failure(task, piece, at, error, "device")
 
-    def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: StageError) -> Any:
+    def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: Exception) -> Any:
         """What the CPU implementations make of a sample that failed on the device, or what they raise."""
         run.repeated += 1
         if is_out_of_memory(error):
@@ -215,8 +265,8 @@ class DeviceWork:
             return self._failure(task, piece, at, result)
         return self._outlet.put(task, piece, at, result, made)
 
-    def _failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
-        place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="device, then cpu")
+    def _failure(self, task: Task, piece: Piece, at: int, error: Exception, lane: str = "device, then cpu") -> Failure:
+        place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=lane)
         cause, origin = explain(error, place)
         return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)
 
@@ -232,10 +282,3 @@ class DeviceWork:
             self._looked = builds
             if self._cores is not None:
                 self._cores.look()
-
-
-def _known_failure(piece: Piece, at: int) -> Failure | None:
-    """Of a sample that could not even be read."""
-    assert piece.sources is not None
-    source = piece.sources[at]
-    return source if isinstance(source, Failure) else None

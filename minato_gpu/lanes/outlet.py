@@ -43,8 +43,11 @@ class Issued(NamedTuple):
 
     @property
     def through(self) -> bool:
-        """Whether ``settle`` would wait for nothing."""
-        return self.end is None or self.end.query()
+        """Whether ``settle`` would wait for nothing. An event that cannot be asked is for that to report."""
+        try:
+            return self.end is None or self.end.query()
+        except Exception:
+            return True
 
 
 class Outlet:
@@ -81,7 +84,7 @@ class Outlet:
 
         ``made``: names of the fields that device implementations make. ``working`` is to follow.
         """
-        self._held, self._beyond = 0, False
+        self._beyond = False
         if self._transfers is None:
             return count
         budget = self._transfers.budget
@@ -107,7 +110,7 @@ class Outlet:
             return
         layout = self._store.layout(task.layout)
         self._each = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
-        self._transfers.announce(rows_bytes(layout, rows))
+        self._transfers.announce(rows_bytes(layout, max(rows, self._transfers.rows)))
 
     def _take(self, nbytes: int) -> None:
         """Take what one sample needs, whether it fits or not."""
@@ -130,10 +133,14 @@ class Outlet:
             with accelerator.working(self.stream):
                 self._begin = accelerator.event(timed=True) if accelerator.keeps_time else None
                 yield
-        finally:  # what was taken for samples that do not stay
-            if self._held:
-                self._transfers.budget.give("samples", self._held)
-            self._held, self._placed = 0, []
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """What was taken for samples that do not stay, or were not even begun, is free again."""
+        if self._transfers is not None and self._held:
+            self._transfers.budget.give("samples", self._held)
+        self._held, self._placed = 0, []
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], made: frozenset[str]) -> Any:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""

@@ -3,7 +3,8 @@
 The batch that is due next may always be made, so that a budget smaller than one batch slows a loader down and never
 stops it: its bytes are set aside until it is. An executor may always make one sample, which goes to host memory where
 there is no room for it. So the peak is at most the budget, or one batch where that is more, and one sample for each
-executor. (What a stage needs while it runs is the executors' own; see ``limit`` in ``lanes/device.py``.)
+executor, and the one row of a batch that has lost all of its own. (What a stage needs while it runs is the executors'
+own; see ``limit`` in ``lanes/device.py``.)
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class DeviceBudget:
                 most = min(most, max(0, self.limit - self.aside - sum(held.values())) // each)
             self._add(held, kind, most * each)
             return most
+
+    def lower(self, limit: int) -> None:
+        """The device has turned out to have less memory: no more than this is to be held from now on."""
+        with self._lock:
+            self.limit = limit if self.limit is None else min(self.limit, limit)
 
     def give(self, kind: str, nbytes: int) -> None:
         """They are not any more."""

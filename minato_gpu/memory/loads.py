@@ -31,11 +31,15 @@ class Made:
 
 
 class DeviceRows(NamedTuple):
-    """Rows ``numbers`` of leaf ``leaf`` are these tensors, on the batch's device or on another."""
+    """Rows ``numbers`` of leaf ``leaf`` are these tensors, on the batch's device or on another.
+
+    ``ways``: for each by whom it was made, and how it would come by way of its row in the arena.
+    """
 
     leaf: int
     numbers: list[int]
     sources: list[torch.Tensor]
+    ways: list[tuple[Made, Run]]
 
 
 class Port:
@@ -60,7 +64,8 @@ class Port:
 
 
 class Load:
-    """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device.
+    """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device,
+    ``measured``: the same, where that is only known once it is issued.
 
     ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``keep``:
     what must live until the event. ``order``: the batch's, among all of the run, set by who submits it.
@@ -70,6 +75,7 @@ class Load:
 
     def __init__(self, nbytes: int, slabs: tuple[int, ...]) -> None:
         self.nbytes = nbytes
+        self.measured: int | None = None
         self.slabs = slabs
         self.issued = self.counted = self.cancelled = False
         self.error: BaseException | None = None
@@ -77,8 +83,11 @@ class Load:
         self.keep: list[Any] = []
 
     def issue(self, port: Port) -> None:
-        """Issue everything on the current stream, which is the copy stream."""
+        """Issue everything on the current stream, which is the copy stream; once more where that raised."""
         raise NotImplementedError
+
+    def make_room(self, port: Port) -> None:
+        """Let go of the device's memory before ``issue``, if that is possible. Waits on the host."""
 
     def hand_over(self, accelerator: Accelerator) -> Any:
         """The batch, for the current stream. Called once, by the consumer's thread."""
@@ -127,12 +136,23 @@ class RowsLoad(Load):
             accelerator.wait(made.event)
             port.crossed += made.accelerator is not accelerator
         blocks = [slab[at : at + nbytes] for at, nbytes in self._places()]
-        for leaf, numbers, sources in self._on_device:
+        for leaf, numbers, sources, _ in self._on_device:
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
             accelerator.scatter([into[number] for number in numbers], sources)
         self._blocks = [self._apart(accelerator, block) for block in blocks]
         self.keep = [self._made, self._on_device]
         self._made, self._on_device = set(), []
+
+    def make_room(self, port: Port) -> None:
+        """See Load. What the device has made goes to its rows in the arena."""
+        for rows in self._on_device:
+            for tensor, (made, run) in zip(rows.sources, rows.ways, strict=True):
+                fetched = made.accelerator.fetch(tensor, made.event)
+                row = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
+                np.copyto(row, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
+                self._runs.append(run)
+        self._runs.sort(key=lambda run: run.target)
+        self._on_device, self._made = [], set()
 
     def _places(self) -> list[tuple[int, int]]:
         offsets, _ = self._layout.offsets(self._rows)
@@ -170,7 +190,8 @@ class RowsLoad(Load):
 class ValueLoad(Load):
     """A batch that is no rows (what a ``collate_fn`` made): each of its tensors by a copy of its own.
 
-    ``make`` returns it on the host, in memory that lives as long as the tensors.
+    ``make`` returns it on the host, in memory that lives as long as the tensors. ``nbytes``: what it takes there, which
+    is not what its tensors take.
     """
 
     def __init__(self, make: Callable[[], Any], nbytes: int) -> None:
@@ -181,6 +202,10 @@ class ValueLoad(Load):
 
     def issue(self, port: Port) -> None:
         """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
+        self.measured, self.keep, self._tensors = 0, [], []
+
+        def counted(nbytes: int) -> None:
+            self.measured = nbytes + (self.measured or 0)
 
         def loaded(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type != "cpu":
@@ -188,9 +213,12 @@ class ValueLoad(Load):
             plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
             if not plain or tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
                 moved = tensor.to(port.accelerator.device)
-                self._tensors += _memory(moved.detach())
+                parts = _memory(moved.detach())
+                self._tensors += parts
+                counted(sum(part.numel() * part.element_size() for part in parts))
                 return moved
             source = tensor.contiguous()
+            counted(source.numel() * source.element_size())
             memory = port.accelerator.empty(source.numel() * source.element_size())
             copied = memory.view(source.dtype).view(source.shape)
             port.accelerator.copy(copied, source)

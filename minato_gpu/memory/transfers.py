@@ -19,13 +19,18 @@ from collections import deque
 from typing import Any
 
 from minato_gpu.memory import nvml
-from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.accelerator import Accelerator, is_out_of_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
+from minato_gpu.notices import LOGGER
 from minato_gpu.threads import OwnThread
+
+_ATTEMPTS = 20  # to load a batch for which there is no memory
+_MOMENT_S = 5e-3  # between them: executors end what they are at
+_ALL = 1 << 62
 
 
 class Host:
@@ -56,12 +61,16 @@ class Transfers:
         self._changed = threading.Condition()
         self._due = 0  # the batch that the consumer takes next, from whichever device
         self._turn = 0  # the first from then on that may be this device's
-        self._loaded: set[int] = set()  # those whose bytes are in the account
+        self._loaded: dict[int, int] = {}  # those whose bytes are in the account, with these
         self.batch_bytes = 0  # of the largest batch that is known of
-        self._issued = 0
+        self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
+        self._issued = self._short = 0
         self._under_way: deque[Load] = deque()
         self._sweeping = threading.Lock()
+        self.wants_room = False  # the due batch cannot be loaded before ``room_made``
+        self._squeezed = False  # nor is anything else to take memory
         self._closed = False
+        self._stream: Any = None  # made by the thread, by which the consumer is told if that fails
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-copies", daemon=True)
         self._thread.start()
@@ -100,9 +109,15 @@ class Transfers:
             load.cancelled = not load.issued
             if load.counted:
                 load.counted = False
-                self._loaded.discard(load.order)
+                self._loaded.pop(load.order, None)
                 self._set_aside()  # before an executor can take what is free now
                 self.budget.give("batches", load.nbytes)
+            self._changed.notify()
+
+    def room_made(self) -> None:
+        """No sample that is in no batch is on the device any more."""
+        with self._changed:
+            self.wants_room = False
             self._changed.notify()
 
     # --- any thread --------------------------------------------------------------------------------------------
@@ -129,6 +144,7 @@ class Transfers:
             "copies": self._port.copies,
             "gathered": self._port.gathered,
             "crossed": self._port.crossed,
+            "short_of_memory": self._short,
             "pinned_bytes": self._port.pinned.nbytes,
             "pinning_refused": self._port.pinned.refused,
             "device_bytes": sum(self.budget.held.values()),
@@ -147,7 +163,8 @@ class Transfers:
         self._thread = None
         for load in self._under_way:
             if load.event is not None:
-                load.event.synchronize()
+                with contextlib.suppress(Exception):  # of the device: it reads no more, and batches have told of it
+                    load.event.synchronize()
         over, self._under_way = list(self._under_way), deque()
         self._release(over)
         os.close(self._done)
@@ -155,11 +172,10 @@ class Transfers:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        stream = self.accelerator.stream()
         while (load := self._next()) is not None:
             self.sweep()
             if not load.cancelled:
-                self._issue(load, stream)
+                self._issue(load)
             else:
                 self.slabs.done(load.slabs)
             del load
@@ -183,40 +199,137 @@ class Transfers:
         if cancelled is not None or not self._queue:
             return cancelled
         first = self._queue[0]
-        if first.order <= self._due or first.order == self._turn:
+        if self._is_due(first):
             self.budget.take("batches", first.nbytes)
         elif not self.budget.take_some("batches", first.nbytes, 1):
             return None
         first.counted = True
-        self._loaded.add(first.order)
+        self._loaded[first.order] = first.nbytes
         self._set_aside()
         return first
 
-    def _set_aside(self) -> None:
-        """What this device's next batch will need, unless it has it already."""
-        self.budget.aside = 0 if self._loaded & {self._due, self._turn} else self.batch_bytes
+    def _is_due(self, load: Load) -> bool:
+        """Whether it is this device's next batch, or one before that."""
+        return load.order <= self._due or load.order == self._turn
 
-    def _issue(self, load: Load, stream: Any) -> None:
+    def _set_aside(self) -> None:
+        """What this device's next batch will need. While a small one is loaded, that after it may need more."""
+        loaded = max(self._loaded.get(order, 0) for order in (self._due, self._turn))
+        self.budget.aside = _ALL if self._squeezed else max(0, self.batch_bytes - loaded)
+
+    def _issue(self, load: Load) -> None:
         before = load.slabs
-        try:
-            with self.accelerator.running(stream):
-                try:
-                    load.issue(self._port)
-                finally:  # also of half a load: what it reads is not free before
-                    load.event = self.accelerator.event()
-        except BaseException as error:  # the consumer gets it, in the batch's place
-            load.error = error
+        error = self._try(load)
+        if error is not None and is_out_of_memory(error):
+            error = None  # with the memory that its frames hold
+            if not self._is_due(load):
+                self._later(load)
+                return
+            error = self._squeeze(load)
+        load.error = error  # the consumer gets it, in the batch's place
         self.slabs.read(load.slabs[len(before) :])  # a slab in which the rows were gathered
         for slab in load.slabs[len(before) :]:
             self.slabs.drop(slab)
         self._under_way.append(load)
         with self._changed:
+            self._correct(load)
             self._issued += 1
             load.issued = True
         os.eventfd_write(self._done, 1)
 
+    def _try(self, load: Load) -> BaseException | None:
+        """Issue a load, or say why that cannot be."""
+        try:
+            if self._stream is None:
+                self._stream = self.accelerator.stream()
+            with self.accelerator.running(self._stream):
+                try:
+                    load.issue(self._port)
+                finally:  # also of half a load: what it reads is not free before
+                    load.event = self.accelerator.event()
+        except BaseException as error:
+            return error
+        return None
+
+    # --- where the device has no memory for a batch ------------------------------------------------------------
+
+    def _later(self, load: Load) -> None:
+        """The consumer does not wait for this one: it is loaded when batches before it have been taken."""
+        with self._changed:
+            if load.counted:
+                load.counted = False
+                self._loaded.pop(load.order, None)
+                self._set_aside()
+                self.budget.give("batches", load.nbytes)
+            insort(self._queue, load, key=lambda each: each.order)
+            self._lower(0)
+
+    def _squeeze(self, load: Load) -> BaseException | None:
+        """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""
+        with self._changed:
+            self._squeezed = True
+            self._lower(load.nbytes)
+            self._set_aside()
+        for attempt in range(_ATTEMPTS):
+            error: BaseException | None = None
+            if attempt:
+                self._ask_for_room(load)
+            self._let_go(load)
+            error = self._try(load)
+            if error is None or not is_out_of_memory(error) or (attempt and not self.budget.held.get("samples")):
+                break
+        with self._changed:
+            self._squeezed = False
+            self._set_aside()
+        return error
+
+    def _let_go(self, load: Load) -> None:
+        """Wait for what is under way, which may hold samples, and let those of other batches come from the host."""
+        with self._changed:
+            waiting = [load, *self._queue]
+        with contextlib.suppress(Exception):  # of the device: the next attempt will say so
+            for each in list(self._under_way):
+                if each.event is not None:
+                    each.event.synchronize()
+            for each in waiting:
+                each.make_room(self._port)
+        self.sweep()
+
+    def _ask_for_room(self, load: Load) -> None:
+        """Let a consumer that waits bring what is in no batch yet to the host, and executors end what they are at."""
+        with self._changed:
+            self.wants_room = True
+            os.eventfd_write(self._done, 1)
+            self._changed.wait_for(lambda: self._closed or load.cancelled or not self.wants_room)
+            self.wants_room = False
+            self._changed.wait(_MOMENT_S)
+
+    def _lower(self, nbytes: int) -> None:
+        """Executors and later batches are to hold half as much from now on; ``nbytes``: what is held in vain."""
+        held = sum(self.budget.held.values()) - nbytes
+        limit, self._short = max(self.batch_bytes, held // 2), self._short + 1
+        self.budget.lower(limit)
+        if self._short == 1:
+            text = "%s has no memory for a batch: from now on at most %d bytes are held there, the rest on the host"
+            LOGGER.warning(text, self.accelerator.device, limit)
+
+    def _correct(self, load: Load) -> None:
+        """What a batch takes on the device is known now: the account is to say that."""
+        if load.measured is None or not load.counted:
+            return
+        self.budget.take("batches", load.measured)
+        self.budget.give("batches", load.nbytes)
+        load.nbytes = self._loaded[load.order] = load.measured
+        self.batch_bytes = max(self.batch_bytes, load.nbytes)
+        self._set_aside()
+
     def _through(self, load: Load) -> bool:
-        return load.event is None or load.event.query()
+        """Whether the load's event has come to pass. Where it cannot be asked, what the load reads is kept: the
+        device's error may be another's, and who issues or takes the next batch is told of it."""
+        try:
+            return load.event is None or load.event.query()
+        except Exception:
+            return False
 
     def _release(self, loads: list[Load]) -> None:
         for load in loads:

@@ -34,6 +34,7 @@ class Scheduler:
         self._intake = self._work.intake
         self.harm = Harm(policy.spares_device, policy.devices)
         self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
+        self._empty: set[int] = set()  # those of them of which every sample has failed
         self._undelivered = 0
         self._next_order = 0  # the one to deliver next
         self._asked = False
@@ -63,7 +64,7 @@ class Scheduler:
         out = work.out = []
         self._handlers[type(event)](event)
         self._compose()
-        work.consumer_starves = self._next_order not in self._sizes
+        work.consumer_starves = self._starves
         oldest = self._places.oldest
         work.oldest_place = oldest.first if oldest is not None else -1
         work.samples_ready = self._ledger.pool + self._composed
@@ -74,6 +75,12 @@ class Scheduler:
     def room(self) -> int:
         """How many more tickets the window admits."""
         return self.policy.window - self._undelivered
+
+    @property
+    def _starves(self) -> bool:
+        """Whether no batch is ready for the consumer: one that is lost is none where another sample must pad it."""
+        lost_all = self.policy.spreads and len(self._empty) == len(self._sizes)
+        return lost_all or self._next_order not in self._sizes
 
     @property
     def pending(self) -> bool:
@@ -246,6 +253,7 @@ class Scheduler:
 
     def _delivered(self, event: m.Delivered) -> None:
         size = self._sizes.pop(event.order)
+        self._empty.discard(event.order)
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.order)
@@ -282,6 +290,8 @@ class Scheduler:
                 return
             size = sum(hi - lo for lo, hi in batch.spans)
             self._sizes[batch.order] = size
+            if len(batch.failed) == size:
+                self._empty.add(batch.order)
             self._composed += size
             self._intake.cold = False
             self._ledger.compose(batch.order, size)

@@ -129,6 +129,23 @@ def test_a_start_of_bad_samples_longer_than_the_window(mode: Mode, workers: int)
     assert loader.stats()["samples_padded"] == 12
 
 
+@pytest.mark.parametrize("budget", [1, 3000])
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
+def test_lost_batches_in_a_row_under_a_small_budget(mode: Mode, budget: int) -> None:
+    """Those that are composed and lost are no batches for the consumer: the oldest sample may proceed past them."""
+
+    def make(index: int) -> Any:
+        if index < 40:
+            raise OSError("gone")
+        return draw(index)
+
+    loader = _loader(mode, 2, make=make, host_memory_budget=budget, timeout=20)
+    batches = _indices(loader)
+    assert len(batches) == _BATCHES and all(batches)
+    assert {index for batch in batches for index in batch} == set(range(40, _SAMPLES, _RANKS))
+    assert loader.stats()["samples_padded"] == (5 if not mode.lateness else sum(map(len, batches)) - 40)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_nothing_left_to_repeat(mode: Mode, workers: int) -> None:

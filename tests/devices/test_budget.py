@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
+import time
 from typing import Any
 
 import pytest
 
+from minato_gpu import DataLoader
+from minato_gpu.batches.loading import Loading
+from minato_gpu.batches.records import Record
 from minato_gpu.lanes import device_lane
+from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
+from minato_gpu.memory.transfers import Host, Transfers
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
 from tests.fake_device import LAZY_COPIES
+from tests.lanes.harness import open_links, piece, task
 from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
 from tests.test_device_batches import check_same, reference
 
@@ -36,6 +46,23 @@ def test_each_device_keeps_its_budget(
     for device, stats in zip(devices, loader.stats()["device"], strict=True):
         assert BATCH_BYTES <= stats["device_bytes_peak"] <= most
         assert device.peak <= stats["device_bytes_peak"] + BATCH_BYTES
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["device"], ["cpu"]], ids="+".join)
+@pytest.mark.parametrize("budget", [1, 3 * BATCH_BYTES])
+def test_a_device_that_is_named_twice_has_one_budget(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, budget: int, lanes: list[str], in_order: bool
+) -> None:
+    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
+    (device,) = machine(1)
+    more: dict[str, Any] = {"lanes": lanes, "in_order": in_order, "device_memory_budget": budget, "timeout": 20}
+    loader = loader_on([device], device=["cuda:0", "cuda:0"], prefetch_factor=8, **more)
+    assert differences(range(LENGTH), [n for b in labels(consume([device], loader)) for n in b]) == NOTHING
+    most = max(budget, BATCH_BYTES) + 2 * SAMPLE_BYTES  # one for each executor
+    one, other = loader.stats()["device"]
+    assert one == other and BATCH_BYTES <= one["device_bytes_peak"] <= most
+    assert device.peak <= one["device_bytes_peak"] + 2 * BATCH_BYTES  # the consumer has one, and takes the next
 
 
 def test_a_small_budget_does_not_stop_where_a_later_batch_is_ready_first(machine: Machine) -> None:
@@ -72,6 +99,16 @@ def test_a_budget_does_not_hold_back_what_is_repeated_for_lost_batches(machine: 
     assert differences(good, [n for batch in keys[padded:] for n in batch]) == NOTHING
 
 
+@pytest.mark.parametrize("budget", [1, 3000])
+def test_the_hosts_budget_does_not_either(machine: Machine, budget: int) -> None:
+    """Two lost batches are composed, and no sample to repeat is ready: the oldest one may always proceed."""
+    devices = machine(2)
+    more: dict[str, Any] = {"lanes": ["cpu"], "host_memory_budget": budget, "on_error": "skip", "timeout": 20}
+    keys = labels(consume(devices, loader_on(devices, BadBeginning(), pipeline=PIPELINE, **more)))
+    assert [len(batch) for batch in keys[:3]] == [1] * 3
+    assert differences(range(3 * BATCH, LENGTH), [n for batch in keys[3:] for n in batch]) == NOTHING
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("budget", [1, 2 * BATCH_BYTES])
 def test_epochs_that_overlap_go_on_under_a_small_budget(machine: Machine, budget: int, in_order: bool) -> None:
@@ -82,3 +119,50 @@ def test_epochs_that_overlap_go_on_under_a_small_budget(machine: Machine, budget
     for _ in range(3):
         assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
     assert loader.stats()["speculation"]["epochs_prepared"] > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_while_a_small_batch_is_loaded_room_is_kept_for_the_large_one_after_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """Batches of 1 and 32 in turn; and the short last batch of an epoch before the next one's first."""
+    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
+    (device,) = machine(1)
+    large = rows_bytes(LAYOUT, 32)  # type: ignore[arg-type]
+    epochs = 3 if overlap else 1
+    more: dict[str, Any] = {"batch_size": 32, "sampler": range(97), "epochs": epochs, "persistent_workers": True}
+    batches = [list(range(lo, hi)) for lo, hi in ((0, 1), (1, 33), (33, 34), (34, 66), (66, 67), (67, 99))]
+    loader = DataLoader(
+        Numbers(),
+        **(more if overlap else {"batch_sampler": batches}),
+        num_workers=2,
+        device="cuda:0",
+        pipeline=PIPELINE,
+        lanes=["device"],
+        device_memory_budget=large + 2000,
+        prefetch_factor=8,
+        timeout=20,
+    )
+    for _ in range(epochs):
+        for batch in loader:
+            time.sleep(0.02)  # what the device lane does meanwhile would pass the limit
+            device.read(batch["label"], lambda _: None)
+            del batch
+    assert large <= loader.stats()["device"]["device_bytes_peak"] <= large + 2000 + SAMPLE_BYTES
+
+
+def test_the_rows_of_a_whole_place_are_announced_where_a_piece_of_it_is_left(machine: Machine) -> None:
+    """As after an epoch was left out of order."""
+    whole = Record(0, 8, range(8, 16), list(range(8)), None)
+    (device,) = machine(1)
+    with open_links(1) as links:
+        host = Host(links.engine_arena, device)
+        loading = Loading([Transfers(device, host, DeviceBudget(1 << 20))], host)
+        loading.admit(whole.part(2, 5))
+        assert whole.part(2, 5).rows == 3 and loading.transfers[0].rows == 8
+        store = Store(-1, links, None, links.board)
+        outlet = Outlet(store, loading.transfers[0])
+        given = piece(range(3), slab=0)
+        outlet.reserve(task(given, layout=pickle.dumps(LAYOUT)), frozenset({"x"}), 3)
+        assert loading.transfers[0].batch_bytes == rows_bytes(LAYOUT, 8)  # type: ignore[arg-type]
+        loading.close()

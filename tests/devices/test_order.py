@@ -195,7 +195,9 @@ def test_one_device_twice_has_two_executors(machine: Machine) -> None:
     devices = machine(1)
     loader = loader_on(devices, device=["cuda:0", "cuda:0"], lanes=["device"])
     check_same(consume(devices, loader), on_host())
-    assert [loader.stats()["lanes"][f"device:{n}"]["samples"] > 0 for n in range(2)] == [True, True]
+    stats = loader.stats()
+    assert [stats["lanes"][f"device:{n}"]["samples"] > 0 for n in range(2)] == [True, True]
+    assert [one["crossed"] for one in stats["device"]] == [0, 0], "nothing has come from another device"
 
 
 def test_a_sequence_of_one_is_that_device(machine: Machine) -> None:

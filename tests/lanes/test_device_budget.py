@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from minato_gpu.lanes.base import Local, Resident
+from minato_gpu.lanes.base import Failure, Local, Resident
 from minato_gpu.lanes.functions import FunctionSegment
+from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
@@ -82,3 +84,51 @@ def test_a_micro_batch_that_was_halved_stays_small_under_a_budget(monkeypatch: p
             counts.append(one.lane.stats()["short_of_memory"])
         assert counts[0] > 0 and counts == counts[:1] * 3
         assert one.lane.stats()["micro_batch"] == 2
+
+
+UNREADABLE = 23
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host read of one sample has left cannot be read in this process."""
+    get = Store.get
+
+    def refuse(self: Store, item: Any) -> Any:
+        fields = get(self, item)
+        if isinstance(fields, dict) and fields.get("label") == UNREADABLE:
+            raise RuntimeError("cannot be unpickled here")
+        return fields
+
+    monkeypatch.setattr(Store, "get", refuse)
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_sample_that_cannot_be_unpickled_fails_alone_and_keeps_no_room() -> None:
+    device = FakeDevice(LAZY_CONSUMER)
+    with bench(device, limit=1 << 20) as one:
+        one.send(20, UNREADABLE, 22, chunk=1)
+        one.send(UNREADABLE, chunk=2)
+        assert one.reported(1) and one.reported(2)
+        kinds = [[type(item) for item in report.items or []] for report in one.reports]
+        assert kinds == [[Resident, Failure, Resident], [Failure]]
+        failed = one.reports[1].items[0]  # type: ignore[index]
+        assert failed.origin.index == UNREADABLE and failed.origin.lane == "device"
+        with pytest.raises(RuntimeError, match="cannot be unpickled here"):
+            failed.error.reraise()
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0)
+
+
+def test_what_was_reserved_for_samples_that_were_not_begun_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def boom(self: Outlet) -> Any:
+        raise RuntimeError("not even begun")
+
+    with bench(FakeDevice(LAZY_CONSUMER), limit=1 << 20) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(Outlet, "working", boom)
+            one.send(20, 21, chunk=1)
+            assert one.reported(1)
+        assert one.transfers.budget.held["samples"] == 0 < one.transfers.budget.peak
+        assert [type(item) for item in one.reports[0].items or []] == [Failure, Failure]

@@ -5,6 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+import torch
+
+from minato_gpu.lanes.functions import FunctionSegment
+from minato_gpu.lanes.store import Store
 from tests.fake_device import LAZY_COPIES, FakeDevice
 from tests.lanes import device_bench
 from tests.lanes.device_bench import bench, pipeline
@@ -56,3 +61,38 @@ def test_a_device_that_keeps_time_says_what_samples_cost() -> None:
             assert one.reported(chunk)
             report = one.report(chunk)
             assert report is not None and report.times == [1.0] * 4 and report.seconds == 4.0
+
+
+def test_what_could_not_be_read_takes_no_share_of_what_the_others_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    get = Store.get
+
+    def refuse(self: Store, item: Any) -> Any:
+        fields = get(self, item)
+        if fields["label"] == 22:
+            raise RuntimeError("cannot be read here")
+        return fields
+
+    monkeypatch.setattr(Store, "get", refuse)
+    with bench(_Timed(LAZY_COPIES)) as one:
+        one.send(20, 21, 22, 23, cut=(21,), chunk=1)
+        assert one.reported(1)
+        report = one.report(1)
+        assert report is not None and report.times == [1.0, 1.0, 0.0, 1.0]
+
+
+def test_a_micro_batch_that_was_halved_for_want_of_memory_is_not_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FunctionSegment.run
+
+    def short(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError(f"{len(batch)} samples")
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", short)
+    with bench(_Timed(LAZY_COPIES)) as one:
+        for chunk in (1, 2):
+            one.send(20, 21, 22, chunk=chunk)
+            assert one.reported(chunk)
+        first, second = one.report(1), one.report(2)
+        assert first is not None and first.times is None
+        assert second is not None and second.times is not None

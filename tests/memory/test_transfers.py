@@ -67,8 +67,10 @@ class Bench:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
             with maker.running(self.lanes.setdefault(maker, maker.stream())):
                 sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
-                made.add(Made(maker.event(), maker))
-            rows.append(DeviceRows(0, list(on_device), sources))
+                one = Made(maker.event(), maker)
+            made.add(one)
+            ways = [(one, Run(slab + n * image, n * image, image)) for n in on_device]
+            rows.append(DeviceRows(0, list(on_device), sources, ways))
         load = RowsLoad(self.layout, ROWS, [], runs, rows, made, (slab,))
         self.submit(load)
         self.transfers.slabs.drop(slab)
@@ -87,7 +89,12 @@ class Bench:
 
     def issued(self, load: Load) -> None:
         """Wait until the thread has issued the load."""
-        assert wait_until(lambda: load.issued)
+
+        def look() -> bool:
+            self.transfers.room_made()  # as who waits for a batch does: there are no samples here
+            return load.issued
+
+        assert wait_until(look)
 
     def take(self, load: Load) -> Any:
         """The batch, as the consumer gets it."""
@@ -270,6 +277,19 @@ def test_a_budget_below_one_batch_stops_nothing() -> None:
         for value, load in enumerate(loads, 1):
             one.check(one.take(load), value)
         assert one.wrong == []
+
+
+@pytest.mark.parametrize("guess", [8, 1 << 20])
+def test_a_batch_that_is_no_rows_counts_with_what_its_tensors_take(guess: int) -> None:
+    """Its pickle may be smaller, where a tensor repeats itself, or larger, for all that is no tensor."""
+    with bench(FakeDevice()) as one:
+        load = ValueLoad(lambda: (torch.zeros(1).expand(1000), "x" * 5000, torch.zeros(10)), guess)
+        one.submit(load)
+        one.issued(load)
+        assert one.transfers.budget.held["batches"] == one.transfers.batch_bytes == 4040 or guess > 4040
+        assert one.transfers.budget.held["batches"] == one.device.used == 4040
+        one.take(load)
+        assert one.transfers.budget.held["batches"] == 0
 
 
 def test_a_later_batch_that_came_first_does_not_keep_the_next_one_back() -> None:

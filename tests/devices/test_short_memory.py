@@ -1,0 +1,97 @@
+"""Where a device has no memory for a batch: samples leave it for the host, executors hold less, and that is said."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu.lanes import device_lane
+from tests.contracts.checks import NOTHING, differences
+from tests.devices.several import Machine, check_content, consume, labels, loader_on, on_host
+from tests.devices.test_budget import BATCH_BYTES
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.numbers import COSTLY, LENGTH, Plain
+
+SAID = "has no memory for a batch"
+
+
+@pytest.fixture
+def short(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device of so many bytes."""
+    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)  # takes 4 MiB for a moment when a lane opens
+
+    def make(capacity: int, order: Order = LAZY_COPIES) -> FakeDevice:
+        (device,) = machine(1, order)
+        device.capacity = capacity
+        return device
+
+    return make
+
+
+def said(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(SAID in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("capacity", [14_000, 24_000, 40_000])
+def test_samples_on_the_device_make_room_for_a_batch(
+    short: Any, caplog: pytest.LogCaptureFixture, capacity: int, in_order: bool, order: Order
+) -> None:
+    """The window holds more than ten batches, the device two to seven, with what the consumer has of them."""
+    device = short(capacity, order)
+    more: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 16, "timeout": 30}
+    loader = loader_on([device], lanes=["device"], in_order=in_order, **more)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        got = consume([device], loader)
+    check_content(got, on_host())
+    assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+    stats = loader.stats()
+    assert said(caplog) == (stats["device"]["short_of_memory"] > 0)
+    assert capacity > 24_000 or stats["device"]["short_of_memory"] + stats["device_lane"]["short_of_memory"] > 0
+    gc.collect()
+    assert device.used == 0
+
+
+def test_the_cpu_lane_goes_on(short: Any, caplog: pytest.LogCaptureFixture) -> None:
+    device = short(14_000)
+    loader = loader_on([device], pipeline=COSTLY, lanes=["cpu", "device"], prefetch_factor=8, timeout=30)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        check_content(consume([device], loader), on_host())
+    assert said(caplog) <= 1
+
+
+def test_batches_ahead_wait_where_there_is_no_memory_for_them(short: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Without samples on it either, and without a budget: only the due one has to be loaded."""
+    device = short(3 * BATCH_BYTES)
+    loader = loader_on([device], Plain(), num_workers=1, prefetch_factor=16, timeout=30)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        assert [n for batch in labels(consume([device], loader)) for n in batch] == list(range(LENGTH))
+    assert said(caplog) == 1 <= loader.stats()["device"]["short_of_memory"]
+
+
+def test_what_nothing_makes_room_for_is_the_consumers_error(short: Any) -> None:
+    device = short(1 << 20)
+    loader = loader_on([device], lanes=["device"], timeout=30)
+    with device.running(device.consumer):
+        taken = device.empty((1 << 20) - BATCH_BYTES // 2)
+    with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
+        consume([device], loader)
+    del taken
+
+
+def test_leaving_while_room_is_made_leaves_nothing(short: Any) -> None:
+    device = short(20_000)
+    for count in range(1, 6):
+        loader = loader_on([device], lanes=["device"], num_workers=1, prefetch_factor=16, timeout=30)
+        for number, _ in enumerate(loader, 1):
+            if number == count:
+                break
+        del loader, _
+        gc.collect()
+        device.finish()
+        assert device.used == 0

@@ -1,0 +1,117 @@
+"""What a device's errors do to the threads that use it: they are told, and nobody waits for a thread that has ended."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from minato_gpu import DataLoader
+from minato_gpu.lanes.device_work import DeviceWork
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
+from tests.lanes.device_bench import bench
+from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
+from tests.test_device_batches import Fake, consume, fake
+from tests.waiting import wait_until
+
+__all__ = ["fake"]
+
+ERROR = "an illegal memory access was encountered"
+
+
+def loader_on(lanes: list[str], **more: Any) -> Any:
+    more["pipeline"] = PIPELINE if lanes == ["device"] else COSTLY
+    return DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, timeout=20, **more)
+
+
+def numbers(device: FakeDevice, loader: Any) -> list[int]:
+    return [int(n) for _, labels in consume(device, loader) for n in labels]
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, thread: str, at: int) -> threading.Event:
+    """The ``at``-th call in this thread raises. Set once it has."""
+    before, count, raised = getattr(of, name), [0], threading.Event()
+
+    def once(*args: Any, **more: Any) -> Any:
+        if threading.current_thread().name == thread:
+            count[0] += 1
+            if count[0] == at:
+                raised.set()
+                raise RuntimeError(ERROR)
+        return before(*args, **more)
+
+    monkeypatch.setattr(of, name, once)
+    return raised
+
+
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+@pytest.mark.parametrize("thread", ["minato-device", "minato-copies"])
+def test_an_event_that_cannot_be_asked_stops_nothing(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, thread: str, lanes: list[str]
+) -> None:
+    """CUDA reports what kernels did wrong earlier there: whoever waits for the event, or issues more, says so."""
+    device = fake(LAZY_COPIES)
+    raised = fails_once(monkeypatch, FakeEvent, "query", thread, 3)
+    assert numbers(device, loader_on(lanes)) == list(range(LENGTH))
+    assert raised.is_set() or len(lanes) > 1
+    gc.collect()
+    assert device.used == 0 and device.pinned == {}
+
+
+def test_what_the_device_has_done_wrong_is_the_samples_failure(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake(LAZY_COPIES)
+    fails_once(monkeypatch, FakeEvent, "query", "minato-device", 3)
+    fails_once(monkeypatch, FakeEvent, "synchronize", "minato-device", 3)
+    with pytest.raises(RuntimeError, match=ERROR):
+        numbers(device, loader_on(["device"]))
+
+
+def test_the_only_lane_that_breaks_down_is_an_error(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake(LAZY_COPIES)
+    fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 4)
+    with pytest.raises(RuntimeError, match=f"the device lane has broken down: .*{ERROR}"):
+        numbers(device, loader_on(["device"]))
+    gc.collect()
+    device.finish()
+
+
+def test_others_do_what_it_has_begun(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = fake(LAZY_COPIES)
+    raised = fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 2)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        for _ in range(10):  # it may open too late to be given anything
+            loader = loader_on(["cpu", "device"])
+            assert numbers(device, loader) == list(range(LENGTH))
+            if raised.is_set():
+                break
+    assert loader.stats()["device_lane"]["retired"]
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "the device lane has broken down; the CPU lane goes on alone"
+    ]
+    gc.collect()
+    assert device.used == 0
+
+
+def test_a_thread_that_gets_no_stream_for_copies_tells_the_consumer(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = fake(LAZY_COPIES)
+    fails_once(monkeypatch, FakeDevice, "stream", "minato-copies", 1)
+    with pytest.raises(RuntimeError, match=ERROR):
+        numbers(device, loader_on(["cpu"]))
+
+
+def test_a_lane_that_has_ended_keeps_no_device_memory() -> None:
+    """What it had reported, and nobody has received: a loader's owner may keep that for long."""
+    device = FakeDevice(LAZY_CONSUMER)
+    with bench(device) as one:
+        one.send(20, 21)
+        assert wait_until(lambda: bool(one.lane._reports)) and device.used > 0
+        assert one.lane.close(5.0)
+        device.finish()
+        assert device.used == 0
