@@ -55,7 +55,10 @@ def test_an_event_that_cannot_be_asked_stops_nothing(
     """CUDA reports what kernels did wrong earlier there: whoever waits for the event, or issues more, says so."""
     device = fake(LAZY_COPIES)
     raised = fails_once(monkeypatch, FakeEvent, "query", thread, 3)
-    assert numbers(device, loader_on(lanes)) == list(range(LENGTH))
+    for _ in range(10):  # a thread that comes late to its events finds them passed, and has fewer to ask
+        assert numbers(device, loader_on(lanes)) == list(range(LENGTH))
+        if raised.is_set():
+            break
     assert raised.is_set() or len(lanes) > 1
     gc.collect()
     assert device.used == 0 and device.pinned == {}
