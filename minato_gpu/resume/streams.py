@@ -119,7 +119,8 @@ class Streams:
         starts = []
         for number, own in enumerate(saved["streams"]):
             given = own.get("state")
-            state = None if given is None else dumps((given["of"], given.get("state")))
+            with s.within_depth():
+                state = None if given is None else dumps((given["of"], given.get("state")))
             since = _since(own)
             starts.append(StreamStart(own["batches"], state, since))
             streams._workers[number] = _Worker(own["batches"], Told(state, own["ended"], since=since))
@@ -145,7 +146,7 @@ def check_streams(saved: Mapping[str, Any], workers: int, samples: int) -> None:
     total = 0
     for own in streams:
         if not isinstance(own, Mapping):
-            raise ValueError(f"state: 'streams' must hold dicts, got {own!r:.60}")
+            raise ValueError(f"state: 'streams' must hold dicts, got {s.quoted(own)}")
         total += s.number(own, "batches")
         s.choice(own, "ended", (True, False))
         if own.get("state") is not None:
