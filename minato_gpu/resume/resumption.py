@@ -10,6 +10,7 @@ import torch
 
 from minato_gpu.admission.occurrences import Plane
 from minato_gpu.admission.sources import Source
+from minato_gpu.lanes.streams import StreamStart, Told, load_dataset
 from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
@@ -23,7 +24,7 @@ from minato_gpu.resume.standing import (
     most_drawn_again,
     sampler_epoch,
 )
-from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
+from minato_gpu.resume.streams import Streams, check_streams, starts_between, tell_read_again
 from minato_gpu.snapshots import Snapshot
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
@@ -54,6 +55,9 @@ def begin_source(
             order = orders.fresh_order(sampling, batches, generators)
         source, worlds = loader._source(number, seed, order), []
         source.streams = Streams(max(1, loader.num_workers)) if iterable else None
+        if source.streams is not None and resumption is not None and resumption.starts:
+            source.starts = resumption.starts
+            source.streams.begin([Told(start.state, False, over=start.over) for start in source.starts])
     standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), worlds)
     standing.source = source
     return source, standing
@@ -85,6 +89,9 @@ class Resumption:
         self._counted: tuple[list[Plane], dict[Any, int]] = ([], {})
         self.worlds: list[Any] = []  # how the epoch was shared out among ranks before, if it was merged
         self._epoch_of_sampler = self._check(loader) if self.begun else None
+        self.starts: list[StreamStart] = []  # of an iterable data set's streams, after a state between two epochs
+        if not self.begun and is_iterable(loader):
+            self.starts = starts_between(self.state["source"], loader.dataset, loader.num_workers)
         if self._epoch_of_sampler is not None:
             self._sampling.inner.set_epoch(self._epoch_of_sampler)
 
@@ -93,7 +100,7 @@ class Resumption:
         _match_kind(loader, self.state)
         if self.state["kind"] == "iterable":
             self._agree(_CUTTING)
-            check_streams(self.state["source"], loader.num_workers, loader.batch_size or 1)
+            check_streams(self.state["source"], loader.dataset, loader.num_workers, loader.batch_size or 1)
             return None
         self._agree(_AGREE)
         return self._check_source(loader)
@@ -184,6 +191,13 @@ class Resumption:
         with s.within_depth():
             own = Snapshot({"sampler": s.mapping(self.state["source"], "state").get("sampler"), "iterator": None})
         orders.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
+
+    def load_dataset(self, loader: Any) -> None:
+        """Give an iterable data set in this process the state that it had between two epochs; workers get theirs."""
+        if self.starts and loader.num_workers == 0:
+            (start,) = self.starts
+            before = load_dataset(loader.dataset, start.state)
+            loader._over = before if start.over else None
 
     def source(self, loader: Any, generators: Mapping[str, torch.Generator]) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""

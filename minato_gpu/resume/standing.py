@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_gpu.admission.sources import Mark, Source
-from minato_gpu.lanes.streams import Told, is_stateful
+from minato_gpu.lanes.streams import Told, is_stateful, told_of
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, Taken
 from minato_gpu.resume.sampling import Sampling
-from minato_gpu.resume.streams import MOST_READ_AGAIN, check_read_again
+from minato_gpu.resume.streams import MOST_READ_AGAIN, between, check_read_again
 from minato_gpu.samples import Ticket
 from minato_gpu.snapshots import Snapshot
 
@@ -72,6 +72,18 @@ class Standing:
     def saves_come(self) -> bool:
         """Whether a state of the streams was asked for some batches ago."""
         return self.source is not None and self.source.streams is not None and self.source.streams.saves_come
+
+    @property
+    def streams_at_end(self) -> list[Told]:
+        """Where the data sets of workers stand for the epoch after this one."""
+        assert self.source is not None and self.source.streams is not None
+        return self.source.streams.at_end()
+
+    @property
+    def ended_with_batches(self) -> bool:
+        """Whether the epoch is over, and a stream has yielded any."""
+        streams = None if self.source is None else self.source.streams
+        return self.over and streams is not None and streams.batches > 0
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""
@@ -236,8 +248,19 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "workers_epoch": loader._first if loader.persistent_workers and number else number,
         "generators": s.packed_states(generators),
         "progress": {"batches": 0, "below": 0, "above": ""},
-        "source": {"state": {"sampler": own, "iterator": None}},
+        "source": {"state": {"sampler": own, "iterator": None}, **_streams_between(loader)},
     }
+
+
+def _streams_between(loader: Any) -> s.State:
+    """An iterable data set's own state, where the next epoch's is the same: in this process, and in workers that stay."""
+    if not is_iterable(loader):
+        return {}
+    before = loader._standing
+    if loader.num_workers == 0:
+        return between([told_of(loader.dataset, over=before is not None and before.ended_with_batches)])
+    kept = before is not None and loader._engine is not None and not loader._engine.closed
+    return between(before.streams_at_end) if kept else {}
 
 
 def sampler_epoch(sampling: Sampling) -> int | None:
