@@ -6,8 +6,8 @@ read again from its beginning, and as many batches as were delivered are dropped
 Nobody can ask a worker for a state that is past, so it tells its own with every batch: a large one, while nobody saves,
 with every few only. What came since is then read again (as in torchdata's loader between its snapshots).
 
-A data set may count its epochs. So its state is told at the end of a stream too, and the next epoch begins from it where
-the same data set would go on: in this process, or in a worker that stays. As in torchdata's loader it is then loaded
+A data set may count its epochs. So its state is told at the end of a stream too, and the next epoch begins from it
+where the same data set would go on: in this process, or in a worker that stays. As in torchdata's loader it is loaded
 before ``iter()``. A state of an epoch's end may make the next pass one that yields nothing: see ``_Fetcher``.
 """
 
@@ -82,7 +82,7 @@ def dataset_part(state: bytes | None) -> bytes | None:
     """Of a stream's state that of its data set, if it has one."""
     if state is None:
         return None
-    kind, own, dataset = pickle.loads(state)
+    kind, _, dataset = pickle.loads(state)
     if kind == "dataset":
         return state
     return None if dataset is None else dumps(("dataset", dataset, None))
@@ -115,13 +115,13 @@ def _said(part: Any, error: Exception) -> str:
 class _Fetcher(_IterableDatasetFetcher):
     """PyTorch's, of an epoch that begins from a state of the end of the one before.
 
-    Such a state may say that all has been yielded: the pass that finds nothing has then taken it up, and the next is the
-    epoch's. Others (those of Hugging Face's data sets, unless ``set_epoch`` is called) say so for ever: these data sets
-    get back what they had ``before`` it was loaded.
+    Such a state may say that all has been yielded: the pass that finds nothing has then taken it up, and the next is
+    the epoch's. Others (those of Hugging Face's data sets, unless ``set_epoch`` is called) say so for ever: these data
+    sets get back what they had ``before`` it was loaded.
     """
 
     def __init__(self, *arguments: Any, before: bytes | None) -> None:
-        super().__init__(*arguments)  # type: ignore[no-untyped-call]
+        super().__init__(*arguments)
         self._before = before
         self._passes = 0
 

@@ -253,7 +253,7 @@ def before_epoch(loader: Any, number: int) -> s.State:
 
 
 def _streams_between(loader: Any) -> s.State:
-    """An iterable data set's own state, where the next epoch's is the same: in this process, and in workers that stay."""
+    """An iterable data set's own state, where it is the same in the next epoch: here, and in workers that stay."""
     if not is_iterable(loader):
         return {}
     before = loader._standing

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader, merge_state_dicts
-from tests.contracts.test_resume_streams import Stateful, StatefulIterator, Streams
+from tests.contracts.datasets import Streams
+from tests.contracts.test_resume_streams import Stateful, StatefulIterator
 
 _EPOCHS = 4
 
@@ -188,7 +189,7 @@ def test_any_size(sizes: list[int], batch: int, drop_last: bool, data: st.DataOb
 
     reference = make()
     want = [_lists(reference) for _ in range(_EPOCHS)]
-    loader, got = make(), []
+    loader, got = make(), list[Any]()
     while len(got) < _EPOCHS:
         iterator, epoch = iter(loader), list[Any]()
         while True:
@@ -234,6 +235,7 @@ def test_what_is_refused() -> None:
         damaged["source"]["streams"][0][field] = value
         with pytest.raises(ValueError, match="state: '"):
             DataLoader(Counts([4]), 2).load_state_dict(damaged)
+    streams: Any
     for streams in (3, [3], {}):
         with pytest.raises(ValueError, match="state"):
             DataLoader(Counts([4]), 2).load_state_dict({**state, "source": {**state["source"], "streams": streams}})
