@@ -115,11 +115,15 @@ class Epochs:
 
     def _resume(self, source: Source) -> None:
         """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
-        self._pump.streams, self._pump.stream_starts = source.streams, dict(enumerate(source.starts))
+        starts = dict(enumerate(source.starts))
+        for worker, start in self._pump.stream_starts.items():  # of streams that had ended: their workers stay
+            if worker not in starts and (following := start.next_epoch) is not None:
+                starts[worker] = following
+        self._pump.streams, self._pump.stream_starts = source.streams, starts
         if source.streams is not None:
             source.streams.on_saves = self._board.expect_saves
             self._board.expect_saves(True)
-        if source.streams is not None and source.streams.batches:
+        if source.streams is not None and (source.streams.batches or source.streams.ended):
             self.order = source.streams.batches
             turn, ended = source.streams.turn, tuple(source.streams.ended)
             self._tell(m.Resumed, self.order, turn=turn, ended=ended)

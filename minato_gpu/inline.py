@@ -18,8 +18,9 @@ from minato_gpu.admission.sources import Drawn, Source
 from minato_gpu.engine import NOTHING
 from minato_gpu.faults.failures import RAISE, RETRY, FailurePolicy, pads_batches
 from minato_gpu.lanes.base import Failure, NoSample, failure
-from minato_gpu.lanes.streams import Stream, StreamStart
+from minato_gpu.lanes.streams import Stream, StreamStart, Told, told_of
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
+from minato_gpu.resume.standing import is_iterable
 from minato_gpu.samples import Origin, Ticket, explain, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
@@ -128,6 +129,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         begun = resumption is not None and resumption.begun
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
+        first = None if begun or not is_iterable(loader) else self._first(loader)
         super().__init__(loader)
         if before is not None:
             generator.set_state(before)
@@ -145,7 +147,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._stream: Stream | None = None
         source, standing = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
         if source.streams is not None:
-            self._dataset_fetcher: Any = self._begin_stream(loader, source.starts)
+            if first is not None:
+                source.streams.begin([first])
+            self._dataset_fetcher: Any = self._begin_stream(loader, source.starts if begun else [])
             if source.streams.ended:
                 self._dataset_fetcher.ended = True
         else:
@@ -162,11 +166,21 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
         return len(self._loader) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
 
+    @staticmethod
+    def _first(loader: Any) -> Told:
+        """Where the data set stands before it is iterated."""
+        last = loader._standing
+        return told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
+
     def _begin_stream(self, loader: Any, starts: list[StreamStart]) -> Any:
         """The fetcher of an iterable data set, which goes on where an earlier run left it."""
         samples = loader.batch_size or 1
+        over, loader._over = loader._over, None
         if starts:
             self._stream = Stream.open(loader, starts[0], samples)
+            loader._over = self._stream.before if starts[0].over else None
+        elif over is not None:
+            self._stream = Stream.open(loader, StreamStart(0, None, over=True), samples, before=over)
         else:
             self._stream = Stream(self._dataset_fetcher, self._dataset, None, samples)
         return self._stream.fetcher

@@ -114,6 +114,10 @@ class EngineIterator(_BaseDataLoaderIter):
         if workers is not None and loader._first != number:
             seed = sample_seed(seed, number - loader._first, "epoch")
         source, self._standing = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
+        engine = loader._engine if self._keeps else None
+        before = loader._standing
+        if source.streams is not None and resumption is None and engine is not None and not engine.closed and before:
+            source.streams.begin(before.streams_at_end)
         return source
 
     def _follows(self, resumption: Resumption | None) -> bool:

@@ -163,6 +163,7 @@ class DataLoader(TorchDataLoader[T]):
         self._ahead: tuple[Source, Speculation] | None = None
         self._standing: Standing | None = None  # where the last epoch stands
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
+        self._over: bytes | None = None  # what the data set here told before it was given its state of an epoch's end
         self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
         self._prepared = self._discarded = 0
         self._in_good_hands = False
@@ -201,6 +202,7 @@ class DataLoader(TorchDataLoader[T]):
         if not resumption.begun:
             resumption.set_generators(self)
             resumption.load_sampler(self)
+            resumption.load_dataset(self)
         return resumption
 
     # --- saving and resuming -------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ class Pump:
         elif report.status == "exhausted":
             self.assembly.forget(chunk.spans)
             if self.streams is not None:
-                self.streams.exhausted(chunk.number, report.worker)
+                self.streams.exhausted(chunk.number, report.worker, report.told)
             self.handle(m.Exhausted(perf_counter(), report.chunk))
         else:
             if report.told is not None and self.streams is not None:

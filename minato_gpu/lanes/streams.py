@@ -5,6 +5,10 @@ read again from its beginning, and as many batches as were delivered are dropped
 
 Nobody can ask a worker for a state that is past, so it tells its own with every batch: a large one, while nobody saves,
 with every few only. What came since is then read again (as in torchdata's loader between its snapshots).
+
+A data set may count its epochs. So its state is told at the end of a stream too, and the next epoch begins from it
+where the same data set would go on: in this process, or in a worker that stays. As in torchdata's loader it is loaded
+before ``iter()``. A state of an epoch's end may make the next pass one that yields nothing: see ``_Fetcher``.
 """
 
 from __future__ import annotations
@@ -31,6 +35,13 @@ class StreamStart(NamedTuple):
     batches: int
     state: bytes | None
     since: int = 0
+    over: bool = False  # the state is one of the end of an epoch that had batches; this one begins, or has ended too
+
+    @property
+    def next_epoch(self) -> StreamStart | None:
+        """Where the epoch after this begins, if this stream is never opened."""
+        state = dataset_part(self.state)
+        return None if state is None else StreamStart(0, state, over=self.over)
 
     @property
     def again(self) -> int:
@@ -49,6 +60,7 @@ class Told(NamedTuple):
     ended: bool
     error: str | None = None
     since: int = 0
+    over: bool = False  # the state is one of an earlier epoch's end
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +78,69 @@ def _always() -> bool:
     return True
 
 
+def dataset_part(state: bytes | None) -> bytes | None:
+    """Of a stream's state that of its data set, if it has one."""
+    if state is None:
+        return None
+    kind, _, dataset = pickle.loads(state)
+    if kind == "dataset":
+        return state
+    return None if dataset is None else dumps(("dataset", dataset, None))
+
+
+def told_of(dataset: Any, *, over: bool = False) -> Told:
+    """The state of a data set that is not being iterated."""
+    if not is_stateful(dataset):
+        return Told(None, False)
+    try:
+        return Told(dumps(("dataset", dataset.state_dict(), None)), False, over=over)
+    except Exception as error:
+        return Told(None, False, _said(dataset, error))
+
+
+def load_dataset(dataset: Any, state: bytes | None) -> bytes | None:
+    """Give the data set its part of a stream's state. Returns what it had before, if it has told it."""
+    part = dataset_part(state)
+    if part is None:
+        return None
+    before = told_of(dataset).state
+    dataset.load_state_dict(pickle.loads(part)[1])
+    return before
+
+
+def _said(part: Any, error: Exception) -> str:
+    return f"{type(part).__name__}.state_dict(): {type(error).__name__}: {error}"
+
+
+class _Fetcher(_IterableDatasetFetcher):
+    """PyTorch's, of an epoch that begins from a state of the end of the one before.
+
+    Such a state may say that all has been yielded: the pass that finds nothing has then taken it up, and the next is
+    the epoch's. Others (those of Hugging Face's data sets, unless ``set_epoch`` is called) say so for ever: these data
+    sets get back what they had ``before`` it was loaded.
+    """
+
+    def __init__(self, *arguments: Any, before: bytes | None) -> None:
+        super().__init__(*arguments)
+        self._before = before
+        self._passes = 0
+
+    def fetch(self, keys: Any) -> Any:
+        """A batch. Raises StopIteration at the end."""
+        while True:
+            try:
+                batch = super().fetch(keys)  # type: ignore[no-untyped-call]
+                self._passes = 2
+                return batch
+            except StopIteration:
+                if self._passes == 2:
+                    raise
+            if self._passes == 1:
+                load_dataset(self.dataset, self._before)
+            self._passes += 1
+            self.dataset_iter, self.ended = iter(self.dataset), False
+
+
 class Stream:
     """A worker's side: the batches of its own stream, from where it is to start."""
 
@@ -79,31 +154,41 @@ class Stream:
     ) -> None:
         self.fetcher = fetcher
         self._dataset = dataset
+        self.before: bytes | None = None  # the data set's state before one was loaded
         self._since: int | None = None  # batches since a large state was told, the last one
         if start is not None:
             self._go_on(start, samples, goes_on)
 
     @classmethod
     def open(
-        cls, job: Any, start: StreamStart | None, samples: int, goes_on: Callable[[], bool] = _always
+        cls,
+        job: Any,
+        start: StreamStart | None,
+        samples: int,
+        goes_on: Callable[[], bool] = _always,
+        before: bytes | None = None,
     ) -> Stream:
         """The stream of a worker's copy of the data set; a batch takes ``samples``. ``goes_on`` is asked at every
-        sample that is read again, and says no where nobody wants the stream any more.
+        sample that is read again, and says no where nobody wants the stream any more. ``before``: the data set's state
+        before one was loaded, if that has been done already.
 
         Raises ValueError where the stream has less than was delivered of it, or was broken off.
         """
-        own = None if start is None or start.state is None else pickle.loads(start.state)
-        if own is not None and own[0] == "dataset":
-            job.dataset.load_state_dict(own[1])
+        if start is not None:
+            before = load_dataset(job.dataset, start.state) or before
         batches = getattr(job, "auto_collation", None)  # a Job's name for it; a DataLoader has it as PyTorch does
         batches = job._auto_collation if batches is None else batches
-        fetcher = _IterableDatasetFetcher(job.dataset, batches, job.collate_fn, job.drop_last)
-        return cls(fetcher, job.dataset, start, samples, goes_on)
+        arguments = job.dataset, batches, job.collate_fn, job.drop_last
+        begins = start is not None and start.over and not start.batches
+        fetcher = _Fetcher(*arguments, before=before) if begins else _IterableDatasetFetcher(*arguments)
+        stream = cls(fetcher, job.dataset, start, samples, goes_on)
+        stream.before = before
+        return stream
 
     def _go_on(self, start: StreamStart, samples: int, goes_on: Callable[[], bool]) -> None:
         iterator = self.fetcher.dataset_iter
         if start.state is not None:
-            kind, state = pickle.loads(start.state)
+            kind, state, _ = pickle.loads(start.state)
             if kind == "iterator":
                 iterator.load_state_dict(state)
         delivered, dropped = start.again * samples, 0
@@ -126,16 +211,20 @@ class Stream:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
         iterator, ended = self.fetcher.dataset_iter, bool(getattr(self.fetcher, "ended", False))
+        exactly = exactly or ended  # the next epoch may begin from here
         since, self._since = self._since, None
         for name, part in (("iterator", iterator), ("dataset", self._dataset)):
             if is_stateful(part):
                 if since is not None and since + 1 < EVERY and not exactly:
                     self._since = since + 1
                     return Told(None, ended, since=self._since)
+                both = part is not self._dataset and is_stateful(self._dataset)
                 try:
-                    state = dumps((name, part.state_dict()))
+                    own = part.state_dict()
+                    part = self._dataset if both else part
+                    state = dumps((name, own, part.state_dict() if both else None))
                 except Exception as error:
-                    return Told(None, ended, f"{type(part).__name__}.state_dict(): {type(error).__name__}: {error}")
+                    return Told(None, ended, _said(part, error))
                 self._since = 0 if len(state) > LARGE else None
                 return Told(state, ended)
         return Told(None, ended)

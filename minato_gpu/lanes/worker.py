@@ -164,6 +164,8 @@ class Worker:
                 raise StopIteration
             item = self._store.put(self._stream.fetch(task.items), collated=True)
         except StopIteration:
+            if self._stream is not None:
+                progress.told = self._stream.told()
             status, self._stream = "exhausted", None
         except Exception as error:
             failed = True  # nobody knows how far into the batch

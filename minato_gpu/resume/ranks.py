@@ -20,6 +20,7 @@ from minato_gpu.resume.orders import REPLAY
 from minato_gpu.resume.sampling import Sampling
 
 _MOST_RANKS = 1 << 20
+_MOST_WORLDS = 256  # each takes a pass over the whole order
 
 
 def rank_of(sampler: Any) -> dict[str, Any] | None:
@@ -39,6 +40,7 @@ def rank_of(sampler: Any) -> dict[str, Any] | None:
     }
 
 
+@s.within_depth()
 def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
@@ -60,6 +62,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     "ranks must be saved at the same step"
                 )
     undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
+    if len(all_) > 1 and any(not state["begun"] and state["source"].get("streams") is not None for state in all_):
+        raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
     if (len(all_) == 1 and undealt) or not first["begun"]:
         return first
     shares = [_share(state) for state in all_]
@@ -76,6 +80,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     parts = [{**state["progress"], "witness": state["source"].get("witness")} for _, state in by_rank]
     world = {"replicas": replicas, "parts": parts}
     worlds = [*(source.get("worlds") or []), world]
+    if len(worlds) > _MOST_WORLDS:
+        raise ValueError(f"merge_state_dicts(): this epoch was shared out {len(worlds)} times, {_MOST_WORLDS} at most")
     merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "worlds": worlds, "share": shares[0]}}
     del merged["progress"]
     return merged
@@ -113,7 +119,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     share = s.mapping(source, "share")
     for name in ("shuffle", "seed"):
         if share.get(name) != mine[name]:
-            was = f"{name}={share.get(name)!r:.60}"
+            was = f"{name}={s.quoted(share.get(name))}"
             raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
     worlds = checked_worlds(source, sampling)
     if not worlds:
@@ -135,7 +141,9 @@ def _shared_out(count: int, share: Mapping[str, Any]) -> int:
 def checked_worlds(source: Mapping[str, Any], sampling: Sampling) -> list[dict[str, Any]]:
     """How an epoch was shared out before, oldest first. Raises ValueError where that is damaged, or no sampler shares
     it out."""
-    worlds = [_world(world) for world in s.sequence(source, "worlds")]
+    if len(found := s.sequence(source, "worlds")) > _MOST_WORLDS:
+        raise ValueError(f"state: 'worlds' has {len(found)} entries, {_MOST_WORLDS} at most")
+    worlds = [_world(world) for world in found]
     if worlds and type(sampling.inner) is not DistributedSampler:
         raise ValueError(
             "state: 'worlds' tells of an epoch that torch's DistributedSampler shared out, and this loader's sampler "
@@ -146,19 +154,19 @@ def checked_worlds(source: Mapping[str, Any], sampling: Sampling) -> list[dict[s
 
 def _world(world: Any) -> dict[str, Any]:
     if not isinstance(world, Mapping):
-        raise ValueError(f"state: 'worlds' must hold dicts, got {world!r:.60}")
+        raise ValueError(f"state: 'worlds' must hold dicts, got {s.quoted(world)}")
     replicas, parts = s.number(world, "replicas", 1, _MOST_RANKS), s.sequence(world, "parts")
     if len(parts) != replicas:
         raise ValueError(f"state: {len(parts)} parts for {replicas} ranks")
     for part in parts:
         if not isinstance(part, Mapping):
-            raise ValueError(f"state: 'parts' must hold dicts, got {part!r:.60}")
+            raise ValueError(f"state: 'parts' must hold dicts, got {s.quoted(part)}")
         s.check_progress(part)
     return {"replicas": replicas, "parts": parts}
 
 
 def _said(share: Any) -> str:
-    return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{share!r:.60}"
+    return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{s.quoted(share)}"
 
 
 def dealt(sampler: DistributedSampler[Any], worlds: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -10,16 +10,25 @@ import torch
 
 from minato_gpu.admission.occurrences import Plane
 from minato_gpu.admission.sources import Source
+from minato_gpu.lanes.streams import StreamStart, Told, load_dataset
 from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.resume.sampling import Sampling
-from minato_gpu.resume.standing import Standing, generators_of, is_iterable, sampler_epoch
-from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
+from minato_gpu.resume.standing import (
+    Standing,
+    check_drawn_again,
+    generators_of,
+    is_iterable,
+    most_drawn_again,
+    sampler_epoch,
+)
+from minato_gpu.resume.streams import Streams, check_streams, starts_between, tell_read_again
 from minato_gpu.snapshots import Snapshot
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
+_MOST_PLANES = 255  # indices that come more often are counted in 'others'
 _AGREE = {"sampler": "sampler", "length": "length of the sampler", **_CUTTING}
 
 
@@ -46,6 +55,9 @@ def begin_source(
             order = orders.fresh_order(sampling, batches, generators)
         source, worlds = loader._source(number, seed, order), []
         source.streams = Streams(max(1, loader.num_workers)) if iterable else None
+        if source.streams is not None and resumption is not None and resumption.starts:
+            source.starts = resumption.starts
+            source.streams.begin([Told(start.state, False, over=start.over) for start in source.starts])
     standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), worlds)
     standing.source = source
     return source, standing
@@ -60,12 +72,15 @@ def expected_of(loader: Any, source: Source, resumption: Resumption | None) -> i
 
 
 class Resumption:
-    """A checked state, on its way to the next iterator."""
+    """A checked state, on its way to the next iterator; a copy, which nobody changes."""
 
+    @s.within_depth()
     def __init__(self, loader: Any, state: Any) -> None:
         self._sampling = Sampling(loader)
         self._persistent = loader.persistent_workers and loader.num_workers > 0
-        self.given = dict(state) if isinstance(state, Mapping) else {}
+        if isinstance(state, Mapping):
+            self._given = Snapshot(dict(state))
+            state = self._given.copy()
         self.state = ranks.for_rank(s.check(state), self._sampling)
         self.number: int = self.state["epoch"]
         self.begun: bool = self.state["begun"]
@@ -74,6 +89,9 @@ class Resumption:
         self._counted: tuple[list[Plane], dict[Any, int]] = ([], {})
         self.worlds: list[Any] = []  # how the epoch was shared out among ranks before, if it was merged
         self._epoch_of_sampler = self._check(loader) if self.begun else None
+        self.starts: list[StreamStart] = []  # of an iterable data set's streams, after a state between two epochs
+        if not self.begun and is_iterable(loader):
+            self.starts = starts_between(self.state["source"], loader.dataset, loader.num_workers)
         if self._epoch_of_sampler is not None:
             self._sampling.inner.set_epoch(self._epoch_of_sampler)
 
@@ -82,7 +100,7 @@ class Resumption:
         _match_kind(loader, self.state)
         if self.state["kind"] == "iterable":
             self._agree(_CUTTING)
-            check_streams(self.state["source"], loader.num_workers, loader.batch_size or 1)
+            check_streams(self.state["source"], loader.dataset, loader.num_workers, loader.batch_size or 1)
             return None
         self._agree(_AGREE)
         return self._check_source(loader)
@@ -91,9 +109,8 @@ class Resumption:
         source, mine = self.state["source"], {**self._sampling.describe(), **self._sampling.cutting}
         for name, meaning in names.items():
             if source.get(name) != mine[name]:
-                raise ValueError(
-                    f"the state was saved with {meaning} {source.get(name)!r:.60}, this loader has {mine[name]!r:.60}"
-                )
+                theirs = s.quoted(source.get(name))
+                raise ValueError(f"the state was saved with {meaning} {theirs}, this loader has {s.quoted(mine[name])}")
 
     def _check_source(self, loader: Any) -> int | None:
         source = self.state["source"]
@@ -106,6 +123,7 @@ class Resumption:
         self.delivered.failed = s.failed_of(progress)
         _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
         if source["way"] == REPLAY:
+            check_drawn_again(self.delivered.low, most_drawn_again(loader))
             self.worlds = ranks.checked_worlds(source, self._sampling)
         else:
             _match_place(source, self.delivered, self._sampling.size)
@@ -122,6 +140,12 @@ class Resumption:
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
         return s.number(source, "set_epoch") if told else None
+
+    @property
+    def given(self) -> s.State:
+        """A copy of the state."""
+        out: s.State = self._given.copy()
+        return out
 
     @property
     def moved_on(self) -> bool:
@@ -164,8 +188,16 @@ class Resumption:
         """Give a stateful sampler the state that it had between two epochs."""
         if not self._between:
             return
-        own = Snapshot({"sampler": s.mapping(self.state["source"], "state").get("sampler"), "iterator": None})
+        with s.within_depth():
+            own = Snapshot({"sampler": s.mapping(self.state["source"], "state").get("sampler"), "iterator": None})
         orders.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
+
+    def load_dataset(self, loader: Any) -> None:
+        """Give an iterable data set in this process the state that it had between two epochs; workers get theirs."""
+        if self.starts and loader.num_workers == 0:
+            (start,) = self.starts
+            before = load_dataset(loader.dataset, start.state)
+            loader._over = before if start.over else None
 
     def source(self, loader: Any, generators: Mapping[str, torch.Generator]) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
@@ -223,7 +255,8 @@ class Resumption:
     ) -> Order:
         planes, others = self._counted
         occurrences.restore(planes, others)
-        own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator")})
+        with s.within_depth():
+            own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator")})
         taken = {} if saved.get("generators") is None else s.generators(saved["generators"])
         return orders.order_from_state(self._sampling, own, generators, taken, ended=saved["ended"])
 
@@ -233,16 +266,18 @@ def _counts(saved: Mapping[str, Any]) -> tuple[list[Plane], dict[Any, int]]:
     others: dict[Any, int] = {}
     for pair in s.sequence(saved, "others"):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise ValueError(f"state: 'others' must hold pairs of a key and a count, got {pair!r:.60}")
+            raise ValueError(f"state: 'others' must hold pairs of a key and a count, got {s.quoted(pair)}")
         others[_name_of(s.key_of(pair[0]))] = s.number({"count": pair[1]}, "count")
-    return [_plane(plane) for plane in s.sequence(saved, "planes")], others
+    if len(planes := s.sequence(saved, "planes")) > _MOST_PLANES:
+        raise ValueError(f"state: 'planes' has {len(planes)} entries, {_MOST_PLANES} at most")
+    return [_plane(plane) for plane in planes], others
 
 
 def _plane(plane: Any) -> Plane:
     if isinstance(plane, str):  # as earlier versions wrote it
         return 0, s.unpacked({"planes": plane}, "planes")
     if not isinstance(plane, (list, tuple)) or len(plane) != 2:
-        raise ValueError(f"state: 'planes' must hold pairs of a number and bits, got {plane!r:.60}")
+        raise ValueError(f"state: 'planes' must hold pairs of a number and bits, got {s.quoted(plane)}")
     return s.number({"planes": plane[0]}, "planes"), s.unpacked({"planes": plane[1]}, "planes")
 
 

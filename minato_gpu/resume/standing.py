@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_gpu.admission.sources import Mark, Source
-from minato_gpu.lanes.streams import Told, is_stateful
+from minato_gpu.lanes.streams import Told, is_stateful, told_of
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, Taken
 from minato_gpu.resume.sampling import Sampling
-from minato_gpu.resume.streams import check_read_again
+from minato_gpu.resume.streams import MOST_READ_AGAIN, between, check_read_again
 from minato_gpu.samples import Ticket
 from minato_gpu.snapshots import Snapshot
 
@@ -53,6 +53,7 @@ class Standing:
         self.over = False  # the iterator has said so
         self._seeds = seeds
         self._sampling = Sampling(loader)
+        self._most_again = most_drawn_again(loader)
         self._worlds = worlds or []
         self._epoch_of_sampler = sampler_epoch(self._sampling)
         self._remaining: _Remaining | None = None
@@ -71,6 +72,18 @@ class Standing:
     def saves_come(self) -> bool:
         """Whether a state of the streams was asked for some batches ago."""
         return self.source is not None and self.source.streams is not None and self.source.streams.saves_come
+
+    @property
+    def streams_at_end(self) -> list[Told]:
+        """Where the data sets of workers stand for the epoch after this one."""
+        assert self.source is not None and self.source.streams is not None
+        return self.source.streams.at_end()
+
+    @property
+    def ended_with_batches(self) -> bool:
+        """Whether the epoch is over, and a stream has yielded any."""
+        streams = None if self.source is None else self.source.streams
+        return self.over and streams is not None and streams.batches > 0
 
     def told(self, told: Told) -> None:
         """The consumer has the next batch of the only stream, which now stands where it says."""
@@ -107,14 +120,15 @@ class Standing:
             if delivered.failed:
                 progress["failed"] = delivered.failed
             out.update(progress=progress, source=self._source_state(self.source, delivered))
-        out["generators"] = self.source.order.generator_states()  # after all keys that are stored have been drawn
+        out["generators"] = dict(self.source.order.generator_states())  # after all keys that are stored have been drawn
         return out
 
     def _source_state(self, source: Source, delivered: Delivered) -> s.State:
         out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._epoch_of_sampler}
         out["rank"] = ranks.rank_of(self._sampling.inner)
         if source.order.way == REPLAY:
-            return {**out, "witness": source.witness, "worlds": self._worlds}
+            check_drawn_again(delivered.low, self._most_again)
+            return {**out, "witness": source.witness, "worlds": Snapshot(self._worlds).copy()}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)
         first = bisect_right(source.marks, delivered.low, key=lambda mark: mark.end)
@@ -188,14 +202,34 @@ class _Remaining:
         before = source.occurrences.before([key for keys in marked for key in keys])
         self._place, self._position = first.place, first.position
         self._batches = [[s.plain_key(key) for key in keys] for keys in batches]
+        self._flat = not any(type(key) is list for keys in self._batches for key in keys)
         self._occurrences = before.count([key for keys in batches for key in keys]) or []
 
     def since(self, place: int, position: int) -> s.State:
-        """What comes from this batch on."""
+        """What comes from this batch on, as the caller's own: nothing that is done to it changes a later state."""
+        batches = self._batches[place - self._place :]
         return {
-            "batches": self._batches[place - self._place :],
+            "batches": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
             "occurrences": self._occurrences[position - self._position :],
         }
+
+
+def most_drawn_again(loader: Any) -> int:
+    """So many keys are drawn again: those of a pass over the data set, whatever it takes, and else as many as samples
+    of a stream are read again. How many a sampler yields may be a number that nobody could wait for."""
+    try:
+        return max(MOST_READ_AGAIN, len(loader.dataset))
+    except TypeError:
+        return MOST_READ_AGAIN
+
+
+def check_drawn_again(below: int, most: int) -> None:
+    """Raises ValueError where a resume draws more keys again than this."""
+    if below > most:
+        raise ValueError(
+            f"state: 'below' tells of {below} samples delivered. Their keys would have to be drawn again, and at most "
+            f"{most} are; give the sampler state_dict() and load_state_dict(), which the loader then uses"
+        )
 
 
 def before_epoch(loader: Any, number: int) -> s.State:
@@ -214,8 +248,19 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "workers_epoch": loader._first if loader.persistent_workers and number else number,
         "generators": s.packed_states(generators),
         "progress": {"batches": 0, "below": 0, "above": ""},
-        "source": {"state": {"sampler": own, "iterator": None}},
+        "source": {"state": {"sampler": own, "iterator": None}, **_streams_between(loader)},
     }
+
+
+def _streams_between(loader: Any) -> s.State:
+    """An iterable data set's own state, where it is the same in the next epoch: here, and in workers that stay."""
+    if not is_iterable(loader):
+        return {}
+    before = loader._standing
+    if loader.num_workers == 0:
+        return between([told_of(loader.dataset, over=before is not None and before.ended_with_batches)])
+    kept = before is not None and loader._engine is not None and not loader._engine.closed
+    return between(before.streams_at_end) if kept else {}
 
 
 def sampler_epoch(sampling: Sampling) -> int | None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ FORMAT, VERSION = "minato_gpu.DataLoader", 1
 _LARGEST = (1 << 63) - 1
 _MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
 _DEPTH = 8
+_QUOTED = 60  # characters of a value in a message
 
 State = dict[str, Any]
 
@@ -33,10 +36,10 @@ def check(state: Any) -> State:
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict() takes what state_dict() returned, a dict, not {type(state).__name__}")
     if state.get("format") != FORMAT:
-        raise ValueError(f"not a state of minato_gpu.DataLoader: 'format' is {state.get('format')!r:.60}")
+        raise ValueError(f"not a state of minato_gpu.DataLoader: 'format' is {quoted(state.get('format'))}")
     version = state.get("version")
     if version != VERSION or isinstance(version, bool):
-        raise ValueError(f"a state of version {version!r:.60}; this minato_gpu reads version {VERSION}")
+        raise ValueError(f"a state of version {quoted(version)}; this minato_gpu reads version {VERSION}")
     out = dict(state)
     choice(out, "kind", ("map", "iterable", "merged"))
     choice(out, "begun", (True, False))
@@ -65,7 +68,7 @@ def generators(states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The states of generators by role. Raises ValueError."""
     for name in states:
         if name not in ("loader", "sampler", "default"):
-            raise ValueError(f"state: 'generators' names {name!r:.60}; it may name 'loader', 'sampler' and 'default'")
+            raise ValueError(f"state: 'generators' names {quoted(name)}; it may name 'loader', 'sampler' and 'default'")
     return {name: generator_state(states, name) for name in states}
 
 
@@ -92,11 +95,39 @@ def packed_state(state: torch.Tensor) -> str:
 # --- fields -------------------------------------------------------------------------------------------------
 
 
+class _Quoted(reprlib.Repr):
+    """Bounded in depth, width and length, whatever the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _QUOTED
+
+    def repr_int(self, x: int, level: int) -> str:
+        return int.__repr__(x) if x.bit_length() < 4 * _QUOTED else f"a number of {x.bit_length()} bits"
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(x, level) if len(x) < _QUOTED else f"a dict of {len(x)} entries"  # which it sorts
+
+
+def quoted(value: Any) -> str:
+    """A value of an untrusted state, for a message: its ``repr`` may be as long as a file, or end in RecursionError."""
+    return _Quoted().repr(value)[:_QUOTED]
+
+
+@contextmanager
+def within_depth() -> Iterator[None]:
+    """What is nested too deeply to be looked at is a damaged state: raises ValueError for RecursionError."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ValueError("state: nested too deeply") from error
+
+
 def number(data: Mapping[str, Any], name: str, least: int = 0, largest: int = _LARGEST) -> int:
     """A whole number within bounds. Raises ValueError."""
     value = data.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
-        raise ValueError(f"state: {name!r} must be a whole number from {least} to {largest}, got {value!r:.60}")
+        raise ValueError(f"state: {name!r} must be a whole number from {least} to {largest}, got {quoted(value)}")
     return value
 
 
@@ -104,7 +135,7 @@ def choice(data: Mapping[str, Any], name: str, choices: Iterable[Any]) -> Any:
     """One of the values, of its very type. Raises ValueError."""
     value, choices = data.get(name), list(choices)
     if not any(type(value) is type(each) and value == each for each in choices):
-        raise ValueError(f"state: {name!r} must be one of {choices}, got {value!r:.60}")
+        raise ValueError(f"state: {name!r} must be one of {choices}, got {quoted(value)}")
     return value
 
 
@@ -112,7 +143,7 @@ def mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A dict. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, Mapping):
-        raise ValueError(f"state: {name!r} must be a dict, got {value!r:.60}")
+        raise ValueError(f"state: {name!r} must be a dict, got {quoted(value)}")
     return value
 
 
@@ -120,7 +151,7 @@ def sequence(data: Mapping[str, Any], name: str) -> list[Any]:
     """A list. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"state: {name!r} must be a list, got {value!r:.60}")
+        raise ValueError(f"state: {name!r} must be a list, got {quoted(value)}")
     return list(value)
 
 
@@ -140,7 +171,7 @@ def _bytes_of(value: Any, name: str) -> bytes:
             return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise ValueError(f"state: {name!r} must be a base64 string, got {value!r:.60}")
+    raise ValueError(f"state: {name!r} must be a base64 string, got {quoted(value)}")
 
 
 # --- survivors ----------------------------------------------------------------------------------------------
@@ -194,8 +225,9 @@ def plain_key(key: Any) -> Any:
     if type(key) in (tuple, list):
         return [type(key).__name__, *(plain_key(part) for part in key)]
     raise ValueError(
-        f"the sampler's order cannot be stored: key {key!r:.60} is a {type(key).__name__}, and only numbers, strings, "
-        "bytes, tuples and lists can be. Give the sampler state_dict() and load_state_dict(); the loader uses them"
+        f"the sampler's order cannot be stored: key {quoted(key)} is a {type(key).__name__}, and only numbers, "
+        "strings, bytes, tuples and lists can be. Give the sampler state_dict() and load_state_dict(); the loader "
+        "uses them"
     )
 
 
@@ -213,4 +245,4 @@ def key_of(plain: Any, depth: int = 0) -> Any:
             return tuple(key_of(part, depth + 1) for part in parts)
         if word == "list":
             return [key_of(part, depth + 1) for part in parts]
-    raise ValueError(f"state: not a key of a data set: {plain!r:.60}")
+    raise ValueError(f"state: not a key of a data set: {quoted(plain)}")

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minato_gpu.lanes.streams import EVERY, StreamStart, Told
+from minato_gpu.lanes.streams import EVERY, StreamStart, Told, dataset_part, is_stateful
 from minato_gpu.notices import LOGGER
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import HISTORY
@@ -48,6 +48,7 @@ class Streams:
         self.on_saves: Callable[[bool], None] = lambda come: None  # told whether states are asked for every few batches
         self._saved = batches  # when one was last asked for, or might have been
         self._workers = [_Worker() for _ in range(workers)]
+        self._ends: dict[int, Told] = {}  # by worker, what was told at the end of its stream
         self._recent: deque[tuple[int, int, Told]] = deque()  # worker, and what it was before
         self._kept = 0  # bytes of states in there
 
@@ -76,10 +77,25 @@ class Streams:
         """Whether a state was asked for some batches ago, or the epoch has just begun."""
         return self.batches - self._saved < EVERY * len(self._workers)
 
-    def exhausted(self, ticket: int, worker: int) -> None:
-        """The ticket found its worker's stream at its end."""
+    def exhausted(self, ticket: int, worker: int, told: Told | None = None) -> None:
+        """The ticket found its worker's stream at its end; the first that does tells the stream's state."""
         self.turns.pop(ticket, None)
         self.ended.add(worker)
+        if told is not None:
+            self._ends[worker] = told
+
+    def begin(self, tolds: list[Told]) -> None:
+        """No batch has been delivered: the data sets of all workers stand where they say."""
+        for worker, told in zip(self._workers, tolds, strict=True):
+            worker.told = told
+
+    def at_end(self) -> list[Told]:
+        """Where the data sets of all workers stand for the next epoch, where they have told it."""
+        ends = [self._ends.get(number, _NOTHING) for number in range(len(self._workers))]
+        return [
+            Told(state := dataset_part(told.state), False, told.error, over=state is not None and worker.batches > 0)
+            for told, worker in zip(ends, self._workers, strict=True)
+        ]
 
     def state(self, ahead: int) -> s.State:
         """Plain data but for the data set's own states.
@@ -101,15 +117,12 @@ class Streams:
             workers[number] = (batches, told)
             turn = number
             waiting.add(number)
-        ended = {number for number, (_, told) in workers.items() if told.ended} | (self.ended - waiting)
+        done = self.ended - waiting
+        ended = {number for number, (_, told) in workers.items() if told.ended} | done
         streams = []
         for number, (batches, told) in workers.items():
-            if told.error is not None:
-                raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
-            own = None if told.state is None else pickle.loads(told.state)
-            state = None if own is None else {"of": own[0], "state": own[1]}
-            since = {"since": told.since} if told.since else {}
-            streams.append({"batches": batches, "ended": number in ended, "state": state, **since})
+            told = self._ends.get(number, told) if number in done else told
+            streams.append({"batches": batches, "ended": number in ended, **_plain(number, told)})
         return {"batches": self.batches - ahead, "turn": turn, "streams": streams}
 
     @classmethod
@@ -118,14 +131,49 @@ class Streams:
         streams = cls(workers, saved["batches"], saved["turn"])
         starts = []
         for number, own in enumerate(saved["streams"]):
-            given = own.get("state")
-            state = None if given is None else dumps((given["of"], given.get("state")))
             since = _since(own)
-            starts.append(StreamStart(own["batches"], state, since))
-            streams._workers[number] = _Worker(own["batches"], Told(state, own["ended"], since=since))
+            over = own["batches"] > 0 if own["ended"] else bool(own.get("over"))
+            told = Told(_pickled(own.get("state")), own["ended"], since=since, over=over)
+            starts.append(StreamStart(own["batches"], told.state, since, over))
+            streams._workers[number] = _Worker(own["batches"], told)
             if own["ended"]:
                 streams.ended.add(number)
+                streams._ends[number] = told
         return streams, starts
+
+
+def _plain(number: int, told: Told) -> s.State:
+    """What a state says of a stream besides its batches. Raises ValueError where the data set could not tell."""
+    if told.error is not None:
+        raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
+    state = None
+    if told.state is not None:
+        kind, own, dataset = pickle.loads(told.state)
+        state = {"of": kind, "state": own, **({} if dataset is None else {"dataset": dataset})}
+    return {"state": state, **({"since": told.since} if told.since else {}), **({"over": True} if told.over else {})}
+
+
+def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
+    if given is None:
+        return None
+    with s.within_depth():
+        return dumps((given["of"], given.get("state"), given.get("dataset")))
+
+
+def between(tolds: list[Told]) -> s.State:
+    """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
+    plain = [{"batches": 0, "ended": False, **_plain(number, told)} for number, told in enumerate(tolds)]
+    return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
+
+
+def starts_between(source: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamStart]:
+    """Where the epoch after such a state begins; empty where it says nothing. Raises ValueError where it is damaged, or
+    one of another number of workers."""
+    if source.get("streams") is None:
+        return []
+    for own in _checked(source, dataset, workers):
+        s.number(own, "batches", largest=0)
+    return [StreamStart(0, _pickled(own.get("state")), over=own.get("over") is True) for own in source["streams"]]
 
 
 def _since(own: Mapping[str, Any]) -> Any:
@@ -133,29 +181,39 @@ def _since(own: Mapping[str, Any]) -> Any:
     return own.get("since") or 0
 
 
-def check_streams(saved: Mapping[str, Any], workers: int, samples: int) -> None:
-    """Raises ValueError where a state's streams are damaged, those of another number of workers, or too far on to be
-    read again. ``samples``: of a batch."""
+def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples: int) -> None:
+    """Raises ValueError where a state's streams are damaged, those of another data set or number of workers, or too far
+    on to be read again. ``samples``: of a batch."""
+    streams = _checked(saved, dataset, workers)
+    total = sum(own["batches"] for own in streams)
+    if s.number(saved, "batches") != total:
+        raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
+    s.number(saved, "turn", 0, len(streams) - 1)
+    check_read_again(saved, samples)
+
+
+def _checked(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Any]:
     streams = s.sequence(saved, "streams")
     if len(streams) != max(1, workers):
         raise ValueError(
             f"the state has the streams of {len(streams)} workers, this loader has {max(1, workers)}: an iterable data "
             "set is shared out among its workers, so their number must stay the same"
         )
-    total = 0
     for own in streams:
         if not isinstance(own, Mapping):
-            raise ValueError(f"state: 'streams' must hold dicts, got {own!r:.60}")
-        total += s.number(own, "batches")
+            raise ValueError(f"state: 'streams' must hold dicts, got {s.quoted(own)}")
+        s.number(own, "batches")
         s.choice(own, "ended", (True, False))
         if own.get("state") is not None:
-            s.choice(s.mapping(own, "state"), "of", ("iterator", "dataset"))
+            given = s.mapping(own, "state")
+            s.choice(given, "of", ("iterator", "dataset"))
+            if (given["of"] == "dataset" or given.get("dataset") is not None) and not is_stateful(dataset):
+                raise ValueError(f"the state holds one of the data set, but {type(dataset).__name__} takes none")
+        if own.get("over") is not None:
+            s.choice(own, "over", (True, False))
         if _since(own):
             s.number(own, "since", largest=own["batches"])
-    if s.number(saved, "batches") != total:
-        raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
-    s.number(saved, "turn", 0, len(streams) - 1)
-    check_read_again(saved, samples)
+    return streams
 
 
 def check_read_again(saved: Mapping[str, Any], samples: int) -> int:

@@ -1,0 +1,255 @@
+"""Iterable data sets that know which epoch it is: what comes after a resume is what would have come without one."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, get_worker_info
+
+from minato_gpu import DataLoader, merge_state_dicts
+from tests.contracts.datasets import Streams
+from tests.contracts.test_resume_streams import Stateful, StatefulIterator
+
+_EPOCHS = 4
+
+
+class Counts(IterableDataset[Any]):
+    """Yields (worker, epoch, n); its state at the end of an epoch is that of the next one's beginning."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.epoch = self.at = 0
+
+    @property
+    def worker(self) -> int:
+        info = get_worker_info()
+        return 0 if info is None else info.id
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.sizes[self.worker]:
+            self.at += 1
+            yield torch.tensor([self.worker, self.epoch, self.at - 1])
+        self.at = 0
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class CountsAtIter(Counts):
+    """Begins where it was told to, once: its state at an epoch's end says that all has been yielded."""
+
+    begin_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.begin_at = self.begin_at, 0
+        while self.at < self.sizes[self.worker]:
+            self.at += 1
+            yield torch.tensor([self.worker, 0, self.at - 1])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin_at = self.at = state["at"]
+
+
+class Keeps(CountsAtIter):
+    """Begins there in every epoch, till it is told otherwise, as Hugging Face's data sets do without ``set_epoch``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        begin_at = self.begin_at
+        yield from super().__iter__()
+        self.begin_at = begin_at
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": 0}
+
+
+class Both(Counts):
+    """The data set knows the epoch, and its iterator how far that has come."""
+
+    def __iter__(self) -> Any:
+        return _BothIterator(self)
+
+
+class _BothIterator:
+    def __init__(self, dataset: Both) -> None:
+        self.dataset, self.at = dataset, 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == self.dataset.sizes[self.dataset.worker]:
+            self.dataset.epoch += 1
+            raise StopIteration
+        self.at += 1
+        return torch.tensor([self.dataset.worker, self.dataset.epoch, self.at - 1])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+_WAYS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "inline": ({}, [5]),
+    "inline whole": ({}, [6]),
+    "inline drop": ({"drop_last": True}, [5]),
+    "thread": ({"num_workers": 1, "persistent_workers": True, "worker_kind": "thread"}, [5]),
+    "three processes": ({"num_workers": 3, "persistent_workers": True}, [6, 0, 3]),
+    "processes that stay": ({"num_workers": 2, "epochs": _EPOCHS}, [2, 5]),
+    "processes": ({"num_workers": 2, "persistent_workers": True}, [1, 6]),
+    "short-lived": ({"num_workers": 2}, [3, 4]),
+}
+
+
+def _lists(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+def _make(kind: Any, way: str) -> Any:
+    arguments, sizes = _WAYS[way]
+    return DataLoader(kind(sizes), 2, **arguments)
+
+
+def _saved(loader: Any, ahead: int = 0) -> Any:
+    return json.loads(json.dumps(loader.state_dict(ahead=ahead)))
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("kind", [Counts, CountsAtIter, Both])
+def test_the_epochs_go_on(kind: Any, way: str) -> None:
+    """Saved in the first or second epoch, at any step; between them; and again right after ``iter()``."""
+    uninterrupted = _make(kind, way)
+    want = [_lists(uninterrupted) for _ in range(_EPOCHS)]
+    if kind is not CountsAtIter and way != "short-lived":
+        assert {row[1] for batch in want[2] for row in batch} == {2}
+    for epoch, step in [(0, len(want[0])), *((1, step) for step in (None, *range(len(want[1]) + 1)))]:
+        loader = _make(kind, way)
+        for _ in range(epoch):
+            list(loader)
+        iterator = None if step is None else iter(loader)
+        got = [] if iterator is None or step is None else _lists(next(iterator) for _ in range(step))
+        states = [_saved(loader)]
+        if iterator is not None:
+            again = _make(kind, way)
+            again.load_state_dict(states[0])
+            iterator = iter(again)
+            states.append(_saved(again))
+        for state in states:
+            resumed = _make(kind, way)
+            resumed.load_state_dict(state)
+            rest = [_lists(resumed) for _ in range(epoch, _EPOCHS)]
+            assert [got + rest[0], *rest[1:]] == want[epoch:], (epoch, step)
+
+
+@pytest.mark.parametrize("way", ["inline", "inline whole", "thread", "processes"])
+@pytest.mark.parametrize("kind", [Counts, CountsAtIter, Keeps])
+def test_an_epoch_after_a_save_between_two_is_whole(kind: Any, way: str) -> None:
+    """Whatever the data set says when it has ended; and so is one after a state at its start."""
+    loader = _make(kind, way)
+    list(loader)
+    state = _saved(loader)
+    iterator = iter(loader)
+    for each in (state, _saved(loader)):
+        resumed = _make(kind, way)
+        resumed.load_state_dict(each)
+        second = _lists(resumed)
+        assert second == _lists(iterator) or each is not state
+        assert len(second) == len(_lists(resumed)) > 0
+
+
+@pytest.mark.parametrize("way", ["inline", "thread", "processes"])
+def test_a_consumer_that_reads_ahead_over_the_start(way: str) -> None:
+    loader = _make(Counts, way)
+    list(loader)
+    iterator = iter(loader)
+    got = _lists(next(iterator) for _ in range(2))
+    resumed = _make(Counts, way)
+    resumed.load_state_dict(_saved(loader, ahead=2))
+    assert _lists(resumed)[:2] == got
+    assert {row[1] for batch in _lists(resumed) for row in batch} == {2}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=1), st.integers(1, 3), st.booleans(), st.data())
+def test_any_size(sizes: list[int], batch: int, drop_last: bool, data: st.DataObject) -> None:
+    def make() -> Any:
+        return DataLoader(Counts(sizes), batch, drop_last=drop_last)
+
+    reference = make()
+    want = [_lists(reference) for _ in range(_EPOCHS)]
+    loader, got = make(), list[Any]()
+    while len(got) < _EPOCHS:
+        iterator, epoch = iter(loader), list[Any]()
+        while True:
+            if data.draw(st.integers(0, 3)) == 0:
+                state = _saved(loader)
+                loader = make()
+                loader.load_state_dict(state)
+                iterator = iter(loader)
+            try:
+                epoch.append(next(iterator).tolist())
+            except StopIteration:
+                break
+        got.append(epoch)
+        if data.draw(st.booleans()):
+            state = _saved(loader)
+            loader = make()
+            loader.load_state_dict(state)
+    assert got == want
+
+
+def test_what_has_no_state_between_epochs() -> None:
+    for kind in (Streams, StatefulIterator):
+        loader = DataLoader(kind([4]), 2)
+        list(loader)
+        assert "streams" not in loader.state_dict()["source"]
+    loader = DataLoader(Counts([4]), 2, num_workers=1)
+    list(loader)
+    assert "streams" not in loader.state_dict()["source"], "the next epoch's workers have the data set as it is here"
+
+
+def test_what_is_refused() -> None:
+    loader = DataLoader(Counts([4]), 2)
+    list(loader)
+    state = _saved(loader)
+    with pytest.raises(ValueError, match="streams of 1 workers, this loader has 2"):
+        DataLoader(Counts([4, 4]), 2, num_workers=2).load_state_dict(state)
+    with pytest.raises(ValueError, match="holds one of the data set, but Streams takes none"):
+        DataLoader(Streams([4]), 2).load_state_dict(state)
+    with pytest.raises(ValueError, match="every rank resumes from its own state"):
+        merge_state_dicts([state, state])
+    for field, value in (("batches", 1), ("ended", 0), ("over", 3), ("state", {"of": "worker"}), ("state", 3)):
+        damaged = copy.deepcopy(state)
+        damaged["source"]["streams"][0][field] = value
+        with pytest.raises(ValueError, match="state: '"):
+            DataLoader(Counts([4]), 2).load_state_dict(damaged)
+    streams: Any
+    for streams in (3, [3], {}):
+        with pytest.raises(ValueError, match="state"):
+            DataLoader(Counts([4]), 2).load_state_dict({**state, "source": {**state["source"], "streams": streams}})
+    assert merge_state_dicts([state]) == state
+
+
+class _Untold(Stateful):
+    def state_dict(self) -> Any:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize("way", ["inline", "thread"])
+def test_a_data_set_that_cannot_tell_it(way: str) -> None:
+    loader = _make(_Untold, way)
+    list(loader)
+    with pytest.raises(ValueError, match=r"worker 0 cannot be saved: _Untold.state_dict\(\): RuntimeError: not now"):
+        loader.state_dict()
