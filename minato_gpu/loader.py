@@ -28,6 +28,7 @@ from minato_gpu.memory import room
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.resume.resumption import Resumption
+from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.standing import Standing, before_epoch
 
 T = TypeVar("T", covariant=True)
@@ -291,8 +292,11 @@ class DataLoader(TorchDataLoader[T]):
             length: int | None = len(self.dataset)  # type: ignore[arg-type]
         except TypeError:
             length = None
-        seeds = self.num_workers > 0 or self.pipeline is not None  # else nothing is drawn from a sample's own stream
-        return Occurrences(length, unique=not seeds or yields_once(self))
+        # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
+        # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
+        seeds = self.num_workers > 0 or self.pipeline is not None
+        counts = seeds or not (self._dataset_kind == _DatasetKind.Iterable or Sampling(self).replays)
+        return Occurrences(length, unique=not counts or yields_once(self))
 
     # --- made anew by others -------------------------------------------------------------------------------
 

@@ -49,7 +49,12 @@ class Occurrences:
         return [_trimmed(np.packbits(seen > j)) for j in range(most)], others
 
     def restore(self, planes: list[Plane], others: dict[Any, int]) -> None:
-        """Count on from what ``planes`` said. Raises ValueError where it was said of another data set."""
+        """Count on from what ``planes`` said. Raises ValueError where it was said of another data set.
+
+        Where every key is known to come once, there is nothing to count.
+        """
+        if self._unique:
+            return
         if planes and self._seen is None:
             raise ValueError("the state counts indices of a data set with a length, and this one has none")
         for ones, plane in planes:

@@ -72,6 +72,7 @@ class Order:
         self.way = way
         self.begun_from = begun_from
         self.coming: deque[Coming] = deque()  # drawn from the sampler and not yielded: it comes next
+        self.ended = False  # the sampler has said so; it is not asked again, as it may then begin anew
         self._batches = batches
         self._sampler, self._iterator = parts  # those of the two that are stateful
         self._generators = generators or {}
@@ -89,12 +90,18 @@ class Order:
         return self.coming.popleft() if self.coming else self._draw(keep=keep)
 
     def _draw(self, *, keep: bool) -> Coming:
+        if self.ended:
+            raise StopIteration
         before = self._known
         if self._begun:
             before = self._take() if keep and self.way == STATE else None
         elif self.begun_from is None:
             self.begun_from = s.packed_states(self._generators)
-        item = next(self._batches)
+        try:
+            item = next(self._batches)
+        except StopIteration:
+            self.ended = True
+            raise
         self._begun = True
         return before, item
 
@@ -132,8 +139,9 @@ class Order:
 
     def rest(self) -> list[Any]:
         """All that is still to come, drawn now; it will be yielded all the same. Raises ValueError for too many."""
-        room = MOST_KEYS - len(self.coming)
-        self.coming.extend((None, item) for item in islice(self._batches, max(0, room)))
+        if not self.ended:
+            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - len(self.coming))))
+            self.ended = len(self.coming) < MOST_KEYS
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
                 f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "

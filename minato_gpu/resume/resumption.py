@@ -20,7 +20,8 @@ from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
 from minato_gpu.snapshots import Snapshot
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
-_AGREE = {"sampler": "sampler", "length": "length of the sampler", **_CUTTING}
+_AGREE = {"sampler": "sampler", **_CUTTING}
+_LENGTH = {"length": "length of the sampler"}
 
 
 def begin_source(
@@ -84,7 +85,8 @@ class Resumption:
             self._agree(_CUTTING)
             check_streams(self.state["source"], loader.num_workers, loader.batch_size or 1)
             return None
-        self._agree(_AGREE)
+        drawn_again = self.state["source"].get("way") == REPLAY
+        self._agree({**_AGREE, **(_LENGTH if drawn_again else {})})  # any other may not hold to its length, or vary it
         return self._check_source(loader)
 
     def _agree(self, names: Mapping[str, str]) -> None:
@@ -104,7 +106,7 @@ class Resumption:
         self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
         self.delivered.survivor = s.survivor_of(progress, self.number)
         self.delivered.failed = s.failed_of(progress)
-        _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
+        _match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             self.worlds = ranks.checked_worlds(source, self._sampling)
         else:
@@ -278,7 +280,7 @@ def _match_kind(loader: Any, state: s.State) -> None:
         raise ValueError(f"the state is one of a data set of kind {state['kind']!r}, and this loader has another")
 
 
-def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, *, shared_out: bool) -> None:
+def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, source: Mapping[str, Any]) -> None:
     """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
     if delivered.above and loader._options.lateness == 0:
         raise ValueError(
@@ -289,11 +291,11 @@ def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, *, sh
         raise ValueError("the state was saved with batches delivered out of order; pass num_workers=1 or more")
     if sampling.size is None:
         return
-    length = sampling.describe()["length"]
+    length = sampling.describe()["length"] if source["way"] == REPLAY else None
     samples, batches, size = delivered.samples, delivered.batches, sampling.size
-    if sampling.replays and length is not None and delivered.top > length:
+    if length is not None and delivered.top > length:
         raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")
-    length = None if shared_out else length
+    length = None if source.get("rank") is not None else length  # one rank's share is not what the sampler tells
     short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
     if samples != batches * size and not short:
         raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")

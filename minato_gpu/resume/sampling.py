@@ -87,3 +87,5 @@ def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]
     while batch := list(islice(keys, size)):
         if len(batch) == size or not drop_last:
             yield batch
+        if len(batch) < size:  # the keys have ended: an iterator that is asked again may begin anew
+            return

@@ -1,0 +1,166 @@
+"""Samplers that keep to little: to their length, to an end, to a generator of their own. What is saved comes back all
+the same, or is refused; and from loaders without workers to those with some, and back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contracts.datasets import Made, draw
+from tests.contracts.modes import IN_ORDER
+from tests.contracts.test_resume import through_json
+
+
+class Counting:
+    """A sampler whose state is how far it is: each epoch has an order of its own, in which keys may come again."""
+
+    def __init__(self, samples: int = 20, *, told: int | None = None) -> None:
+        self.samples = samples
+        self.told = samples if told is None else told
+        self.at = self.epoch_number = 0
+
+    def __len__(self) -> int:
+        return self.told
+
+    def order(self) -> list[Any]:
+        drawn = random.Random(self.epoch_number)
+        return [drawn.randrange(self.samples) for _ in range(self.samples)]
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.order()
+        while self.at < len(order):
+            self.at += 1
+            yield order[self.at - 1]
+        self.at, self.epoch_number = 0, self.epoch_number + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch_number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch_number = state["at"], state["epoch"]
+
+
+class Varying(Counting):
+    """A batch sampler; its length is that of the epoch which it is in."""
+
+    def __len__(self) -> int:
+        return len(self.order())
+
+    def order(self) -> list[list[int]]:
+        return [[2 * k, 2 * k + 1] for k in range(10 - 2 * self.epoch_number)]
+
+
+class Restarting(Counting):
+    """Its own iterator, which begins anew when it is asked again after its end."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        order = self.order()
+        if self.at == len(order):
+            self.at, self.epoch_number = 0, self.epoch_number + 1
+            raise StopIteration
+        self.at += 1
+        return order[self.at - 1]
+
+
+class RestartingBatches(Restarting):
+    """The same of batches."""
+
+    def order(self) -> list[Any]:
+        keys = super().order()
+        return [keys[k : k + 4] for k in range(0, len(keys), 4)]
+
+
+class Unstated(Counting):
+    """Nothing is known of it, so what it still yields is stored."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+
+_SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "counting": lambda: {"batch_size": 4, "sampler": Counting()},
+    "yields fewer than it says": lambda: {"batch_size": 4, "sampler": Counting(7, told=10)},
+    "yields more than it says": lambda: {"batch_size": 4, "sampler": Counting(11, told=5)},
+    "varying": lambda: {"batch_sampler": Varying()},
+    "restarting": lambda: {"batch_size": 4, "sampler": Restarting()},
+    "restarting, short": lambda: {"batch_size": 4, "sampler": Restarting(18)},
+    "restarting, drop_last": lambda: {"batch_size": 4, "sampler": Restarting(18), "drop_last": True},
+    "restarting, batches": lambda: {"batch_sampler": RestartingBatches()},
+}
+
+
+def _keys(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in islice(batches, 40)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", _SAMPLERS)
+def test_every_save_point(name: str, workers: int) -> None:
+    """Saved once at each step of the second epoch, after the end and between: what is left, and the epoch after it."""
+
+    def make() -> Any:
+        return IN_ORDER.loader(Made(24, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
+
+    whole = make()
+    epochs = [_keys(whole) for _ in range(3)]
+    for step in range(-1, len(epochs[1]) + 1):
+        loader, got = make(), list[list[int]]()
+        list(islice(loader, 40))
+        if step >= 0:
+            iterator = iter(loader)
+            got = _keys(islice(iterator, step))
+        state = through_json(loader.state_dict())
+        for _ in range(2):  # taken up, and saved again at once
+            resumed = make()
+            resumed.load_state_dict(state)
+            iterator = iter(resumed)
+            state = through_json(resumed.state_dict())
+        assert got + _keys(iterator) == epochs[1], step
+        assert _keys(resumed) == epochs[2], step
+
+
+def test_fewer_keys_than_told_by_one_of_which_nothing_is_known() -> None:
+    """The last batch may be short wherever the keys that are left are stored."""
+    for workers in (0, 1):
+        make = lambda: IN_ORDER.loader(list(range(20)), 4, sampler=Unstated(7, told=10), num_workers=workers)  # noqa: B023, E731
+        whole = _keys(make())
+        for step in range(3):
+            loader = make()
+            iterator = iter(loader)
+            got = _keys(islice(iterator, step))
+            resumed = make()
+            resumed.load_state_dict(through_json(loader.state_dict()))
+            assert got + _keys(resumed) == whole
+
+
+@pytest.mark.parametrize("sampler", [Counting, Unstated])
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (0, 0), (2, 2)])
+def test_another_number_of_workers(before: int, after: int, sampler: type[Counting]) -> None:
+    """Keys that come again have the draws of that time of coming, though a loader without workers draws nothing."""
+
+    def make(workers: int) -> Any:
+        data, more = Made(20, draw), {"collate_fn": list, "num_workers": workers}
+        return IN_ORDER.loader(data, 4, sampler=sampler(), generator=torch.Generator().manual_seed(1), **more)
+
+    whole = list(make(2))
+    keys = [sample[0] for batch in whole for sample in batch]
+    assert set(keys[:8]) & set(keys[8:])
+    loader = make(before)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    resumed = make(after)
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    rest = list(resumed)
+    assert [[sample[0] for sample in batch] for batch in rest] == [
+        [sample[0] for sample in batch] for batch in whole[2:]
+    ]
+    if after:
+        assert rest == whole[2:]
