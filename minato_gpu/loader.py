@@ -296,7 +296,7 @@ class DataLoader(TorchDataLoader[T]):
         # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
         seeds = self.num_workers > 0 or self.pipeline is not None
         counts = seeds or not (self._dataset_kind == _DatasetKind.Iterable or Sampling(self).replays)
-        return Occurrences(length, unique=not counts or yields_once(self))
+        return Occurrences(length, unique=not counts or yields_once(self), used=seeds)
 
     # --- made anew by others -------------------------------------------------------------------------------
 

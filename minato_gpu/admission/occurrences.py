@@ -14,9 +14,13 @@ Plane = tuple[int, bytes]
 
 
 class Occurrences:
-    """How often each key has come before in the epoch; integers below ``length`` take one byte each."""
+    """How often each key has come before in the epoch; integers below ``length`` take one byte each.
 
-    def __init__(self, length: int | None, *, unique: bool) -> None:
+    ``used``: draws derive from it; else it is only counted for who takes up the state, as far as that can hold it.
+    """
+
+    def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
+        self.used = used
         self._unique = unique
         self._seen = None if unique or length is None else bytearray(length)
         self._others: Counter[Any] = Counter()
@@ -30,7 +34,7 @@ class Occurrences:
 
     def before(self, keys: list[Any]) -> Occurrences:
         """A copy, as it was before the last of these keys were counted (all of them were)."""
-        copy = Occurrences(None, unique=self._unique)
+        copy = Occurrences(None, unique=self._unique, used=self.used)
         copy._seen = None if self._seen is None else bytearray(self._seen)
         copy._others = Counter(self._others)
         if not self._unique:

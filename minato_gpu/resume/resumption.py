@@ -223,6 +223,11 @@ class Resumption:
     def _from_state(
         self, saved: Mapping[str, Any], occurrences: Any, generators: Mapping[str, torch.Generator]
     ) -> Order:
+        if occurrences.used and saved.get("counted") is False:
+            raise ValueError(
+                "the state was saved without workers and holds no count of the keys that have come, which cannot be "
+                "stored; a loader with workers or a pipeline needs that: pass num_workers=0"
+            )
         planes, others = self._counted
         occurrences.restore(planes, others)
         own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator")})

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from minato_gpu.admission.occurrences import Occurrences
 from minato_gpu.admission.sources import Mark, Source
 from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.resume import ranks
@@ -135,12 +136,10 @@ class Standing:
             drawn = [keys for _, keys in coming] + [source.keys_of(item) for _, item in source.coming]
         if own.error is not None:
             raise ValueError(f"this epoch cannot be saved: {own.error}")
-        planes, others = source.saved(marks).planes()
         out: s.State = {
             "state": own.own.copy(),
             "ended": now and (source.ended or self._ends_short(source)),
-            "planes": [[ones, s.packed(plane)] for ones, plane in planes],
-            "others": [[s.plain_key(key), count] for key, count in others.items()],
+            **_plain_counts(source.saved(marks)),
         }
         if drawn:
             out["drawn"] = _plain(drawn)
@@ -153,6 +152,18 @@ class Standing:
         """Whether the last batch drawn was cut short: the sampler's state is then that of an epoch's end."""
         last = [source.keys_of(item) for _, item in source.coming][-1:] or [mark.keys for mark in source.marks][-1:]
         return bool(self._sampling.size and last and len(last[0]) < self._sampling.size)
+
+
+def _plain_counts(occurrences: Occurrences) -> s.State:
+    """How often each key had come. Raises ValueError for keys that cannot be stored, where that counts."""
+    planes, others = occurrences.planes()
+    try:
+        plain = [[s.plain_key(key), count] for key, count in others.items()]
+    except ValueError:
+        if occurrences.used:
+            raise
+        return {"planes": [], "others": [], "counted": False}
+    return {"planes": [[ones, s.packed(plane)] for ones, plane in planes], "others": plain}
 
 
 def _plain(drawn: list[list[Any]]) -> list[list[Any]]:
