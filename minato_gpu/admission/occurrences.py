@@ -13,6 +13,9 @@ Plane = tuple[int, bytes]
 """A bit for each index, in bytes: so many that are all ones, those that follow, and then only zeros."""
 
 
+_MOST = 1 << 32  # bytes; keys of larger data sets are counted one by one
+
+
 class Occurrences:
     """How often each key has come before in the epoch; integers below ``length`` take one byte each.
 
@@ -22,7 +25,7 @@ class Occurrences:
     def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
         self.used = used
         self._unique = unique
-        self._seen = None if unique or length is None else bytearray(length)
+        self._seen = None if unique or length is None or length > _MOST else bytearray(length)
         self._others: Counter[Any] = Counter()
 
     def count(self, keys: list[Any]) -> list[int] | None:

@@ -13,7 +13,7 @@ from minato_gpu.admission.sources import Source
 from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
+from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, STATE, Following, Order
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.standing import Standing, generators_of, is_iterable, sampler_epoch
 from minato_gpu.resume.streams import Streams, check_streams, tell_read_again
@@ -120,6 +120,7 @@ class Resumption:
             s.choice(source, "ended", (True, False))
             if source.get("generators") is not None:
                 s.generators(s.mapping(source, "generators"))
+            _following(source)
             self._stored = [] if source.get("drawn") is None else _stored_batches(source, "drawn")
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
@@ -166,7 +167,8 @@ class Resumption:
         """Give a stateful sampler the state that it had between two epochs."""
         if not self._between:
             return
-        own = Snapshot({"sampler": s.mapping(self.state["source"], "state").get("sampler"), "iterator": None})
+        saved = s.mapping(self.state["source"], "state")
+        own = Snapshot({"sampler": saved.get("sampler"), "iterator": None, "nested": saved.get("nested")})
         orders.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
 
     def source(self, loader: Any, generators: Mapping[str, torch.Generator]) -> Source:
@@ -181,12 +183,15 @@ class Resumption:
         if saved["way"] == REPLAY:
             order = self._replayed()
         elif saved["way"] == STATE:
-            order = self._from_state(saved, occurrences, generators)
+            order = self._from_state(saved, occurrences, generators, batched=batched)
             for item in reversed(self._items(batched)):
                 order.put_back(item)
         else:
             occurrences.restore([], self._counted[1])
             order = Order(iter(self._items(batched)), KEYS, generators=generators)
+            if saved.get("nested") is not None:  # all of the epoch's has been drawn from it
+                nested = Snapshot({"nested": saved["nested"]})
+                orders.load_ended(self._sampling, nested, generators, self.order_states())
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,
@@ -221,7 +226,7 @@ class Resumption:
         return orders.replayed_order(self._sampling, default, begun_from)
 
     def _from_state(
-        self, saved: Mapping[str, Any], occurrences: Any, generators: Mapping[str, torch.Generator]
+        self, saved: Mapping[str, Any], occurrences: Any, generators: Mapping[str, torch.Generator], *, batched: bool
     ) -> Order:
         if occurrences.used and saved.get("counted") is False:
             raise ValueError(
@@ -230,9 +235,18 @@ class Resumption:
             )
         planes, others = self._counted
         occurrences.restore(planes, others)
-        own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator")})
+        own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator", "nested")})
         taken = {} if saved.get("generators") is None else s.generators(saved["generators"])
-        return orders.order_from_state(self._sampling, own, generators, taken, ended=saved["ended"])
+        more: dict[str, Any] = {"ended": saved["ended"], "following": _following(saved), "batched": batched}
+        return orders.order_from_state(self._sampling, own, generators, taken, **more)
+
+
+def _following(saved: Mapping[str, Any]) -> Following | None:
+    """What came after the sampler's own state, where it says so."""
+    if saved.get("next") is None:
+        return None
+    plain = s.mapping(saved, "next")
+    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1))
 
 
 def _counts(saved: Mapping[str, Any]) -> tuple[list[Plane], dict[Any, int]]:

@@ -44,6 +44,12 @@ class Sampling:
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
 
     @property
+    def nested(self) -> Any:
+        """The stateful sampler inside a batch sampler that has no state itself, though its iterator may."""
+        inside = getattr(self.inner, "sampler", None)
+        return inside if not is_stateful(self.inner) and is_stateful(inside) else None
+
+    @property
     def _shares(self) -> bool:
         """Whether the sampler's length is one rank's share, which another number of ranks changes."""
         return type(self.inner) is DistributedSampler

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler
 
 from tests.contracts.datasets import Made, draw
 from tests.contracts.modes import IN_ORDER
@@ -84,6 +86,69 @@ class Unstated(Counting):
     state_dict = load_state_dict = None  # type: ignore[assignment]
 
 
+class KeyByKey(Counting):
+    """Draws each key when it is asked for it, from a public generator that is no part of its state."""
+
+    def __init__(self, samples: int = 20) -> None:
+        super().__init__(samples)
+        self.generator = torch.Generator().manual_seed(6)
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.samples:
+            self.at += 1
+            yield int(torch.randint(self.samples, (), generator=self.generator))
+        self.at = 0
+
+
+class ChunkByChunk(KeyByKey):
+    """The same of five keys at once, of which those that are left are part of the state."""
+
+    def __init__(self, samples: int = 20) -> None:
+        super().__init__(samples)
+        self.left: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.samples:
+            if not self.left:
+                self.left = torch.randint(self.samples, (5,), generator=self.generator).tolist()
+            self.at += 1
+            yield self.left.pop()
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "left": list(self.left)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.left = list(state["left"])
+
+
+class Forgetful(KeyByKey):
+    """Its state tells too little: it goes on from a generator that nobody knows."""
+
+    def __iter__(self) -> Iterator[int]:
+        hidden = torch.Generator()
+        hidden.seed()
+        while self.at < self.samples:
+            self.at += 1
+            yield int(torch.randint(self.samples, (), generator=hidden if self.at % 2 else self.generator))
+        self.at = 0
+
+
+class OwnBatches(BatchSampler):
+    """A batch sampler of which nothing is known, over a sampler that has a state."""
+
+
+_TORCHDATA: dict[str, Callable[[], dict[str, Any]]] = {}
+with suppress(ImportError):
+    from torchdata.stateful_dataloader.sampler import BatchSampler as Batches
+
+    _TORCHDATA = {
+        "torchdata's batches": lambda: {"batch_sampler": Batches(Counting(), 4, False)},
+        "torchdata's batches, short": lambda: {"batch_sampler": Batches(Counting(18), 4, False)},
+        "torchdata's batches, key by key": lambda: {"batch_sampler": Batches(KeyByKey(), 4, False)},
+    }
+
 _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "counting": lambda: {"batch_size": 4, "sampler": Counting()},
     "yields fewer than it says": lambda: {"batch_size": 4, "sampler": Counting(7, told=10)},
@@ -93,6 +158,13 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "restarting, short": lambda: {"batch_size": 4, "sampler": Restarting(18)},
     "restarting, drop_last": lambda: {"batch_size": 4, "sampler": Restarting(18), "drop_last": True},
     "restarting, batches": lambda: {"batch_sampler": RestartingBatches()},
+    "key by key": lambda: {"batch_size": 4, "sampler": KeyByKey()},
+    "key by key, short": lambda: {"batch_size": 4, "sampler": KeyByKey(18)},
+    "key by key, large": lambda: {"batch_size": 18, "sampler": KeyByKey(24)},
+    "key by key, single": lambda: {"batch_size": None, "sampler": KeyByKey()},
+    "chunk by chunk": lambda: {"batch_size": 4, "sampler": ChunkByChunk()},
+    "own batches": lambda: {"batch_sampler": OwnBatches(Counting(), 4, False)},  # type: ignore[arg-type]
+    **_TORCHDATA,
 }
 
 
@@ -124,6 +196,53 @@ def test_every_save_point(name: str, workers: int) -> None:
             state = through_json(resumed.state_dict())
         assert got + _keys(iterator) == epochs[1], step
         assert _keys(resumed) == epochs[2], step
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_tells_too_little(workers: int) -> None:
+    """Where other keys follow than did, that is said when the epoch would go on, and no sample is delivered."""
+
+    def make() -> Any:
+        return IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Forgetful(), num_workers=workers)
+
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    resumed = make()
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match="Forgetful does not go on from its state as it did when that was saved"):
+        iter(resumed)
+    state["source"]["next"] = {"items": 1 << 40, "witness": 1}
+    with pytest.raises(ValueError, match="'items' must be a whole number from 1 to 16"):
+        make().load_state_dict(state)
+
+
+def test_a_sampler_that_raises_when_a_save_looks_ahead() -> None:
+    """The consumer gets all that comes before, then the error; and so does who goes on from any state."""
+
+    class Raising(KeyByKey):
+        def __iter__(self) -> Iterator[int]:
+            for key in super().__iter__():
+                if self.at == 13:
+                    self.at = 12
+                    raise OSError("no more")
+                yield key
+
+    loader = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
+    iterator = iter(loader)
+    for left in (3, 2, 1):
+        resumed = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
+        resumed.load_state_dict(through_json(loader.state_dict()))
+        rest = iter(resumed)
+        for _ in range(left):
+            next(rest)
+        with pytest.raises(OSError, match="no more"):
+            next(rest)
+        next(iterator)
+    loader.state_dict()
+    with pytest.raises(OSError, match="no more"):
+        next(iterator)
 
 
 def test_fewer_keys_than_told_by_one_of_which_nothing_is_known() -> None:
