@@ -284,8 +284,8 @@ class DataLoader(TorchDataLoader[T]):
         return batch if devices[0].type == "cpu" else to_device(batch, devices[number % len(devices)])
 
     def _source(self, number: int, seed: int, order: Any) -> Source:
-        batched, occurrences = self._auto_collation, self._occurrences()
-        return Source(number, seed, order, batched=batched, occurrences=occurrences, multiple=self._round)
+        more = {"batched": self._auto_collation, "multiple": self._round, "digests": Sampling(self).draws_on}
+        return Source(number, seed, order, occurrences=self._occurrences(), **more)
 
     def _occurrences(self) -> Occurrences:
         try:

@@ -203,7 +203,11 @@ class Resumption:
             position=0 if replays else saved["position"],
             delivered=self.delivered,
             multiple=loader._round,
+            digests=replays and self._sampling.draws_on,
         )
+        if saved.get("digest") is not None:
+            digest = s.mapping(saved, "digest")
+            source.expected = s.number(digest, "below"), s.number(digest, "crc")
         source.ended = saved["way"] == STATE and saved["ended"]
         source.skip()
         if source.witness is not None and saved.get("witness") is not None and source.witness != saved["witness"]:

@@ -44,6 +44,14 @@ class Sampling:
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
 
     @property
+    def draws_on(self) -> bool:
+        """Whether an order that is drawn again is drawn bit by bit, so that others may draw in between."""
+        sampler = self.inner
+        return type(sampler) is RandomSampler and (
+            sampler.replacement or sampler.num_samples > len(sampler.data_source)
+        )
+
+    @property
     def nested(self) -> Any:
         """The stateful sampler inside a batch sampler that has no state itself, though its iterator may."""
         inside = getattr(self.inner, "sampler", None)

@@ -114,6 +114,10 @@ class Standing:
         out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._epoch_of_sampler}
         out["rank"] = ranks.rank_of(self._sampling.inner)
         if source.order.way == REPLAY:
+            for below, crc in reversed(source.digests):
+                if 0 < below <= delivered.low:
+                    out["digest"] = {"below": below, "crc": crc}
+                    break
             return {**out, "witness": source.witness, "worlds": self._worlds}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from tests.contracts.datasets import Made, draw
 from tests.contracts.modes import IN_ORDER
@@ -163,7 +163,7 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "key by key, large": lambda: {"batch_size": 18, "sampler": KeyByKey(24)},
     "key by key, single": lambda: {"batch_size": None, "sampler": KeyByKey()},
     "chunk by chunk": lambda: {"batch_size": 4, "sampler": ChunkByChunk()},
-    "own batches": lambda: {"batch_sampler": OwnBatches(Counting(), 4, False)},  # type: ignore[arg-type]
+    "own batches": lambda: {"batch_sampler": OwnBatches(Counting(), 4, False)},
     **_TORCHDATA,
 }
 
@@ -196,6 +196,35 @@ def test_every_save_point(name: str, workers: int) -> None:
             state = through_json(resumed.state_dict())
         assert got + _keys(iterator) == epochs[1], step
         assert _keys(resumed) == epochs[2], step
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("others", [False, True])
+def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers: int) -> None:
+    """A permutation after another, each drawn when it is needed: it comes again, or is refused."""
+
+    def make() -> tuple[Any, torch.Generator]:
+        own, data = torch.Generator().manual_seed(0), Made(16, torch.tensor)
+        sampler = RandomSampler(data, num_samples=80, generator=own)
+        return IN_ORDER.loader(data, 8, sampler=sampler, num_workers=workers), own
+
+    loader, own = make()
+    iterator = iter(loader)
+    for batch in range(9):
+        if batch:
+            next(iterator)
+            if others:
+                torch.rand(1, generator=own)
+        state = through_json(loader.state_dict())
+        resumed, _ = make()
+        resumed.load_state_dict(state)
+        if others and batch > 6:  # the window of one worker is further on than what others draw by then
+            with pytest.raises(ValueError, match=r"keys are not those that were delivered.*nobody else may draw"):
+                iter(resumed)
+        elif not others:
+            again = iter(resumed)
+            assert resumed.state_dict()["source"].get("digest") == state["source"].get("digest")
+            assert _keys(again)[0] == _keys(islice(make()[0], 10))[batch]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -248,7 +277,10 @@ def test_a_sampler_that_raises_when_a_save_looks_ahead() -> None:
 def test_fewer_keys_than_told_by_one_of_which_nothing_is_known() -> None:
     """The last batch may be short wherever the keys that are left are stored."""
     for workers in (0, 1):
-        make = lambda: IN_ORDER.loader(list(range(20)), 4, sampler=Unstated(7, told=10), num_workers=workers)  # noqa: B023, E731
+
+        def make(workers: int = workers) -> Any:
+            return IN_ORDER.loader(list(range(20)), 4, sampler=Unstated(7, told=10), num_workers=workers)
+
         whole = _keys(make())
         for step in range(3):
             loader = make()
