@@ -217,7 +217,7 @@ class Source:
         self.digests.append((self.position, crc32(repr(keys).encode(), self.digests[-1][1])))
         if self.expected is not None and self.expected[0] == self.position and self.expected != self.digests[-1]:
             raise ValueError(
-                f"the sampler's first {self.position} keys are not those that were delivered before the state was saved. "
+                f"the sampler's first {self.position} keys are not those that were delivered before it was saved. "
                 "It draws while the epoch runs, so nobody else may draw from its generator then: give it one of its own"
             )
         while len(self.digests) > 1 and self.digests[1][0] <= self.delivered.floor:
