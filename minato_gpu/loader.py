@@ -28,6 +28,7 @@ from minato_gpu.memory import room
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.resume.resumption import Resumption
+from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.standing import Standing, before_epoch
 
 T = TypeVar("T", covariant=True)
@@ -285,16 +286,19 @@ class DataLoader(TorchDataLoader[T]):
         return batch if devices[0].type == "cpu" else to_device(batch, devices[number % len(devices)])
 
     def _source(self, number: int, seed: int, order: Any) -> Source:
-        batched, occurrences = self._auto_collation, self._occurrences()
-        return Source(number, seed, order, batched=batched, occurrences=occurrences, multiple=self._round)
+        more = {"batched": self._auto_collation, "multiple": self._round, "digests": Sampling(self).draws_on}
+        return Source(number, seed, order, occurrences=self._occurrences(), **more)
 
     def _occurrences(self) -> Occurrences:
         try:
             length: int | None = len(self.dataset)  # type: ignore[arg-type]
         except TypeError:
             length = None
-        seeds = self.num_workers > 0 or self.pipeline is not None  # else nothing is drawn from a sample's own stream
-        return Occurrences(length, unique=not seeds or yields_once(self))
+        # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
+        # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
+        seeds = self.num_workers > 0 or self.pipeline is not None
+        counts = seeds or not (self._dataset_kind == _DatasetKind.Iterable or Sampling(self).replays)
+        return Occurrences(length, unique=not counts or yields_once(self), used=seeds)
 
     # --- made anew by others -------------------------------------------------------------------------------
 

@@ -13,12 +13,19 @@ Plane = tuple[int, bytes]
 """A bit for each index, in bytes: so many that are all ones, those that follow, and then only zeros."""
 
 
-class Occurrences:
-    """How often each key has come before in the epoch; integers below ``length`` take one byte each."""
+_MOST = 1 << 32  # bytes; keys of larger data sets are counted one by one
 
-    def __init__(self, length: int | None, *, unique: bool) -> None:
+
+class Occurrences:
+    """How often each key has come before in the epoch; integers below ``length`` take one byte each.
+
+    ``used``: draws derive from it; else it is only counted for who takes up the state, as far as that can hold it.
+    """
+
+    def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
+        self.used = used
         self._unique = unique
-        self._seen = None if unique or length is None else bytearray(length)
+        self._seen = None if unique or length is None or length > _MOST else bytearray(length)
         self._others: Counter[Any] = Counter()
 
     def count(self, keys: list[Any]) -> list[int] | None:
@@ -30,7 +37,7 @@ class Occurrences:
 
     def before(self, keys: list[Any]) -> Occurrences:
         """A copy, as it was before the last of these keys were counted (all of them were)."""
-        copy = Occurrences(None, unique=self._unique)
+        copy = Occurrences(None, unique=self._unique, used=self.used)
         copy._seen = None if self._seen is None else bytearray(self._seen)
         copy._others = Counter(self._others)
         if not self._unique:
@@ -49,7 +56,12 @@ class Occurrences:
         return [_trimmed(np.packbits(seen > j)) for j in range(most)], others
 
     def restore(self, planes: list[Plane], others: dict[Any, int]) -> None:
-        """Count on from what ``planes`` said. Raises ValueError where it was said of another data set."""
+        """Count on from what ``planes`` said. Raises ValueError where it was said of another data set.
+
+        Where every key is known to come once, there is nothing to count.
+        """
+        if self._unique:
+            return
         if planes and self._seen is None:
             raise ValueError("the state counts indices of a data set with a length, and this one has none")
         for ones, plane in planes:

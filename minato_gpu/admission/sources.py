@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -58,6 +59,7 @@ class Source:
     has; an epoch that goes on where an earlier run left it begins with that run's. ``marks``: for a sampler that
     cannot be replayed, the batches that may still have to be delivered. ``multiple``: batches come in a multiple of so
     many; those that are left over in the end are dropped, unless an earlier run has delivered some of them.
+    ``digests``: keep a digest of all keys up to each batch that may still be asked for.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Source:
         position: int = 0,
         delivered: Delivered | None = None,
         multiple: int = 1,
+        digests: bool = False,
     ) -> None:
         self.number = number
         self.seed = seed
@@ -81,6 +84,8 @@ class Source:
         self.position = position
         self.delivered = Delivered() if delivered is None else delivered
         self.marks: deque[Mark] = deque()
+        self.digests = deque([(0, 0)] if digests else [])  # position, and digest of all before it
+        self.expected: tuple[int, int] | None = None  # one of those, of an earlier run
         self.ended = False  # the sampler has said so
         self.witness: int | None = None  # of the epoch's first keys
         self.streams: Streams | None = None  # of an iterable data set: its workers' own, and where each starts
@@ -107,6 +112,8 @@ class Source:
             self.witness = witness_of(keys)
         if self.order.way != REPLAY:
             self._remember(Mark(self.place, first, state, keys))
+        if self.digests:
+            self._digest(keys)
         self.place += 1
         left = None
         if self._before.above and first < self._before.above[-1][1]:
@@ -202,6 +209,19 @@ class Source:
                 raise ValueError(f"state: {self.delivered.low} samples delivered, and its order begins long before")
             self.occurrences.count(keys)
             self.place, self.position = self.place + 1, self.position + len(keys)
+            if self.digests:
+                self._digest(keys)
+
+    def _digest(self, keys: list[Any]) -> None:
+        """These keys were the last. Raises ValueError where an earlier run had others up to there."""
+        self.digests.append((self.position, crc32(repr(keys).encode(), self.digests[-1][1])))
+        if self.expected is not None and self.expected[0] == self.position and self.expected != self.digests[-1]:
+            raise ValueError(
+                f"the sampler's first {self.position} keys are not those that were delivered before it was saved. "
+                "It draws while the epoch runs, so nobody else may draw from its generator then: give it one of its own"
+            )
+        while len(self.digests) > 1 and self.digests[1][0] <= self.delivered.floor:
+            self.digests.popleft()
 
     def _remember(self, mark: Mark) -> None:
         marks = self.marks

@@ -14,6 +14,10 @@ Samplers may apply a state only when they are asked for a key, and till then tel
 ``StatefulDistributedSampler`` does). So none is asked for its state between iter() and its first key, and what it is
 given is applied before anything else is done with it: by drawing what comes next. A state taken at the end of an epoch
 is applied by a pass that yields nothing; where it yields, the state was the next epoch's already, and is given again.
+
+A sampler that goes on from its state may draw its order once more, from the generator as it was when the epoch began,
+or go on drawing from the generator as it was then. Which of the two, nobody says: so where the generator has moved, a
+state says what came next, and that must come again.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import torch
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.resume import state as s
 from minato_gpu.resume.sampling import Sampling
+from minato_gpu.samples import witness_of
 from minato_gpu.snapshots import Snapshot
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
@@ -37,7 +42,7 @@ MOST_KEYS = 1 << 24
 
 
 class Taken(NamedTuple):
-    """States of the sampler and of its iterator (those of the two that have one), and of the generators, at one moment.
+    """States of the sampler, its iterator and the sampler nested in it (of those that have one), and of the generators.
 
     ``error``: why they could not be had.
     """
@@ -49,6 +54,17 @@ class Taken(NamedTuple):
 
 Coming = tuple[Taken | None, Any]
 """What a sampler has yielded, and the state before that, where it is known."""
+
+
+class Following(NamedTuple):
+    """What came after a state: so many items, whose keys have this witness."""
+
+    items: int
+    witness: int
+
+
+ENOUGH = 16
+"""So many keys tell what came next; ``witness_of`` looks at no more."""
 
 
 class Order:
@@ -64,7 +80,7 @@ class Order:
         batches: Iterator[Any],
         way: str = REPLAY,
         *,
-        parts: tuple[Any, Any] = (None, None),
+        parts: tuple[Any, Any, Any] = (None, None, None),
         generators: Mapping[str, torch.Generator] | None = None,
         begun_from: dict[str, str] | None = None,
         known: Taken | None = None,
@@ -72,11 +88,14 @@ class Order:
         self.way = way
         self.begun_from = begun_from
         self.coming: deque[Coming] = deque()  # drawn from the sampler and not yielded: it comes next
+        self.ended = False  # the sampler has said so; it is not asked again, as it may then begin anew
         self._batches = batches
-        self._sampler, self._iterator = parts  # those of the two that are stateful
+        self._parts = dict(zip(("sampler", "iterator", "nested"), parts, strict=True))  # None where not stateful
         self._generators = generators or {}
         self._known = known
-        self._begun = False  # something has been drawn, so that the sampler tells its state
+        self._begun = False  # it has been asked for something, so that it tells its state
+        self._raised: Exception | None = None  # by the sampler, when it was asked ahead of need
+        self._before: Taken | None = None  # what was last drawn, or should have been
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -89,12 +108,22 @@ class Order:
         return self.coming.popleft() if self.coming else self._draw(keep=keep)
 
     def _draw(self, *, keep: bool) -> Coming:
+        if self.ended:
+            raise StopIteration
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised
         before = self._known
         if self._begun:
             before = self._take() if keep and self.way == STATE else None
         elif self.begun_from is None:
             self.begun_from = s.packed_states(self._generators)
-        item = next(self._batches)
+        self._before = before
+        try:
+            item = next(self._batches)
+        except StopIteration:
+            self.ended = self._begun = True
+            raise
         self._begun = True
         return before, item
 
@@ -103,23 +132,43 @@ class Order:
         with suppress(StopIteration):
             self.coming.append(self._draw(keep=False))
 
+    def begin(self) -> None:
+        """Let the sampler tell its state, unless that is known: the first item is drawn now, if none has been."""
+        if not self._begun and self._known is None:
+            self.draw_ahead()
+
+    def foresee(self) -> Coming | None:
+        """The item after all that was drawn from the sampler, with the state before it; it comes after those. None at
+        the end, also where the sampler raises: then who draws it sees that."""
+        try:
+            self.coming.append(self._draw(keep=True))
+        except StopIteration:
+            return None
+        except Exception as error:
+            self._raised = error
+            return None
+        return self.coming[-1]
+
+    @property
+    def moved(self) -> bool:
+        """Whether the generators have moved since just before the order was drawn."""
+        return self.begun_from is not None and s.packed_states(self._generators) != self.begun_from
+
     def put_back(self, item: Any, before: Taken | None = None) -> None:
         """The next one will be ``item``; ``before``: the state before that."""
         self.coming.appendleft((before, item))
 
     def state(self) -> Taken:
         """The state after all that was drawn from the sampler; if that is nothing yet, the first item is drawn now."""
-        if not self._begun:
-            if self._known is not None:
-                return self._known
-            self.draw_ahead()
-        return self._take()
+        self.begin()
+        if self._raised is not None and self._before is not None:
+            return self._before
+        return self._take() if self._begun or self._known is None else self._known
 
     def _take(self) -> Taken:
-        parts = {"sampler": self._sampler, "iterator": self._iterator}
         generators = {role: generator.get_state() for role, generator in self._generators.items()}
         try:
-            own = {name: None if part is None else part.state_dict() for name, part in parts.items()}
+            own = {name: None if part is None else part.state_dict() for name, part in self._parts.items()}
             return Taken(Snapshot(own), generators)
         except Exception as error:  # it matters to nobody but who saves
             return Taken(Snapshot(None), {}, f"the sampler's state_dict(): {type(error).__name__}: {error}")
@@ -132,8 +181,9 @@ class Order:
 
     def rest(self) -> list[Any]:
         """All that is still to come, drawn now; it will be yielded all the same. Raises ValueError for too many."""
-        room = MOST_KEYS - len(self.coming)
-        self.coming.extend((None, item) for item in islice(self._batches, max(0, room)))
+        if not self.ended:
+            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - len(self.coming))))
+            self.ended = len(self.coming) < MOST_KEYS
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
                 f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "
@@ -158,26 +208,56 @@ def order_from_state(
     taken: Mapping[str, torch.Tensor],
     *,
     ended: bool,
+    following: Following | None = None,
+    batched: bool = True,
 ) -> Order:
     """The order from where the sampler's own state says; ``ended``: nothing, and the state is one of an epoch's end.
 
     The generators are as they were when the epoch began; ``taken``: their states when the sampler's was taken. A
-    sampler that draws something once more on its way back needs the former, any other goes on from the latter.
-    Raises ValueError where it does not take that state.
+    sampler that draws something once more on its way back needs the former, any other goes on from the latter: what is
+    ``following`` tells. ``batched``: an item is a list of keys. Raises ValueError where the sampler does not take that
+    state, or something else follows.
     """
     begun_from = {role: generator.get_state() for role, generator in generators.items()}
     packed = {role: s.packed_state(state) for role, state in begun_from.items()}
     known = Taken(own, {**begun_from, **taken})
     if ended:
         load_ended(sampling, own, generators, known.generators)
-        return Order(iter(()), STATE, generators=generators, begun_from=packed, known=known)
-    _load_sampler(sampling, own)
-    keys = _iterator(sampling, own)
-    order = _known_or_stored(sampling, keys, generators, packed, known)
-    order.draw_ahead()
-    if all(torch.equal(generators[role].get_state(), state) for role, state in begun_from.items()):
-        _set(generators, known.generators)
+        order = Order(iter(()), STATE, generators=generators, begun_from=packed, known=known)
+        order.ended = True
+        return order
+
+    def begun() -> Order:
+        _load_sampler(sampling, own)
+        order = _known_or_stored(sampling, _iterator(sampling, own), generators, packed, known)
+        order.draw_ahead()
+        for _ in range(1, following.items if following is not None else 1):
+            order.foresee()
+        return order
+
+    order = begun()
+    if following is None or _follows(order, following, batched):
+        if all(torch.equal(generators[role].get_state(), state) for role, state in begun_from.items()):
+            _set(generators, known.generators)  # nothing was drawn: the sampler goes on from there
+            for at, (before, item) in enumerate(order.coming):
+                order.coming[at] = before and before._replace(generators=known.generators), item
+        return order
+    del order  # what its iterator does when it is dropped it does now
+    _set(generators, known.generators)
+    order = begun()
+    if not _follows(order, following, batched):
+        raise ValueError(
+            f"{type(sampling.inner).__name__} does not go on from its state as it did when that was saved: other keys "
+            "follow, whether its generator is as it was then or as it was when the epoch began. What state_dict() "
+            "returns must tell, with the generator, all that its order depends on"
+        )
     return order
+
+
+def _follows(order: Order, following: Following, batched: bool) -> bool:
+    """Whether what comes next in this order is what followed."""
+    keys = [key for _, item in order.coming for key in (item if batched else [item])]
+    return len(order.coming) == following.items and witness_of(keys) == following.witness
 
 
 def load_ended(
@@ -187,7 +267,14 @@ def load_ended(
 
     The generators come to where they were then, ``taken``.
     """
-    if any(state is not None for state in own.copy().values()):
+    if own.copy().get("nested") is not None:
+        _load_nested(sampling, own)
+        keys = iter(sampling.nested)
+        more = next(keys, own) is not own
+        del keys
+        if more:
+            _load_nested(sampling, own)
+    elif any(state is not None for state in own.copy().values()):
         _load_sampler(sampling, own)
         keys = _iterator(sampling, own)
         more = next(keys, own) is not own
@@ -204,6 +291,13 @@ def _load_sampler(sampling: Sampling, own: Snapshot) -> None:
         if not is_stateful(sampling.inner):
             raise ValueError(f"the state holds one of the sampler, but {type(sampling.inner).__name__} takes none")
         sampling.inner.load_state_dict(state)
+
+
+def _load_nested(sampling: Sampling, own: Snapshot) -> None:
+    """The same of the sampler inside it."""
+    if sampling.nested is None:
+        raise ValueError("the state holds one of the sampler inside the batch sampler, but this loader has no such one")
+    sampling.nested.load_state_dict(own.copy()["nested"])
 
 
 def _iterator(sampling: Sampling, own: Snapshot) -> Iterator[Any]:
@@ -234,7 +328,7 @@ def _known_or_stored(
     sampler = sampling.inner if is_stateful(sampling.inner) else None
     iterator = keys if is_stateful(keys) else None
     way = KEYS if sampler is None and iterator is None else STATE
-    parts = (sampler, iterator)
+    parts = (sampler, iterator, sampling.nested)
     return Order(sampling.cut(keys), way, parts=parts, generators=generators, begun_from=begun_from, known=known)
 
 

@@ -14,7 +14,7 @@ from minato_gpu.lanes.streams import StreamStart, Told, load_dataset
 from minato_gpu.resume import orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
+from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, STATE, Following, Order
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.standing import (
     Standing,
@@ -29,7 +29,8 @@ from minato_gpu.snapshots import Snapshot
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
 _MOST_PLANES = 255  # indices that come more often are counted in 'others'
-_AGREE = {"sampler": "sampler", "length": "length of the sampler", **_CUTTING}
+_AGREE = {"sampler": "sampler", **_CUTTING}
+_LENGTH = {"length": "length of the sampler"}
 
 
 def begin_source(
@@ -102,7 +103,8 @@ class Resumption:
             self._agree(_CUTTING)
             check_streams(self.state["source"], loader.dataset, loader.num_workers, loader.batch_size or 1)
             return None
-        self._agree(_AGREE)
+        drawn_again = self.state["source"].get("way") == REPLAY
+        self._agree({**_AGREE, **(_LENGTH if drawn_again else {})})  # any other may not hold to its length, or vary it
         return self._check_source(loader)
 
     def _agree(self, names: Mapping[str, str]) -> None:
@@ -121,7 +123,7 @@ class Resumption:
         self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
         self.delivered.survivor = s.survivor_of(progress, self.number)
         self.delivered.failed = s.failed_of(progress)
-        _match_progress(loader, self.delivered, self._sampling, shared_out=source.get("rank") is not None)
+        _match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))
             self.worlds = ranks.checked_worlds(source, self._sampling)
@@ -136,6 +138,7 @@ class Resumption:
             s.choice(source, "ended", (True, False))
             if source.get("generators") is not None:
                 s.generators(s.mapping(source, "generators"))
+            _following(source)
             self._stored = [] if source.get("drawn") is None else _stored_batches(source, "drawn")
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
@@ -189,7 +192,8 @@ class Resumption:
         if not self._between:
             return
         with s.within_depth():
-            own = Snapshot({"sampler": s.mapping(self.state["source"], "state").get("sampler"), "iterator": None})
+            saved = s.mapping(self.state["source"], "state")
+            own = Snapshot({"sampler": saved.get("sampler"), "iterator": None, "nested": saved.get("nested")})
         orders.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
 
     def load_dataset(self, loader: Any) -> None:
@@ -211,12 +215,15 @@ class Resumption:
         if saved["way"] == REPLAY:
             order = self._replayed()
         elif saved["way"] == STATE:
-            order = self._from_state(saved, occurrences, generators)
+            order = self._from_state(saved, occurrences, generators, batched=batched)
             for item in reversed(self._items(batched)):
                 order.put_back(item)
         else:
             occurrences.restore([], self._counted[1])
             order = Order(iter(self._items(batched)), KEYS, generators=generators)
+            if saved.get("nested") is not None:  # all of the epoch's has been drawn from it
+                nested = Snapshot({"nested": saved["nested"]})
+                orders.load_ended(self._sampling, nested, generators, self.order_states())
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,
@@ -228,7 +235,11 @@ class Resumption:
             position=0 if replays else saved["position"],
             delivered=self.delivered,
             multiple=loader._round,
+            digests=replays and self._sampling.draws_on,
         )
+        if saved.get("digest") is not None:
+            digest = s.mapping(saved, "digest")
+            source.expected = s.number(digest, "below"), s.number(digest, "crc")
         source.ended = saved["way"] == STATE and saved["ended"]
         source.skip()
         if source.witness is not None and saved.get("witness") is not None and source.witness != saved["witness"]:
@@ -251,14 +262,28 @@ class Resumption:
         return orders.replayed_order(self._sampling, default, begun_from)
 
     def _from_state(
-        self, saved: Mapping[str, Any], occurrences: Any, generators: Mapping[str, torch.Generator]
+        self, saved: Mapping[str, Any], occurrences: Any, generators: Mapping[str, torch.Generator], *, batched: bool
     ) -> Order:
+        if occurrences.used and saved.get("counted") is False:
+            raise ValueError(
+                "the state was saved without workers and holds no count of the keys that have come, which cannot be "
+                "stored; a loader with workers or a pipeline needs that: pass num_workers=0"
+            )
         planes, others = self._counted
         occurrences.restore(planes, others)
         with s.within_depth():
-            own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator")})
+            own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator", "nested")})
         taken = {} if saved.get("generators") is None else s.generators(saved["generators"])
-        return orders.order_from_state(self._sampling, own, generators, taken, ended=saved["ended"])
+        more: dict[str, Any] = {"ended": saved["ended"], "following": _following(saved), "batched": batched}
+        return orders.order_from_state(self._sampling, own, generators, taken, **more)
+
+
+def _following(saved: Mapping[str, Any]) -> Following | None:
+    """What came after the sampler's own state, where it says so."""
+    if saved.get("next") is None:
+        return None
+    plain = s.mapping(saved, "next")
+    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1))
 
 
 def _counts(saved: Mapping[str, Any]) -> tuple[list[Plane], dict[Any, int]]:
@@ -313,7 +338,7 @@ def _match_kind(loader: Any, state: s.State) -> None:
         raise ValueError(f"the state is one of a data set of kind {state['kind']!r}, and this loader has another")
 
 
-def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, *, shared_out: bool) -> None:
+def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, source: Mapping[str, Any]) -> None:
     """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
     if delivered.above and loader._options.lateness == 0:
         raise ValueError(
@@ -324,11 +349,11 @@ def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, *, sh
         raise ValueError("the state was saved with batches delivered out of order; pass num_workers=1 or more")
     if sampling.size is None:
         return
-    length = sampling.describe()["length"]
+    length = sampling.describe()["length"] if source["way"] == REPLAY else None
     samples, batches, size = delivered.samples, delivered.batches, sampling.size
-    if sampling.replays and length is not None and delivered.top > length:
+    if length is not None and delivered.top > length:
         raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")
-    length = None if shared_out else length
+    length = None if source.get("rank") is not None else length  # one rank's share is not what the sampler tells
     short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
     if samples != batches * size and not short:
         raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")

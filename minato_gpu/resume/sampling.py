@@ -44,6 +44,20 @@ class Sampling:
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
 
     @property
+    def draws_on(self) -> bool:
+        """Whether an order that is drawn again is drawn bit by bit, so that others may draw in between."""
+        sampler = self.inner
+        return type(sampler) is RandomSampler and (
+            sampler.replacement or sampler.num_samples > len(sampler.data_source)
+        )
+
+    @property
+    def nested(self) -> Any:
+        """The stateful sampler inside a batch sampler that has no state itself, though its iterator may."""
+        inside = getattr(self.inner, "sampler", None)
+        return inside if not is_stateful(self.inner) and is_stateful(inside) else None
+
+    @property
     def _shares(self) -> bool:
         """Whether the sampler's length is one rank's share, which another number of ranks changes."""
         return type(self.inner) is DistributedSampler
@@ -87,3 +101,5 @@ def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]
     while batch := list(islice(keys, size)):
         if len(batch) == size or not drop_last:
             yield batch
+        if len(batch) < size:  # the keys have ended: an iterator that is asked again may begin anew
+            return

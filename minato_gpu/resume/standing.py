@@ -6,22 +6,22 @@ A ``Standing`` is made with every epoch's iterator, and asked by ``DataLoader.st
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
+from minato_gpu.admission.occurrences import Occurrences
 from minato_gpu.admission.sources import Mark, Source
 from minato_gpu.lanes.streams import Told, is_stateful, told_of
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import KEYS, REPLAY, Taken
+from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, Taken
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import MOST_READ_AGAIN, between, check_read_again
-from minato_gpu.samples import Ticket
+from minato_gpu.samples import Ticket, witness_of
 from minato_gpu.snapshots import Snapshot
 
 
@@ -128,6 +128,10 @@ class Standing:
         out["rank"] = ranks.rank_of(self._sampling.inner)
         if source.order.way == REPLAY:
             check_drawn_again(delivered.low, self._most_again)
+            for below, crc in reversed(source.digests):
+                if 0 < below <= delivered.low:
+                    out["digest"] = {"below": below, "crc": crc}
+                    break
             return {**out, "witness": source.witness, "worlds": Snapshot(self._worlds).copy()}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)
@@ -136,37 +140,68 @@ class Standing:
         place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
         out = {**out, "place": place, "position": position}
         if self._remaining is not None:
+            nested = None if self._sampling.nested is None else self._sampling.nested.state_dict()
+            out["nested"] = Snapshot(nested).copy()
             return {**out, **self._remaining.since(place, position)}
         return {**out, **self._state_of_sampler(source, marks)}
 
     def _state_of_sampler(self, source: Source, marks: list[Mark]) -> s.State:
         """The sampler's own state, the first that is known since ``marks`` begin, and the keys drawn before it."""
-        coming = [(mark.state, mark.keys) for mark in marks]
-        own, drawn = _known_state([*coming, *((before, source.keys_of(item)) for before, item in source.coming)])
+        order = source.order
+        marked = [(mark.state, mark.keys) for mark in marks]
+        if not any(own is not None for own, _ in [*marked, *source.coming]):
+            order.begin()  # may draw an item
+        own, drawn, following = _known_state([*marked, *((own, source.keys_of(item)) for own, item in source.coming)])
+        wanted = ENOUGH if order.moved else 0
+        if own is None and self._sampling.nested is not None:  # that may have begun anew already, after a short batch
+            wanted = max(wanted, 1)
+        while sum(map(len, following)) < wanted and (foreseen := order.foresee()) is not None:
+            own = foreseen[0] if own is None else own
+            following.append(source.keys_of(foreseen[1]))
         now = own is None
         if own is None:
-            own = source.order.state()  # may draw an item
-            drawn = [keys for _, keys in coming] + [source.keys_of(item) for _, item in source.coming]
+            own = order.state()
         if own.error is not None:
             raise ValueError(f"this epoch cannot be saved: {own.error}")
-        planes, others = source.saved(marks).planes()
         out: s.State = {
             "state": own.own.copy(),
-            "ended": now and (source.ended or self._ends_short(source)),
-            "planes": [[ones, s.packed(plane)] for ones, plane in planes],
-            "others": [[s.plain_key(key), count] for key, count in others.items()],
+            "ended": now and (source.ended or order.ended or self._ends_short(source)),
+            **_plain_counts(source.saved(marks)),
         }
         if drawn:
             out["drawn"] = _plain(drawn)
         generators = {role: s.packed_state(state) for role, state in own.generators.items()}
-        if generators != source.order.begun_from:
+        if generators != order.begun_from:
             out["generators"] = generators
+            out.update(_plain_following(following))
         return out
 
     def _ends_short(self, source: Source) -> bool:
         """Whether the last batch drawn was cut short: the sampler's state is then that of an epoch's end."""
         last = [source.keys_of(item) for _, item in source.coming][-1:] or [mark.keys for mark in source.marks][-1:]
         return bool(self._sampling.size and last and len(last[0]) < self._sampling.size)
+
+
+def _plain_following(following: list[list[Any]]) -> s.State:
+    """What came after a state, so that it can be told again; nothing where that is not known."""
+    keys: list[Any] = []
+    items = 0
+    while items < len(following) and len(keys) < ENOUGH:
+        keys, items = keys + following[items], items + 1
+    witness = witness_of(keys)
+    return {"next": {"items": items, "witness": witness}} if witness and items else {}
+
+
+def _plain_counts(occurrences: Occurrences) -> s.State:
+    """How often each key had come. Raises ValueError for keys that cannot be stored, where that counts."""
+    planes, others = occurrences.planes()
+    try:
+        plain = [[s.plain_key(key), count] for key, count in others.items()]
+    except ValueError:
+        if occurrences.used:
+            raise
+        return {"planes": [], "others": [], "counted": False}
+    return {"planes": [[ones, s.packed(plane)] for ones, plane in planes], "others": plain}
 
 
 def _plain(drawn: list[list[Any]]) -> list[list[Any]]:
@@ -179,14 +214,15 @@ def _plain(drawn: list[list[Any]]) -> list[list[Any]]:
         ) from None
 
 
-def _known_state(coming: Iterable[tuple[Taken | None, list[Any]]]) -> tuple[Taken | None, list[list[Any]]]:
-    """The first state that is known before one of these batches, and the keys of the batches before that."""
-    drawn: list[list[Any]] = []
-    for own, keys in coming:
+def _known_state(
+    coming: list[tuple[Taken | None, list[Any]]],
+) -> tuple[Taken | None, list[list[Any]], list[list[Any]]]:
+    """The first state that is known before one of these batches, and the keys of those before that and after."""
+    keys = [keys for _, keys in coming]
+    for at, (own, _) in enumerate(coming):
         if own is not None:
-            return own, drawn
-        drawn.append(keys)
-    return None, drawn
+            return own, keys[:at], keys[at:]
+    return None, keys, []
 
 
 class _Remaining:
@@ -236,7 +272,8 @@ def before_epoch(loader: Any, number: int) -> s.State:
     """The state of a loader whose epoch ``number`` has not begun."""
     sampling = Sampling(loader)
     generators = {role: g for role, g in generators_of(loader, sampling).items() if role != "default"}
-    own = Snapshot(sampling.inner.state_dict()).copy() if is_stateful(sampling.inner) else None
+    parts = {"sampler": sampling.inner, "nested": sampling.nested}
+    own = {name: Snapshot(part.state_dict()).copy() if is_stateful(part) else None for name, part in parts.items()}
     return {
         "format": s.FORMAT,
         "version": s.VERSION,
@@ -248,7 +285,7 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "workers_epoch": loader._first if loader.persistent_workers and number else number,
         "generators": s.packed_states(generators),
         "progress": {"batches": 0, "below": 0, "above": ""},
-        "source": {"state": {"sampler": own, "iterator": None}, **_streams_between(loader)},
+        "source": {"state": {"iterator": None, **own}, **_streams_between(loader)},
     }
 
 

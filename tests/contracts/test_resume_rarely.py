@@ -207,7 +207,16 @@ def test_keys_that_no_state_can_hold() -> None:
     for _ in range(49):
         next(iterator)
     for ahead in range(3):
-        assert loader.state_dict(ahead=ahead)["source"]["state"]["sampler"] == {"yielded": 4 * (50 - ahead)}
+        state = loader.state_dict(ahead=ahead)
+        assert state["source"]["state"]["sampler"] == {"yielded": 4 * (50 - ahead)}
+    for workers in (0, 1):
+        resumed = DataLoader(data, 4, sampler=Long(Asked(), make=lambda at: complex(0, at)), num_workers=workers)
+        resumed.load_state_dict(state)
+        if workers:
+            with pytest.raises(ValueError, match=r"holds no count of the keys that have come.*pass num_workers=0"):
+                iter(resumed)
+        else:
+            assert list(next(iter(resumed))) == [192, 193, 194, 195]
 
 
 @pytest.mark.parametrize("drawn", ["junk", [[]], [[{"a": 1}]], {}, 3])
