@@ -14,16 +14,21 @@ from minato_gpu.lanes.segments import segments
 from minato_gpu.pipeline import Pipeline
 from tests.lanes.test_segments import mixed
 
-dali: Any = pytest.importorskip("nvidia.dali")
 MODULES = ("image_classification", "object_detection", "speech_recognition")
 HEADER = {"size": np.array([100, 120], np.int32), "rate": np.int32(8000)}
+
+
+@pytest.fixture
+def dali() -> Any:
+    """Imported late: whoever forks after that takes longer for it."""
+    return pytest.importorskip("nvidia.dali")
 
 
 class Built(Exception):
     """The graph is described; what follows needs the GPU."""
 
 
-def _graph(graph: DaliGraph, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _graph(dali: Any, graph: DaliGraph, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Any:
     """DALI's description of the graph."""
     found: list[Any] = []
 
@@ -46,25 +51,27 @@ def _devices(graph: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("name", MODULES)
-def test_every_split_of_every_pipeline(name: str, fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_split_of_every_pipeline(dali: Any, name: str, fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = importlib.import_module(f"pipelines.{name}").pipeline()
     described = 0
     for split in pipeline.splits[:-1]:
         stages = range(split, len(pipeline.stages))
         for segment in segments(pipeline, stages, device="cuda", max_batch=4, threads=1, fuse=fuse):
             if isinstance(segment, DaliGraph):
-                graph = _graph(segment, pipeline, monkeypatch)
+                graph = _graph(dali, segment, pipeline, monkeypatch)
                 assert {output.device for output in graph._graph_outputs} == {"gpu"}
                 described += 1
     assert described
 
 
-def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(
+    dali: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline = importlib.import_module("pipelines.image_classification").pipeline()
     stages = range(pipeline.splits[0], len(pipeline.stages))
     (segment,) = segments(pipeline, stages, device="cuda:1", max_batch=4, threads=3)
     assert isinstance(segment, DaliGraph)
-    graph = _graph(segment, pipeline, monkeypatch)
+    graph = _graph(dali, segment, pipeline, monkeypatch)
     assert (graph._device_id, graph._max_batch_size, graph.num_threads) == (1, 4, 3)
     devices = _devices(graph)
     assert {name: device for name, device in devices.items() if not name.startswith(("field", "stage"))} == {
@@ -76,16 +83,16 @@ def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(monkeyp
     }
 
 
-def test_numbers_of_the_host_may_meet_arrays_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_the_host_may_meet_arrays_of_the_gpu(dali: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of a row there and a drawn amount here, which a test on a GPU computes."""
     pipeline = mixed()
     for segment in segments(pipeline, range(6), device="cuda", max_batch=4, threads=1):
         if isinstance(segment, DaliGraph):
-            graph = _graph(segment, pipeline, monkeypatch)
+            graph = _graph(dali, segment, pipeline, monkeypatch)
             assert {output.device for output in graph._graph_outputs} == {"gpu"}
 
 
-def _run(shapes: list[tuple[int, ...]]) -> Any:
+def _run(dali: Any, shapes: list[tuple[int, ...]]) -> Any:
     graph = dali.Pipeline(batch_size=4, num_threads=1, device_id=None, exec_dynamic=True, prefetch_queue_depth=1)
     with graph:
         graph.set_outputs(dali.fn.external_source(name="x") + np.float32(1))
@@ -93,20 +100,20 @@ def _run(shapes: list[tuple[int, ...]]) -> Any:
     return output
 
 
-def test_samples_of_one_shape_are_handed_over_at_once() -> None:
+def test_samples_of_one_shape_are_handed_over_at_once(dali: Any) -> None:
     """On the CPU as on a GPU: one tensor, whose rows keep the micro-batch's memory."""
     import torch
 
-    found = rows(torch, _run([(2, 3)] * 3))
+    found = rows(torch, _run(dali, [(2, 3)] * 3))
     assert [row.tolist() for row in found] == [[[n + 1.0] * 3] * 2 for n in range(3)]
     assert all(isinstance(row, torch.Tensor) for row in found)
     assert len({row.untyped_storage().data_ptr() for row in found}) == 1
 
 
-def test_samples_of_several_shapes_are_dalis_own() -> None:
+def test_samples_of_several_shapes_are_dalis_own(dali: Any) -> None:
     import torch
 
-    found = rows(torch, _run([(2, 3), (1, 3), (5, 3)]))
+    found = rows(torch, _run(dali, [(2, 3), (1, 3), (5, 3)]))
     assert [np.asarray(row).shape for row in found] == [(2, 3), (1, 3), (5, 3)]
     assert not any(isinstance(row, torch.Tensor) for row in found)
     assert [float(np.asarray(row)[0, 0]) for row in found] == [1, 2, 3]
