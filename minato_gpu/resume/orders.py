@@ -267,20 +267,16 @@ def load_ended(
 
     The generators come to where they were then, ``taken``.
     """
-    if own.copy().get("nested") is not None:
-        _load_nested(sampling, own)
-        keys = iter(sampling.nested)
-        more = next(keys, own) is not own
-        del keys
-        if more:
-            _load_nested(sampling, own)
-    elif any(state is not None for state in own.copy().values()):
-        _load_sampler(sampling, own)
-        keys = _iterator(sampling, own)
+    states = own.copy()
+    nested = states.get("nested") is not None
+    if any(state is not None for state in states.values()):
+        load = _load_nested if nested else _load_sampler
+        load(sampling, own)
+        keys = iter(sampling.nested) if nested else _iterator(sampling, own)
         more = next(keys, own) is not own
         del keys  # what it does when it is dropped it does now
         if more:
-            _load_sampler(sampling, own)
+            load(sampling, own)
     _set(generators, taken)
 
 
