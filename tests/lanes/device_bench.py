@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from minato_gpu import Pipeline, Stage
 from minato_gpu.lanes.base import Handed, Local, Report
 from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.transfers import Host, Transfers
@@ -86,6 +89,18 @@ class Bench:
         """Its report, once there is one."""
         self.reports += self.lane.receive()
         return next((report for report in self.reports if report.chunk == chunk), None)
+
+
+def short_beyond(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """The device has no memory for more samples than these at once."""
+    run = FunctionSegment.run
+
+    def short(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        if len(batch) > most:
+            raise torch.OutOfMemoryError(f"{len(batch)} samples")
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", short)
 
 
 @contextmanager

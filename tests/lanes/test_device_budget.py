@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from minato_gpu.lanes.base import Failure, Local, Resident
 from minato_gpu.lanes.functions import FunctionSegment
@@ -14,7 +13,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
-from tests.lanes.device_bench import ROWS, SAMPLE, SAMPLE_BYTES, bench
+from tests.lanes.device_bench import ROWS, SAMPLE, SAMPLE_BYTES, bench, short_beyond
 from tests.lanes.harness import piece, task
 from tests.waiting import wait_until
 
@@ -68,14 +67,7 @@ def test_while_sizes_are_unknown_samples_are_made_one_by_one_under_a_budget(monk
 
 def test_a_micro_batch_that_was_halved_stays_small_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget's limit and that of the device's memory are two."""
-    run = FunctionSegment.run
-
-    def short(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
-        if len(batch) > 2:
-            raise torch.OutOfMemoryError(f"{len(batch)} samples")
-        return run(self, batch, drawn)
-
-    monkeypatch.setattr(FunctionSegment, "run", short)
+    short_beyond(monkeypatch, 2)
     with bench(FakeDevice(LAZY_CONSUMER), limit=1 << 20) as one:
         counts = []
         for chunk in (1, 2, 3):

@@ -6,13 +6,11 @@ import time
 from typing import Any
 
 import pytest
-import torch
 
-from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.store import Store
 from tests.fake_device import LAZY_COPIES, FakeDevice
 from tests.lanes import device_bench
-from tests.lanes.device_bench import bench, pipeline
+from tests.lanes.device_bench import bench, pipeline, short_beyond
 
 BUSY_S = 4e-3
 
@@ -81,14 +79,7 @@ def test_what_could_not_be_read_takes_no_share_of_what_the_others_cost(monkeypat
 
 
 def test_a_micro_batch_that_was_halved_for_want_of_memory_is_not_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = FunctionSegment.run
-
-    def short(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
-        if len(batch) > 2:
-            raise torch.OutOfMemoryError(f"{len(batch)} samples")
-        return run(self, batch, drawn)
-
-    monkeypatch.setattr(FunctionSegment, "run", short)
+    short_beyond(monkeypatch, 2)
     with bench(_Timed(LAZY_COPIES)) as one:
         for chunk in (1, 2):
             one.send(20, 21, 22, chunk=chunk)
