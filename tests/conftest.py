@@ -9,6 +9,7 @@ may be left out silently.
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from tests.leaks import assert_no_leaks, take_snapshot
 
 _TIME_LIMIT_S = 60
 
+multiprocessing.set_forkserver_preload(["torch"])  # else each worker from a fork server would import it
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.register_profile("search", max_examples=1000)
 hypothesis.settings.load_profile("same")

@@ -4,8 +4,8 @@ A ``Snapshot`` is taken before and compared after. What stops by itself within t
 comparison waits for the condition "nothing new is left".
 
 Decision: descriptors are compared by kind and count, not by number, because the kernel gives a closed number to
-the next file. Helpers of ``multiprocessing`` that live as long as the interpreter (resource tracker, fork
-server, descriptor sharing) are not leaks of a loader.
+the next file. Helpers that live as long as the interpreter, those of ``multiprocessing`` (resource tracker, fork
+server, descriptor sharing) and that of ``tests.programs``, are not leaks of a loader.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from tests import programs
 from tests.waiting import wait_until
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -68,6 +69,8 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _is_helper(pid: int) -> bool:
+    if pid in programs.server_pids():
+        return True
     try:
         return any(helper in part for part in psutil.Process(pid).cmdline() for helper in _HELPERS)
     except psutil.ZombieProcess:  # ended, but nobody waited for it: that is a leak

@@ -99,6 +99,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = 
     give_way()
     torch.set_num_threads(1)
     keep_freed_memory()
+    collate_in_own_memory()
     info = torch_worker.WorkerInfo(
         id=number, num_workers=job.num_workers, seed=job.base_seed + number, dataset=job.dataset
     )
@@ -120,6 +121,19 @@ def keep_freed_memory() -> None:
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         _LIBC.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+
+
+def collate_in_own_memory() -> None:
+    """Let PyTorch's ``default_collate`` make its batch in ordinary memory, as it does outside of a worker.
+
+    In a worker it opens a file of /dev/shm for each tensor and unlinks it: a worker that is killed in between leaves it
+    behind for good. What it would share is copied to the worker's arena in any case.
+    """
+
+    def own(cls: type[torch.UntypedStorage], size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
+        return cls(size, device=device)
+
+    torch.UntypedStorage._new_shared = classmethod(own)  # type: ignore[assignment]
 
 
 class Tie:

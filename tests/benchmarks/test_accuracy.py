@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from benchmarks.accuracy import LOADERS, chance, difference
+from tests import programs
 
 _SLOW = np.arange(1200) < 120
 
@@ -43,9 +42,6 @@ def test_the_difference_is_taken_seed_by_seed() -> None:
 
 @pytest.mark.timeout(180)
 def test_a_run_at_toy_size() -> None:
-    command = [sys.executable, "-m", "benchmarks.accuracy", "--quick", "--json", "-"]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    rows = json.loads(completed.stdout)["rows"]
+    rows = json.loads(programs.run("benchmarks.accuracy", "--quick", "--json", "-"))["rows"]
     assert [row["loader"] for row in rows] == list(LOADERS)
     assert all(0 < row["accuracy"] <= 1 and len(row["accuracies"]) == 2 for row in rows)

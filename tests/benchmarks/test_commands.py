@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from benchmarks.peers import COSTLY, TRIVIAL, Job, Loader, choose, installed
 from benchmarks.tail_run import Plan
+from tests import programs
 
 _TAIL_KEYS = {
     "case",
@@ -32,14 +31,8 @@ _TAIL_KEYS = {
 
 def _document(*command: str) -> dict[str, Any]:
     """Standard output of the benchmark, which must be one JSON document and nothing else."""
-    completed = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{command[0]}", "--quick", "--json", "-", *command[1:]],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    document: dict[str, Any] = json.loads(completed.stdout)
+    said = programs.run(f"benchmarks.{command[0]}", "--quick", "--json", "-", *command[1:])
+    document: dict[str, Any] = json.loads(said)
     assert {"machine", "versions", "settings", "rows"} <= set(document)
     assert document["machine"]["cores"] >= 1
     assert {"torch", "spdl", "torchdata"} <= set(document["versions"])

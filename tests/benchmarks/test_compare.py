@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import subprocess
-import sys
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from benchmarks.peers import Job, Loader
 from minato_gpu.report import usable_cores
 from minato_gpu.stages import Tolerance
 from pipelines import speech_recognition
+from tests import programs
 
 _KEYS = {
     "workload",
@@ -114,10 +113,8 @@ def test_lateness_counts_batches(asked: Job) -> None:
 @pytest.mark.timeout(240)
 def test_a_run_at_toy_size(tmp_path: Path) -> None:
     names = ["--loader", "pytorch in order", "--loader", "minato_gpu in order"]
-    command = [sys.executable, "-m", "benchmarks.compare", "image_classification", *names, "--quick", "--json", "-"]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    rows = json.loads(completed.stdout)["rows"]
+    said = programs.run("benchmarks.compare", "image_classification", *names, "--quick", "--json", "-")
+    rows = json.loads(said)["rows"]
     assert [row["loader"] for row in rows] == ["pytorch in order", "minato_gpu in order"]
     assert all(set(row) >= _KEYS for row in rows)
     assert all(row["samples_per_s"] > 0 and row["peak_pss_bytes"] > 1e6 and row["lateness_max"] == 0 for row in rows)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,9 +12,8 @@ import psutil
 import pytest
 
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
+from tests.programs import Program
 from tests.waiting import wait_until
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def str_of(value: object) -> str:
@@ -27,17 +24,9 @@ def str_of(value: object) -> str:
 
 
 @contextmanager
-def _victim(scenario: str, mode: Mode) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def _victim(scenario: str, mode: Mode) -> Iterator[tuple[Program, list[psutil.Process]]]:
     """The running program and its workers; whatever is left of them is killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore:The pynvml package", "-m", "tests.contracts.victim", scenario, mode.name],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    process = Program("tests.contracts.victim", scenario, mode.name)
     workers: list[psutil.Process] = []
     try:
         line = process.stdout.readline()
@@ -52,7 +41,7 @@ def _victim(scenario: str, mode: Mode) -> Iterator[tuple[subprocess.Popen[str], 
         for worker in workers:
             if worker.is_running():
                 worker.kill()
-        process.communicate()
+        process.close()
 
 
 def _gone(workers: list[psutil.Process]) -> bool:
@@ -103,7 +92,6 @@ def test_interrupt(mode: Mode, scenario: str, whole_group: bool) -> None:
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         assert wait_until(lambda: process.poll() is not None)
         assert wait_until(lambda: _gone(workers))
-        assert process.stderr is not None
         errors = process.stderr.read()
         assert process.returncode in (-signal.SIGINT, 1, 130), errors
         assert errors.count("KeyboardInterrupt") == 1 or mode is PYTORCH, errors

@@ -6,8 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from benchmarks.chaos import Result, chaos
 from benchmarks.chaos_plan import FAULTS, STATEFUL, STREAMS, Plan
 from benchmarks.chaos_record import record, summary
 from minato_gpu.notices import LOGGER
+from tests import programs
 
 # Of the first 64 those that together have every fault, once and always, in every content, order and kind of budget in
 # which the others have it; the cheapest such. And some that save and resume with the state of a sampler or stream.
@@ -73,14 +72,8 @@ def test_a_loss_is_seen(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.chaos", "--seeds", "2", "--first-seed", "31", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "runs with anything lost" in done.stdout and "killed from outside" in done.stdout
+    said = programs.run("benchmarks.chaos", "--seeds", "2", "--first-seed", "31", "--json", str(path))
+    assert "runs with anything lost" in said and "killed from outside" in said
     document = json.loads(path.read_text())
     assert {"machine", "versions", "settings", "rows"} <= set(document)
     assert [row["seed"] for row in document["rows"]] == [31, 32]

@@ -12,7 +12,7 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.admission import sources
 from tests.contracts.datasets import Made, draw, rows
-from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
+from tests.contracts.modes import BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.test_resume import Counting, CountingIterator, generator, through_json
 
 
@@ -86,12 +86,14 @@ def _compare(epoch: list[Any], reference: list[Any], mode: Mode) -> None:
 @pytest.mark.usefixtures("seldom")
 @pytest.mark.parametrize("name", _SAMPLERS)
 @pytest.mark.parametrize(
-    ("mode", "workers"), [(IN_ORDER, 0), (IN_ORDER, 2), (BOUNDED_8, 2)], ids=("inline", "in order", "bounded")
+    ("mode", "workers"),
+    [(IN_ORDER, 0), (IN_ORDER_THREADS, 2), (BOUNDED_8_THREADS, 2)],
+    ids=("inline", "in order", "bounded"),
 )
 def test_every_step(mode: Mode, workers: int, name: str) -> None:
     """Saved once, resumed, and saved and resumed once more one batch later, also as it was a batch before."""
     def make(state: Any = None) -> Any:
-        data = Made(20, draw if workers else lambda key: [key])  # the main process's generators are the user's
+        data = Made(20, lambda key: [key])
         loader = mode.loader(data, num_workers=workers, generator=generator(), **_SAMPLERS[name]())
         if state is not None:
             loader.load_state_dict(through_json(state))

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from tests.contracts.datasets import Made, draw
-from tests.contracts.modes import IN_ORDER
+from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
 from tests.contracts.samplers import (
     ChunkByChunk,
     Counting,
@@ -70,7 +70,7 @@ def test_every_save_point(name: str, workers: int) -> None:
     """Saved once at each step of the second epoch, after the end and between: what is left, and the epoch after it."""
 
     def make() -> Any:
-        return IN_ORDER.loader(Made(24, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
+        return IN_ORDER_THREADS.loader(Made(24, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
 
     whole = make()
     epochs = [_keys(whole) for _ in range(3)]
@@ -98,7 +98,7 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
     def make() -> tuple[Any, torch.Generator]:
         own, data = torch.Generator().manual_seed(0), Made(16, torch.tensor)
         sampler = RandomSampler(data, num_samples=80, generator=own)
-        return IN_ORDER.loader(data, 8, sampler=sampler, num_workers=workers), own
+        return IN_ORDER_THREADS.loader(data, 8, sampler=sampler, num_workers=workers), own
 
     loader, own = make()
     iterator = iter(loader)
@@ -124,7 +124,7 @@ def test_a_state_that_tells_too_little(workers: int) -> None:
     """Where other keys follow than did, that is said when the epoch would go on, and no sample is delivered."""
 
     def make() -> Any:
-        return IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Forgetful(), num_workers=workers)
+        return IN_ORDER_THREADS.loader(Made(20, torch.tensor), 4, sampler=Forgetful(), num_workers=workers)
 
     loader = make()
     iterator = iter(loader)
@@ -171,7 +171,7 @@ def test_fewer_keys_than_told_by_one_of_which_nothing_is_known() -> None:
     for workers in (0, 1):
 
         def make(workers: int = workers) -> Any:
-            return IN_ORDER.loader(list(range(20)), 4, sampler=Unstated(7, told=10), num_workers=workers)
+            return IN_ORDER_THREADS.loader(list(range(20)), 4, sampler=Unstated(7, told=10), num_workers=workers)
 
         whole = _keys(make())
         for step in range(3):

@@ -110,7 +110,7 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "redrawn": lambda: {"batch_size": 4, "sampler": Redrawn(keeps=False)},
     "redrawn, with its generator": lambda: {"batch_size": 4, "sampler": Redrawn(keeps=True)},
 }
-_MODES = [("inline", IN_ORDER, 0), ("processes", IN_ORDER, 2), ("threads", IN_ORDER_THREADS, 2)]
+_MODES = [("inline", IN_ORDER, 0), ("processes", IN_ORDER, 1), ("threads", IN_ORDER_THREADS, 2)]
 
 
 def _state(loader: Any, ahead: int = 0) -> Any:
@@ -173,7 +173,7 @@ def test_saved_seldom(name: str, workers: int) -> None:
     """Once in an epoch: from then on, whatever is resumed is given up again after a batch, as it begins or later."""
 
     def make(state: Any = None) -> Any:
-        loader = IN_ORDER.loader(Made(_SAMPLES, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
+        loader = IN_ORDER_THREADS.loader(Made(_SAMPLES, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
         if state is not None:
             loader.load_state_dict(state)
         return loader

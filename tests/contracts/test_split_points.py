@@ -187,13 +187,13 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
     applied.clear()
     for want in wanted:
         check_same(content(loader), want)
-        if asked:
+        if handed := loader.stats()["lanes"]["cpu"]["handed_over"]:
             break
+        told.clear()  # on a busy machine others turn out slow as well, and may be done before they are told
         slow.set()
-    lanes = loader.stats()["lanes"]
     slow.clear()
     assert set(applied.values()) == {1}
-    assert asked and 1 <= lanes["cpu"]["handed_over"] <= len(asked)  # on a busy machine others turn out slow as well
+    assert 1 <= handed <= len(asked)
     del loader
     gc.collect()
     lines = log.read_text().splitlines()

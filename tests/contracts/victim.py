@@ -1,6 +1,6 @@
 """A program that the tests of ``test_abrupt_end`` start and end in rude ways.
 
-Usage: ``python -m tests.contracts.victim SCENARIO MODE_NAME``. It prints the ids of its workers on one line when they
+Arguments: the scenario, and the mode's name. It prints the ids of its workers on one line when they
 are at work; the scenario "survives" ends with the line "whole".
 """
 

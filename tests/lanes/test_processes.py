@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
+from minato_gpu import DataLoader
 from minato_gpu.lanes.cpu import ProcessLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, Workers
@@ -199,3 +200,13 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
             workers.close(2.0)
     # fewer: what earlier tests left was collected meanwhile
     assert all(last <= first for first, last in zip(held[1], held[-1], strict=True)), f"descriptors, threads: {held}"
+
+
+def _shared(samples: list[Any]) -> Any:
+    return torch.tensor([get_worker_info() is not None, default_collate(samples).is_shared()])
+
+
+def test_a_batch_is_collated_in_memory_that_ends_with_the_worker() -> None:
+    """PyTorch's default_collate opens a file of /dev/shm for it, which stays where the worker is killed just then."""
+    loader = DataLoader([torch.zeros(4)] * 4, 2, collate_fn=_shared, num_workers=1)
+    assert [batch.tolist() for batch in loader] == 2 * [[True, False]]

@@ -9,6 +9,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
+from tests.waiting import wait_until
 
 ROWS, BATCH = 60, 8
 
@@ -55,10 +56,15 @@ def test_rows_are_fetched_together(dataset: Any, monkeypatch: pytest.MonkeyPatch
         return inner(self, keys)
 
     monkeypatch.setattr(type(dataset), "__getitems__", counted)
-    loader = DataLoader(dataset, BATCH, num_workers=1, worker_kind="thread")
-    assert [int(n) for batch in loader for n in batch["label"]] == list(range(ROWS))
-    assert sorted(key for keys in asked for key in keys) == list(range(ROWS))
-    assert max(map(len, asked)) > 1
+    loader = DataLoader(dataset, BATCH, num_workers=1, worker_kind="thread", persistent_workers=True)
+
+    def together() -> bool:
+        asked.clear()
+        assert [int(n) for batch in loader for n in batch["label"]] == list(range(ROWS))
+        assert sorted(key for keys in asked for key in keys) == list(range(ROWS))
+        return max(map(len, asked)) > 1
+
+    assert wait_until(together), "in no epoch, though on a busy machine the first may have shown slow rows"
 
 
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)

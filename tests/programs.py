@@ -1,0 +1,203 @@
+"""Programs of the tests, each in a process of its own that begins with torch imported.
+
+Importing torch takes seconds of a core, and many tests need a program that they can kill, interrupt, or start anew. So
+one process for each process of pytest imports it once and forks every program. From there on a program is as one that
+``python -m MODULE ARGUMENT...`` started: its own session, standard streams, arguments and generators, and it leaves
+through the interpreter's own end. What an interpreter reads at its start (``PYTHONHASHSEED``, say) needs a real one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import random
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+_IMPORTED = ("torch.distributed", "torch.utils.data", "minato_gpu.loader", "tests.fake_device", "benchmarks.report")
+_LARGEST = 1 << 17
+
+
+class _Request(NamedTuple):
+    module: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Program:
+    """One that runs: the part of ``subprocess.Popen`` that the tests use."""
+
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start ``module``; ``environment`` is added to this process's own."""
+        request = _Request(module, arguments, {**os.environ, **(environment or {})})
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        ours_err, theirs_err = os.pipe()
+        self._end, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        given = [theirs_in, theirs_out, theirs_err]
+        socket.send_fds(_server(), [pickle.dumps(request)], [*given, told.fileno()])
+        told.close()
+        for fd in given:
+            os.close(fd)
+        self.stdin: IO[str] = os.fdopen(ours_in, "w", encoding="utf-8")
+        self.stdout: IO[str] = os.fdopen(ours_out, encoding="utf-8")
+        self.stderr: IO[str] = os.fdopen(ours_err, encoding="utf-8")
+        self.returncode: int | None = None
+        self.pid: int = pickle.loads(self._end.recv(_LARGEST))
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended; negative: the signal that ended it."""
+        return self._ended(0)
+
+    def wait(self) -> int | None:
+        """Wait until it has ended."""
+        return self._ended(None)
+
+    def _ended(self, timeout_ms: int | None) -> int | None:
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._end, select.POLLIN)
+            if poll.poll(timeout_ms):
+                self.returncode = pickle.loads(self._end.recv(_LARGEST))
+                self._end.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, given: str = "") -> tuple[str, str]:
+        """Give it its input, and wait for its end; returns what it has said and its errors."""
+        self.stdin.write(given)
+        self.stdin.close()
+        said: dict[int, list[bytes]] = {self.stdout.fileno(): [], self.stderr.fileno(): []}
+        going_on = set(said)
+        while going_on:
+            for fd in select.select(going_on, [], [])[0]:
+                data = os.read(fd, _LARGEST)
+                said[fd].append(data)
+                if not data:
+                    going_on.remove(fd)
+        self.close()
+        output, errors = (b"".join(parts).decode() for parts in said.values())
+        return output, errors
+
+    def close(self) -> None:
+        """Wait until it has ended, and let go of its streams."""
+        self.wait()
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
+
+
+def run(module: str, *arguments: str, given: str = "", environment: Mapping[str, str] | None = None) -> str:
+    """What the program says; it must end well."""
+    program = Program(module, *arguments, environment=environment)
+    said, errors = program.communicate(given)
+    assert program.returncode == 0, f"{module} {arguments} ended with {program.returncode}: {errors[-5000:]}"
+    return said
+
+
+_pids: list[int] = []
+
+
+def server_pids() -> list[int]:
+    """The process behind the programs, if one was needed: it lives as long as this one."""
+    return _pids
+
+
+@cache
+def _server() -> socket.socket:
+    """The end that requests go to. The process behind it ends when this one does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.programs", str(theirs.fileno())]
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], start_new_session=True)
+    process.returncode = 0  # nobody waits for it, which is no leak
+    _pids.append(process.pid)
+    theirs.close()
+    atexit.register(ours.close)
+    return ours
+
+
+# --- in the process that forks them ---------------------------------------------------------------------------------
+
+
+def _serve(end: socket.socket) -> tuple[_Request, list[int]] | None:
+    """Fork what is asked for, and tell of each its id and how it has ended. Returns in the programs, and at the end."""
+    running: dict[int, tuple[int, socket.socket]] = {}
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd != end.fileno():
+                poll.unregister(fd)
+                os.close(fd)
+                pid, told = running.pop(fd)
+                _tell(told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                told.close()
+                continue
+            data, fds, _, _ = socket.recv_fds(end, _LARGEST, 4)
+            if not data:
+                for pid, _ in running.values():
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            *streams, teller = fds
+            told = socket.socket(fileno=teller)
+            pid = os.fork()
+            if pid == 0:
+                for other, (_, teller_of) in running.items():
+                    os.close(other)
+                    teller_of.close()
+                told.close()
+                end.close()
+                return pickle.loads(data), streams
+            for stream in streams:
+                os.close(stream)
+            _tell(told, pid)
+            descriptor = os.pidfd_open(pid)
+            running[descriptor] = pid, told
+            poll.register(descriptor, select.POLLIN)
+
+
+def _tell(told: socket.socket, what: Any) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+        told.send(pickle.dumps(what))
+
+
+def _become(request: _Request, streams: list[int]) -> None:
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    warnings.resetwarnings()
+    sys.argv = [request.module, *request.arguments]
+    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    become = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if become is not None:
+        _become(*become)
