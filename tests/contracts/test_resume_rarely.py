@@ -92,6 +92,7 @@ def _compare(epoch: list[Any], reference: list[Any], mode: Mode) -> None:
 )
 def test_every_step(mode: Mode, workers: int, name: str) -> None:
     """Saved once, resumed, and saved and resumed once more one batch later, also as it was a batch before."""
+
     def make(state: Any = None) -> Any:
         data = Made(20, lambda key: [key])
         loader = mode.loader(data, num_workers=workers, generator=generator(), **_SAMPLERS[name]())

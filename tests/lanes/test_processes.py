@@ -208,5 +208,6 @@ def _shared(samples: list[Any]) -> Any:
 
 def test_a_batch_is_collated_in_memory_that_ends_with_the_worker() -> None:
     """PyTorch's default_collate opens a file of /dev/shm for it, which stays where the worker is killed just then."""
-    loader = DataLoader([torch.zeros(4)] * 4, 2, collate_fn=_shared, num_workers=1)
+    samples: Any = [torch.zeros(4)] * 4
+    loader = DataLoader(samples, 2, collate_fn=_shared, num_workers=1)
     assert [batch.tolist() for batch in loader] == 2 * [[True, False]]
