@@ -51,8 +51,8 @@ def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_catalogue")
 def test_rows_are_complete_and_the_same_twice() -> None:
-    rows = simulation.run(None, seeds=2)
-    assert rows == simulation.run(None, seeds=2)
+    rows = simulation.run(None, seeds=1)
+    assert rows == simulation.run(None, seeds=1)
     assert {frozenset(row) for row in rows} == {frozenset(KEYS)}
     for row in rows:
         assert 0 < row["of_bound"] <= 1 + 1e-9
