@@ -87,13 +87,18 @@ class Program:
         self.stdin.close()
         said: dict[int, list[bytes]] = {self.stdout.fileno(): [], self.stderr.fileno(): []}
         going_on = set(said)
-        while going_on:
-            for fd in select.select(going_on, [], [])[0]:
-                data = os.read(fd, _LARGEST)
-                said[fd].append(data)
-                if not data:
-                    going_on.remove(fd)
-        self.close()
+        try:
+            while going_on:
+                for fd in select.select(going_on, [], [])[0]:
+                    data = os.read(fd, _LARGEST)
+                    said[fd].append(data)
+                    if not data:
+                        going_on.remove(fd)
+        except BaseException:  # the test has run out of time
+            self.kill()
+            raise
+        finally:
+            self.close()
         output, errors = (b"".join(parts).decode() for parts in said.values())
         return output, errors
 

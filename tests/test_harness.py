@@ -1,9 +1,10 @@
-"""The harness itself: a leak is found, a skipped GPU test fails where it must, a warning is an error."""
+"""The harness itself: a leak is found, a skipped GPU test fails where it must, a warning is an error, programs end."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.leaks import assert_no_leaks, leaks, take_snapshot
+from tests.programs import Program
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,6 +64,27 @@ def test_descriptors_are_found(kind: str) -> None:
     for number in opened:
         os.close(number)
     assert found == [f"{len(opened)} more descriptors of kind {kind}"]
+
+
+def test_a_program_ends_as_one_of_the_shell_does() -> None:
+    program = Program("json.tool", "--compact")
+    assert program.communicate('{"a": 1}') == ('{"a":1}\n', "")
+    assert program.returncode == 0
+    refused = Program("json.tool")
+    _, errors = refused.communicate("not JSON")
+    assert refused.returncode == 1 and "Expecting value" in errors
+
+
+def test_a_program_that_is_killed_is_gone_and_one_that_runs_is_found() -> None:
+    Program("json.tool").communicate("1")  # so that the process behind it runs
+    before = take_snapshot()
+    program = Program("json.tool")
+    (found,) = [leak for leak in leaks(before) if leak.startswith("process")]
+    assert found.startswith(f"process {program.pid}:")
+    program.kill()
+    program.close()
+    assert program.returncode == -signal.SIGKILL
+    assert_no_leaks(before)
 
 
 _INNER = """
