@@ -15,7 +15,6 @@ import contextlib
 import os
 import threading
 from bisect import insort
-from collections import deque
 from typing import Any
 
 from minato_gpu.memory import nvml
@@ -25,6 +24,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
+from minato_gpu.memory.under_way import UnderWay
 from minato_gpu.notices import LOGGER
 from minato_gpu.threads import OwnThread
 
@@ -65,8 +65,7 @@ class Transfers:
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = 0
-        self._under_way: deque[Load] = deque()
-        self._sweeping = threading.Lock()
+        self._under_way = UnderWay(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._squeezed = False  # nor is anything else to take memory
         self._closed = False
@@ -131,11 +130,7 @@ class Transfers:
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
-        over: list[Load] = []
-        with self._sweeping:
-            while self._under_way and self._through(self._under_way[0]):
-                over.append(self._under_way.popleft())
-        self._release(over)
+        self._under_way.sweep()
 
     def stats(self) -> dict[str, Any]:
         """Counters as plain data; sizes in bytes."""
@@ -161,12 +156,7 @@ class Transfers:
             self._changed.notify()
         self._thread.join()
         self._thread = None
-        for load in self._under_way:
-            if load.event is not None:
-                with contextlib.suppress(Exception):  # of the device: it reads no more, and batches have told of it
-                    load.event.synchronize()
-        over, self._under_way = list(self._under_way), deque()
-        self._release(over)
+        self._under_way.close()
         os.close(self._done)
 
     # --- the thread --------------------------------------------------------------------------------------------
@@ -230,7 +220,7 @@ class Transfers:
         self.slabs.read(load.slabs[len(before) :])  # a slab in which the rows were gathered
         for slab in load.slabs[len(before) :]:
             self.slabs.drop(slab)
-        self._under_way.append(load)
+        self._under_way.add(load)
         with self._changed:
             self._correct(load)
             self._issued += 1
@@ -287,10 +277,8 @@ class Transfers:
         """Wait for what is under way, which may hold samples, and let those of other batches come from the host."""
         with self._changed:
             waiting = [load, *self._queue]
+        self._under_way.wait()
         with contextlib.suppress(Exception):  # of the device: the next attempt will say so
-            for each in list(self._under_way):
-                if each.event is not None:
-                    each.event.synchronize()
             for each in waiting:
                 each.make_room(self._port)
         self.sweep()
@@ -322,16 +310,3 @@ class Transfers:
         load.nbytes = self._loaded[load.order] = load.measured
         self.batch_bytes = max(self.batch_bytes, load.nbytes)
         self._set_aside()
-
-    def _through(self, load: Load) -> bool:
-        """Whether the load's event has come to pass. Where it cannot be asked, what the load reads is kept: the
-        device's error may be another's, and who issues or takes the next batch is told of it."""
-        try:
-            return load.event is None or load.event.query()
-        except Exception:
-            return False
-
-    def _release(self, loads: list[Load]) -> None:
-        for load in loads:
-            self.slabs.done(load.slabs)
-            load.keep = []
