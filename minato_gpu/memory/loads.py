@@ -83,8 +83,11 @@ class Load:
         self.keep: list[Any] = []
 
     def issue(self, port: Port) -> None:
-        """Issue everything on the current stream, which is the copy stream; once more where that raised."""
+        """Issue everything on the current stream, which is the copy stream; anew where that, or its event, raised."""
         raise NotImplementedError
+
+    def forget(self) -> None:
+        """Let go of what ``issue`` has issued: there will be no other attempt."""
 
     def make_room(self, port: Port) -> None:
         """Let go of the device's memory before ``issue``, if that is possible. Waits on the host."""
@@ -129,6 +132,7 @@ class RowsLoad(Load):
     def issue(self, port: Port) -> None:
         """See Load. At most ``copies.MOST`` copies come from the host."""
         accelerator = port.accelerator
+        self._blocks, self.keep = [], []
         slab = accelerator.empty(self._whole)
         if not port.copy(slab, self._runs):
             self._gather(port, slab)
@@ -141,6 +145,9 @@ class RowsLoad(Load):
             accelerator.scatter([into[number] for number in numbers], sources)
         self._blocks = [self._apart(accelerator, block) for block in blocks]
         self.keep = [self._made, self._on_device]
+
+    def forget(self) -> None:
+        """See Load."""
         self._made, self._on_device = set(), []
 
     def make_room(self, port: Port) -> None:
@@ -202,7 +209,7 @@ class ValueLoad(Load):
 
     def issue(self, port: Port) -> None:
         """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
-        self.measured, self.keep, self._tensors = 0, [], []
+        self._value, self.measured, self.keep, self._tensors = None, 0, [], []
 
         def counted(nbytes: int) -> None:
             self.measured = nbytes + (self.measured or 0)
@@ -228,6 +235,9 @@ class ValueLoad(Load):
             return copied
 
         self._value = mapped(self._make(), loaded)
+
+    def forget(self) -> None:
+        """See Load."""
         del self._make
 
     def hand_over(self, accelerator: Accelerator) -> Any:

@@ -216,6 +216,7 @@ class Transfers:
                 self._later(load)
                 return
             error = self._squeeze(load)
+        load.forget()
         load.error = error  # the consumer gets it, in the batch's place
         self.slabs.read(load.slabs[len(before) :])  # a slab in which the rows were gathered
         for slab in load.slabs[len(before) :]:

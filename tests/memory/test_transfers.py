@@ -317,6 +317,39 @@ def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_
         assert one.wrong == [] and one.arena.allocated == 0
 
 
+class _EventFails(FakeDevice):
+    """There is no memory for the first event after a load."""
+
+    failed = False
+
+    def event(self, timed: bool = False) -> FakeEvent:
+        if threading.current_thread().name == "minato-copies" and not self.failed:
+            self.failed = True
+            raise torch.OutOfMemoryError("for an event")
+        return super().event(timed)
+
+
+@pytest.mark.parametrize("order", ORDERS[:2])
+def test_a_load_whose_event_finds_no_memory_is_issued_once_more_with_all_its_rows(order: Order) -> None:
+    device = _EventFails(order)
+    with bench(device) as one:
+        one.check(one.take(one.load(1, on_device=(1, 2, 5))), 1)
+        device.finish()
+        assert one.wrong == [] and device.failed
+    gc.collect()
+    assert device.used == 0
+
+
+def test_a_batch_that_is_no_rows_is_issued_once_more_too() -> None:
+    device, seen = _EventFails(), []
+    with bench(device) as one:
+        load = ValueLoad(lambda: torch.arange(3), 24)
+        one.submit(load)
+        device.read(one.take(load), lambda tensor: seen.append(tensor.tolist()))
+        device.finish()
+    assert seen == [[0, 1, 2]] and device.failed
+
+
 def test_a_cancelled_load_is_not_copied_and_frees_what_it_would_have_read() -> None:
     nbytes = layout().offsets(ROWS)[1]
     with bench(FakeDevice(), limit=nbytes) as one:
