@@ -32,6 +32,15 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 
+class Unreported(BaseException):
+    """A task could not be reported while another was at work: no error of the step that it was reported before, which
+    must not take it for its own. The lane has broken down; ``why`` is what was raised."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class DeviceWork:
     """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is
@@ -138,7 +147,10 @@ class DeviceWork:
     def _report_through(self) -> None:
         """Report the tasks that the device is through with."""
         while self._runs and not self._ending and self._runs[0].through:
-            self.end()
+            try:
+                self.end()
+            except Exception as error:
+                raise Unreported(error) from error
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 

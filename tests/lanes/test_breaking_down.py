@@ -12,7 +12,8 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.lanes.device_work import DeviceWork
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
-from tests.lanes.device_bench import bench
+from tests.lanes.device_bench import bench, pipeline
+from tests.lanes.test_device_reports import BUSY, FIRST, LONG, Gates
 from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
 from tests.test_device_batches import Fake, consume, fake
 from tests.waiting import wait_until
@@ -79,6 +80,24 @@ def test_the_only_lane_that_breaks_down_is_an_error(fake: Fake, monkeypatch: pyt
         numbers(device, loader_on(["device"]))
     gc.collect()
     device.finish()
+
+
+def test_what_fails_while_another_task_is_at_work_is_not_taken_for_that_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first task is reported between two samples of the second, in which every error is a sample's; it would be
+    waited for in vain."""
+    device = FakeDevice(LAZY_COPIES)
+    gates = Gates(device.finish)
+    fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 3)  # after one for the beginning of each task
+    with bench(device, pipeline(gates.on_device)) as one:
+        one.send(FIRST, chunk=1)
+        assert gates.begun.wait(20)
+        one.send(BUSY, LONG, chunk=2)
+        gates.sent.set()
+        assert wait_until(lambda: one.lane.error is not None)
+        assert repr(one.lane.error) == repr(RuntimeError(ERROR))
+        gates.seen.set()
 
 
 def test_others_do_what_it_has_begun(
