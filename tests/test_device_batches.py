@@ -169,18 +169,41 @@ def _read_unlike(fields: Any, params: Any) -> Any:
     return {**read(fields, params), "label": float(fields["n"]) if fields["n"] == 20 else fields["n"]}
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream(fake: Fake, order: Order) -> None:
+def _joined_by_a_worker() -> Any:
     """One sample is unlike the others, so its batch is no rows; whoever asks for its samples is no lane."""
-    device = fake(order)
     read = dataclasses.replace(PIPELINE.stages[0], writes={**PIPELINE.stages[0].writes, "label": Field(object)})
     stages = (dataclasses.replace(read, cpu=_read_unlike), *PIPELINE.stages[1:])
     pipeline = Pipeline(stages, outputs=PIPELINE.outputs, name="tests")
     more: dict[str, Any] = {"pipeline": pipeline, "lanes": ["device"], "generator": seeded(), "num_workers": 1}
-    loader = DataLoader(Numbers(), BATCH, device="cuda", **more)
+    return DataLoader(Numbers(), BATCH, device="cuda", timeout=30, **more)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream(fake: Fake, order: Order) -> None:
+    device = fake(order)
+    loader = _joined_by_a_worker()
     got = consume(device, loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
     assert device.fetched > 0
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("for a copy"), RuntimeError("an illegal memory access")])
+def test_what_a_device_does_not_give_up_is_prepared_by_who_joins_it(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    device, errors = fake(), [error]
+    fetch = device.fetch
+
+    def once(tensor: torch.Tensor, event: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return fetch(tensor, event)
+
+    monkeypatch.setattr(device, "fetch", once)
+    loader = _joined_by_a_worker()
+    got = consume(device, loader)
+    assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
+    assert not errors and loader.stats()["samples_repeated"] == BATCH
 
 
 def test_leaving_an_epoch_in_the_middle_leaves_nothing(fake: Fake) -> None:
