@@ -64,11 +64,12 @@ class Port:
 
 
 class Load:
-    """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device,
-    ``measured``: the same, where that is only known once it is issued.
+    """One batch. ``slabs``: blocks of the arena that it reads; ``nbytes``: of the batch on the device, ``measured``:
+    the same, where that is only known once it is issued.
 
-    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``keep``:
-    what must live until the event. ``order``: the batch's, among all of the run, set by who submits it.
+    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``staged``:
+    blocks that the latest attempt to issue it has taken for itself; ``keep``: what else must live until its event.
+    ``order``: the batch's, among all of the run, set by who submits it.
     """
 
     order = 0
@@ -80,6 +81,7 @@ class Load:
         self.issued = self.counted = self.cancelled = False
         self.error: BaseException | None = None
         self.event: Event | None = None
+        self.staged: list[int] = []
         self.keep: list[Any] = []
 
     def issue(self, port: Port) -> None:
@@ -132,7 +134,7 @@ class RowsLoad(Load):
     def issue(self, port: Port) -> None:
         """See Load. At most ``copies.MOST`` copies come from the host."""
         accelerator = port.accelerator
-        self._blocks, self.keep = [], []
+        self._blocks, self.keep = [], [self._made, self._on_device]
         slab = accelerator.empty(self._whole)
         if not port.copy(slab, self._runs):
             self._gather(port, slab)
@@ -144,7 +146,6 @@ class RowsLoad(Load):
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
             accelerator.scatter([into[number] for number in numbers], sources)
         self._blocks = [self._apart(accelerator, block) for block in blocks]
-        self.keep = [self._made, self._on_device]
 
     def forget(self) -> None:
         """See Load."""
@@ -168,7 +169,7 @@ class RowsLoad(Load):
     def _gather(self, port: Port, slab: torch.Tensor) -> None:
         """Many small runs, from many slabs: joined on the host first, in a slab of their own."""
         offset = port.arena.allocate(self._whole)
-        self.slabs = (*self.slabs, offset)
+        self.staged.append(offset)
         staging = np.frombuffer(port.arena.buffer, np.uint8, self._whole, offset)
         for run in self._runs:
             rows = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)

@@ -208,7 +208,6 @@ class Transfers:
         self.budget.aside = _ALL if self._squeezed else max(0, self.batch_bytes - loaded)
 
     def _issue(self, load: Load) -> None:
-        before = load.slabs
         error = self._try(load)
         if error is not None and is_out_of_memory(error):
             error = None  # with the memory that its frames hold
@@ -218,10 +217,7 @@ class Transfers:
             error = self._squeeze(load)
         load.forget()
         load.error = error  # the consumer gets it, in the batch's place
-        self.slabs.read(load.slabs[len(before) :])  # a slab in which the rows were gathered
-        for slab in load.slabs[len(before) :]:
-            self.slabs.drop(slab)
-        self._under_way.add(load)
+        self.slabs.done(load.slabs)
         with self._changed:
             self._correct(load)
             self._issued += 1
@@ -230,6 +226,7 @@ class Transfers:
 
     def _try(self, load: Load) -> BaseException | None:
         """Issue a load, or say why that cannot be."""
+        load.event = None
         try:
             if self._stream is None:
                 self._stream = self.accelerator.stream()
@@ -240,6 +237,8 @@ class Transfers:
                     load.event = self.accelerator.event()
         except BaseException as error:
             return error
+        finally:
+            self._under_way.add(load)
         return None
 
     # --- where the device has no memory for a batch ------------------------------------------------------------

@@ -76,6 +76,20 @@ class Bench:
         self.transfers.slabs.drop(slab)
         return load
 
+    def scattered(self, value: int) -> RowsLoad:
+        """A batch whose rows come from as many slabs, one from each."""
+        offsets, _ = self.layout.offsets(ROWS)
+        slabs = [self.slab(value, rows=n + 1) for n in range(ROWS)]
+        runs = []
+        for n, slab in enumerate(slabs):
+            for leaf, at, begin in zip(self.layout.leaves, offsets, self.layout.offsets(n + 1)[0], strict=True):
+                runs.append(Run(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
+        load = RowsLoad(self.layout, ROWS, [], runs, [], set(), tuple(slabs))
+        self.submit(load)
+        for slab in slabs:
+            self.transfers.slabs.drop(slab)
+        return load
+
     def submit(self, load: Load, order: int | None = None) -> None:
         """Ask for a load, of the next batch if nothing else is said."""
         load.order = self.submitted if order is None else order
@@ -223,17 +237,7 @@ def test_few_copies_are_issued_however_the_rows_lie() -> None:
 
 def test_rows_from_many_slabs_are_gathered_on_the_host_and_copied_once() -> None:
     with bench(FakeDevice()) as one:
-        offsets, _ = one.layout.offsets(ROWS)
-        slabs = [one.slab(3, rows=n + 1) for n in range(ROWS)]
-        runs = []
-        for n, slab in enumerate(slabs):
-            for leaf, at, begin in zip(one.layout.leaves, offsets, one.layout.offsets(n + 1)[0], strict=True):
-                runs.append(Run(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
-        load = RowsLoad(one.layout, ROWS, [], runs, [], set(), tuple(slabs))
-        one.transfers.submit(load)
-        for slab in slabs:
-            one.transfers.slabs.drop(slab)
-        one.check(one.take(load), 3)
+        one.check(one.take(one.scattered(3)), 3)
         assert one.wrong == []
         stats = one.transfers.stats()
         assert (stats["gathered"], stats["copies"]) == (1, 1)
