@@ -8,11 +8,12 @@ A sample costs what the device says, by events around its part. A stand-in on th
 what its part took of the cores, but no more than passed meanwhile (DALI's threads work beside each other).
 
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its failure
-counts.
+counts. So is each of those that were at work together where an error is none of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -165,21 +166,19 @@ class DeviceWork:
 
     def _begin_part(self, run: Run, split: int, numbers: list[int]) -> None:
         begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
+        issued: Issued | None = None
         short: str | None = None
         run.given = []
         try:
             issued = self._issue(run, split, numbers)
-        except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
+        except Exception as error:  # not a sample's own, nor kept: its frames hold memory
             self._outlet.let_go()
-            if is_out_of_memory(error):
-                short = str(error)  # not the error itself, whose frames hold memory
-            else:
-                issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
-        if short is not None:
-            if len(numbers) > 1:
+            short = str(error) if is_out_of_memory(error) else None
+        if issued is None:
+            if short is not None and len(numbers) > 1:
                 self._begin_halves(run, split, numbers)
                 return
-            issued = self._without_device(run, split, numbers[0], short)
+            issued = Issued(self._without_device(run, split, numbers, short))
         passed, core_s = perf_counter() - begin, self._core_s() - used
         part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed, run.given)
         run.parts.append(part)
@@ -201,27 +200,30 @@ class DeviceWork:
         for some in (numbers[:half], numbers[half:]):
             self._begin_parts(run, split, some)
 
-    def _without_device(self, run: Run, split: int, number: int, why: str) -> Issued:
-        """There is none for even one sample: the CPU's implementations prepare it."""
-        piece, at = run.tickets[number]
-        found = self._fields(piece, at, run.task)
-        if isinstance(found, Failure):
-            return Issued([found])
-        self._executors[split].short_of_memory += 1
-        result = self._by_cpu(run, 0, *found, split, MemoryError(why))
-        return Issued([self._finish(run.task, piece, at, result, frozenset())])
+    def _without_device(self, run: Run, split: int, numbers: list[int], short: str | None = None) -> list[Any]:
+        """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
+        has no memory (``short``) for even one."""
+        found = [self._fields(*run.tickets[number], run.task) for number in numbers]
+        self._current = run
+        run.given = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
+        if short is not None:
+            self._executors[split].short_of_memory += 1
+            self._no_memory(MemoryError(short))
+        pairs = zip(numbers, found, strict=True)
+        return [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
 
     def _settle(self, run: Run, part: Part) -> None:
         """Wait until the device is through with the part, if that has not been done."""
         issued = part.issued
         if issued is None:
             return
+        found: list[Any] | None = None
         seconds: float | None = None
-        try:
+        with contextlib.suppress(Exception):  # of the device: not a sample's own
             found = self._outlet.settle(issued)
             seconds = self._outlet.seconds(issued)
-        except Exception as error:
-            found = [self._failure(run.task, *run.tickets[number], error) for number in part.numbers]
+        if found is None:
+            found = self._without_device(run, part.split, part.numbers)
         run.settle(part, found, seconds)
         if self.ahead is not None:
             self.ahead.ran(part.split)
@@ -237,12 +239,9 @@ class DeviceWork:
             self.ahead.start(fields)
         with self._outlet.working():
             results = executor.run(fields, self._outlet.stream)
-            for sample, (at, (given, seed), result) in enumerate(zip(ready, fields, results, strict=True)):
-                made = executor.made
-                if isinstance(result, StageError):
-                    result, made = self._by_cpu(run, sample, given, seed, split, result), frozenset()
+            for sample, (at, given, result) in enumerate(zip(ready, fields, results, strict=True)):
                 self._at.enter(sample=sample)
-                items[at] = self._finish(task, *run.tickets[numbers[at]], result, made)
+                items[at] = self._take(run, split, numbers[at], given, result)
             self._at.enter(samples=len(items))
             return self._outlet.issued(items)
 
@@ -259,23 +258,29 @@ class DeviceWork:
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
             return self._failure(task, piece, at, error, "device")
 
-    def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: Exception) -> Any:
-        """What the CPU implementations make of a sample that failed on the device, or what they raise."""
+    def _take(self, run: Run, split: int, number: int, given: tuple[dict[str, Any], int], result: Any) -> Any:
+        """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
+        if not isinstance(result, StageError):
+            try:
+                return self._outlet.put(run.task, *run.tickets[number], result, self._executors[split].made)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+        elif is_out_of_memory(result):
+            self._no_memory(result)
+        return self._repeat(run, split, number, *given)
+
+    def _repeat(self, run: Run, split: int, number: int, fields: dict[str, Any], seed: int) -> Any:
+        """The reference of a sample that the CPU's implementations prepare in the device's place, or its failure."""
         run.repeated += 1
-        if is_out_of_memory(error):
-            self._no_memory(error)
+        sample, (piece, at) = run.given.index(number), run.tickets[number]
         try:
-            return self._pipeline.run(
+            result = self._pipeline.run(
                 fields, seed, start=split, before_stage=lambda stage: self._at.enter(stage, sample)
             )
-        except Exception as raised:
-            return raised
-
-    def _finish(self, task: Task, piece: Piece, at: int, result: Any, made: frozenset[str]) -> Any:
-        """Put a result where it belongs."""
-        if isinstance(result, Exception):
-            return self._failure(task, piece, at, result)
-        return self._outlet.put(task, piece, at, result, made)
+            return self._outlet.put(run.task, piece, at, result, frozenset())
+        except Exception as error:
+            return self._failure(run.task, piece, at, error)
 
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception, lane: str = "device, then cpu") -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=lane)
