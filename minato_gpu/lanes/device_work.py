@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +23,7 @@ from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
-from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.lanes.device import DeviceExecutor, Result
 from minato_gpu.lanes.device_run import Part, Run
 from minato_gpu.lanes.outlet import Issued, Outlet
 from minato_gpu.lanes.store import Store
@@ -45,7 +45,7 @@ class Unreported(BaseException):
 class DeviceWork:
     """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is
-    no memory for even one sample; ``report``: told of every task."""
+    no memory for even one sample that the CPU can prepare; ``report``: told of every task."""
 
     def __init__(
         self,
@@ -206,11 +206,13 @@ class DeviceWork:
         found = [self._fields(*run.tickets[number], run.task) for number in numbers]
         self._current = run
         run.given = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
+        pairs = zip(numbers, found, strict=True)
+        items = [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
         if short is not None:
             self._executors[split].short_of_memory += 1
-            self._no_memory(MemoryError(short))
-        pairs = zip(numbers, found, strict=True)
-        return [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
+            if not isinstance(items[0], Failure):
+                self._no_memory(MemoryError(short))
+        return items
 
     def _settle(self, run: Run, part: Part) -> None:
         """Wait until the device is through with the part, if that has not been done."""
@@ -238,12 +240,27 @@ class DeviceWork:
         if self.ahead is not None:
             self.ahead.start(fields)
         with self._outlet.working():
+            limit = executor.limit
             results = executor.run(fields, self._outlet.stream)
             for sample, (at, given, result) in enumerate(zip(ready, fields, results, strict=True)):
                 self._at.enter(sample=sample)
                 items[at] = self._take(run, split, numbers[at], given, result)
+            self._judge_shortage(executor, limit, results, [items[at] for at in ready])
             self._at.enter(samples=len(items))
             return self._outlet.issued(items)
+
+    def _judge_shortage(
+        self, executor: DeviceExecutor, limit: int, results: Sequence[Result], items: Sequence[Any]
+    ) -> None:
+        """Where there was no memory for a sample by itself: the device's is short if the CPU could prepare it. Else the
+        sample asks for too much wherever it is, and micro-batches stay as large as they were (``limit``)."""
+        pairs = zip(results, items, strict=True)
+        short = [(one, item) for one, item in pairs if isinstance(one, StageError) and is_out_of_memory(one)]
+        error = next((one for one, item in short if not isinstance(item, Failure)), None)
+        if error is not None:
+            self._no_memory(error)
+        elif short:
+            executor.limit = limit
 
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int] | Failure:
         """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
@@ -266,8 +283,6 @@ class DeviceWork:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-        elif is_out_of_memory(result):
-            self._no_memory(result)
         return self._repeat(run, split, number, *given)
 
     def _repeat(self, run: Run, split: int, number: int, fields: dict[str, Any], seed: int) -> Any:
