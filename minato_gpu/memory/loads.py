@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory.accelerator import Accelerator, Event
 from minato_gpu.memory.arena import Arena
@@ -79,7 +80,7 @@ class Load:
         self.measured: int | None = None
         self.slabs = slabs
         self.issued = self.counted = self.cancelled = False
-        self.error: BaseException | None = None
+        self.error: ExceptionWrapper | None = None
         self.event: Event | None = None
         self.staged: list[int] = []
         self.keep: list[Any] = []

@@ -15,7 +15,9 @@ import contextlib
 import os
 import threading
 from bisect import insort
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory import nvml
 from minato_gpu.memory.accelerator import Accelerator, is_out_of_memory
@@ -47,6 +49,14 @@ class Host:
     def close(self) -> None:
         """Unpin; every device must be through. Idempotent."""
         self.pinned.close()
+
+
+class _Failed(NamedTuple):
+    """Why a load was not issued: the text alone, because the exception's frames hold what it has taken; ``short``: of
+    memory."""
+
+    error: ExceptionWrapper
+    short: bool
 
 
 class Transfers:
@@ -208,15 +218,14 @@ class Transfers:
         self.budget.aside = _ALL if self._squeezed else max(0, self.batch_bytes - loaded)
 
     def _issue(self, load: Load) -> None:
-        error = self._try(load)
-        if error is not None and is_out_of_memory(error):
-            error = None  # with the memory that its frames hold
+        failed = self._try(load)
+        if failed is not None and failed.short:
             if not self._is_due(load):
                 self._later(load)
                 return
-            error = self._squeeze(load)
+            failed = self._squeeze(load)
         load.forget()
-        load.error = error  # the consumer gets it, in the batch's place
+        load.error = None if failed is None else failed.error  # the consumer gets it, in the batch's place
         self.slabs.done(load.slabs)
         with self._changed:
             self._correct(load)
@@ -224,7 +233,7 @@ class Transfers:
             load.issued = True
         os.eventfd_write(self._done, 1)
 
-    def _try(self, load: Load) -> BaseException | None:
+    def _try(self, load: Load) -> _Failed | None:
         """Issue a load, or say why that cannot be."""
         load.event = None
         try:
@@ -236,7 +245,9 @@ class Transfers:
                 finally:  # also of half a load: what it reads is not free before
                     load.event = self.accelerator.event()
         except BaseException as error:
-            return error
+            where = "while a batch was loaded onto the device"
+            text = ExceptionWrapper((type(error), error, error.__traceback__), where)
+            return _Failed(text, is_out_of_memory(error))
         finally:
             self._under_way.add(load)
         return None
@@ -254,24 +265,24 @@ class Transfers:
             insort(self._queue, load, key=lambda each: each.order)
             self._lower(0)
 
-    def _squeeze(self, load: Load) -> BaseException | None:
+    def _squeeze(self, load: Load) -> _Failed | None:
         """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""
         with self._changed:
             self._squeezed = True
             self._lower(load.nbytes)
             self._set_aside()
+        failed: _Failed | None = None
         for attempt in range(_ATTEMPTS):
-            error: BaseException | None = None
             if attempt:
                 self._ask_for_room(load)
             self._let_go(load)
-            error = self._try(load)
-            if error is None or not is_out_of_memory(error) or (attempt and not self.budget.held.get("samples")):
+            failed = self._try(load)
+            if failed is None or not failed.short or (attempt and not self.budget.held.get("samples")):
                 break
         with self._changed:
             self._squeezed = False
             self._set_aside()
-        return error
+        return failed
 
     def _let_go(self, load: Load) -> None:
         """Wait for what is under way, which may hold samples, and let those of other batches come from the host."""

@@ -116,7 +116,7 @@ class Bench:
         self.transfers.leave(load)
         self.transfers.expect(load.order + 1)
         if load.error is not None:
-            raise load.error
+            load.error.reraise()
         return load.hand_over(self.device)
 
     def check(self, batch: Any, value: int) -> None:
@@ -352,6 +352,29 @@ def test_a_batch_that_is_no_rows_is_issued_once_more_too() -> None:
         device.read(one.take(load), lambda tensor: seen.append(tensor.tolist()))
         device.finish()
     assert seen == [[0, 1, 2]] and device.failed
+
+
+class _ScatterFails(FakeDevice):
+    def scatter(self, into: Any, sources: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_the_error_of_a_batch_holds_none_of_its_memory() -> None:
+    """Its frames would, in a cycle that only the garbage collector breaks; so it is kept as text."""
+    device = _ScatterFails()
+    gc.collect()
+    gc.disable()
+    try:
+        with bench(device) as one:
+            load = one.load(1, on_device=(1, 2, 5))
+            with pytest.raises(RuntimeError, match="an illegal memory access") as caught:
+                one.take(load)
+            assert "in scatter" in str(caught.value)
+            device.finish()
+            one.transfers.sweep()
+            assert wait_until(lambda: device.used == 0)
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_load_is_not_copied_and_frees_what_it_would_have_read() -> None:
