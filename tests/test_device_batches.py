@@ -270,6 +270,33 @@ def test_a_failing_sample_is_named_and_the_next_batches_come(fake: Fake) -> None
     del loader
 
 
+def test_a_batch_that_cannot_be_handed_over_is_counted(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake()
+    wait, calls = device.wait, [0]
+
+    def fails_once(event: Any) -> None:
+        calls[0] += threading.current_thread() is threading.main_thread()
+        if calls[0] == 2:
+            calls[0] += 1
+            raise RuntimeError("an illegal memory access was encountered")
+        wait(event)
+
+    monkeypatch.setattr(device, "wait", fails_once)
+    loader = DataLoader(Plain(), BATCH, num_workers=1, worker_kind="thread", device="cuda")
+    batches, seen = iter(loader), []
+    for number in range(len(loader)):
+        if number == 1:
+            with pytest.raises(RuntimeError, match="an illegal memory access"):
+                next(batches)
+        else:
+            device.read(next(batches)[1], lambda t: seen.extend(t.tolist()))
+    device.finish()
+    assert next(batches, None) is None
+    assert seen == [n for n in range(LENGTH) if n // BATCH != 1]
+    stats = loader.stats()
+    assert [stats[f"samples_{name}"] for name in ("delivered", "failed", "skipped")] == [LENGTH - BATCH, 1, BATCH - 1]
+
+
 def test_a_loader_that_is_collected_in_its_own_thread_is_closed(fake: Fake) -> None:
     """The garbage collector runs in any thread, also in one that closing waits for."""
     fake()
