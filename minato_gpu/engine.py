@@ -397,8 +397,10 @@ class Engine:
         if self.pump.recorder is not None:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
-        if self.assembly.loading is not None:
-            self.assembly.loading.close()
-        if all(ended):
-            self.assembly.clear()
-            self._links.close()
+        try:
+            if self.assembly.loading is not None:
+                self.assembly.loading.close()
+        finally:
+            if all(ended):
+                self.assembly.clear()
+                self._links.close()
