@@ -22,7 +22,7 @@ from minato_gpu.batches.records import Batch
 from minato_gpu.epochs import Epoch, Epochs
 from minato_gpu.faults.minder import Minder
 from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.lanes.base import Failure
+from minato_gpu.lanes.base import Failure, failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION
 from minato_gpu.pump import Pump
@@ -201,7 +201,7 @@ class Engine:
                 self._attention()
         now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
-        value = self.assembly.value(batch) if batch.failure is None and batch.size else None
+        value = self._handed_over(batch)
         refused = _refused(batch, judge)
         self._log_delivery(epoch, order, batch, now, now - started, value, refused=refused is not None)
         if trains:
@@ -212,6 +212,15 @@ class Engine:
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
+
+    def _handed_over(self, batch: Batch) -> Any:
+        """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
+        if batch.failure is None and batch.size:
+            try:
+                return self.assembly.value(batch)
+            except Exception as error:
+                batch.failure = failure(error, "while a batch was handed over", collated=True)
+        return None
 
     def pad(self, number: int, ticket: Ticket | None) -> Any:
         """A batch of one sample for the last one of epoch ``number``, which has lost all of its own.
@@ -388,8 +397,10 @@ class Engine:
         if self.pump.recorder is not None:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
-        if self.assembly.loading is not None:
-            self.assembly.loading.close()
-        if all(ended):
-            self.assembly.clear()
-            self._links.close()
+        try:
+            if self.assembly.loading is not None:
+                self.assembly.loading.close()
+        finally:
+            if all(ended):
+                self.assembly.clear()
+                self._links.close()

@@ -330,7 +330,7 @@ class Pump:
             self._dispatch_next(chunk, now)
             return
         if chunk.kind == "collate":
-            task = self._jobs.task(chunk, self._run, self.seeds)
+            task = self._jobs.task(chunk, self._run, self.seeds, self.logs)
             self._sent[chunk.number] = Sent(chunk, task.epoch, now)
             self._jobs.send(lane, task, self.logs[task.epoch])
             return

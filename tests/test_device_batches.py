@@ -169,18 +169,41 @@ def _read_unlike(fields: Any, params: Any) -> Any:
     return {**read(fields, params), "label": float(fields["n"]) if fields["n"] == 20 else fields["n"]}
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream(fake: Fake, order: Order) -> None:
+def _joined_by_a_worker() -> Any:
     """One sample is unlike the others, so its batch is no rows; whoever asks for its samples is no lane."""
-    device = fake(order)
     read = dataclasses.replace(PIPELINE.stages[0], writes={**PIPELINE.stages[0].writes, "label": Field(object)})
     stages = (dataclasses.replace(read, cpu=_read_unlike), *PIPELINE.stages[1:])
     pipeline = Pipeline(stages, outputs=PIPELINE.outputs, name="tests")
     more: dict[str, Any] = {"pipeline": pipeline, "lanes": ["device"], "generator": seeded(), "num_workers": 1}
-    loader = DataLoader(Numbers(), BATCH, device="cuda", **more)
+    return DataLoader(Numbers(), BATCH, device="cuda", timeout=30, **more)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream(fake: Fake, order: Order) -> None:
+    device = fake(order)
+    loader = _joined_by_a_worker()
     got = consume(device, loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
     assert device.fetched > 0
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("for a copy"), RuntimeError("an illegal memory access")])
+def test_what_a_device_does_not_give_up_is_prepared_by_who_joins_it(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    device, errors = fake(), [error]
+    fetch = device.fetch
+
+    def once(tensor: torch.Tensor, event: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return fetch(tensor, event)
+
+    monkeypatch.setattr(device, "fetch", once)
+    loader = _joined_by_a_worker()
+    got = consume(device, loader)
+    assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
+    assert not errors and loader.stats()["samples_repeated"] == BATCH
 
 
 def test_leaving_an_epoch_in_the_middle_leaves_nothing(fake: Fake) -> None:
@@ -245,6 +268,33 @@ def test_a_failing_sample_is_named_and_the_next_batches_come(fake: Fake) -> None
             device.read(next(loader)["label"], lambda t: seen.extend(t.tolist()))
     assert seen == [n for n in range(5 * BATCH) if n // BATCH != 20 // BATCH]
     del loader
+
+
+def test_a_batch_that_cannot_be_handed_over_is_counted(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake()
+    wait, calls = device.wait, [0]
+
+    def fails_once(event: Any) -> None:
+        calls[0] += threading.current_thread() is threading.main_thread()
+        if calls[0] == 2:
+            calls[0] += 1
+            raise RuntimeError("an illegal memory access was encountered")
+        wait(event)
+
+    monkeypatch.setattr(device, "wait", fails_once)
+    loader = DataLoader(Plain(), BATCH, num_workers=1, worker_kind="thread", device="cuda")
+    batches, seen = iter(loader), []
+    for number in range(len(loader)):
+        if number == 1:
+            with pytest.raises(RuntimeError, match="an illegal memory access"):
+                next(batches)
+        else:
+            device.read(next(batches)[1], lambda t: seen.extend(t.tolist()))
+    device.finish()
+    assert next(batches, None) is None
+    assert seen == [n for n in range(LENGTH) if n // BATCH != 1]
+    stats = loader.stats()
+    assert [stats[f"samples_{name}"] for name in ("delivered", "failed", "skipped")] == [LENGTH - BATCH, 1, BATCH - 1]
 
 
 def test_a_loader_that_is_collected_in_its_own_thread_is_closed(fake: Fake) -> None:

@@ -35,14 +35,22 @@ class Jobs:
         """A batch that has lost all its samples is to be made of what ``task`` says."""
         self._pads[order] = task
 
-    def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int]) -> Task:
+    def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int], logs: dict[int, Telemetry]) -> Task:
         """What a worker is told that is to join the chunk's batch."""
         if chunk.order in self._pads:
             return self._pads[chunk.order]._replace(chunk=chunk.number)
         spans, window = self._spans.pop(chunk.order), self._assembly.window
-        items = None if chunk.order in self._anew else self._assembly.references(spans)
         epoch, pieces = window.at(spans[0][0]).epoch, window.described(spans)
+        items = None if chunk.order in self._anew else self._lying(spans, logs[epoch])
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], pieces, None, items)
+
+    def _lying(self, spans: tuple[m.Span, ...], log: Telemetry) -> list[Any] | None:
+        """Where the samples lie; None where a device does not give them up: the job then prepares them itself."""
+        try:
+            return self._assembly.references(spans)
+        except Exception:
+            log.repeated += sum(hi - lo for lo, hi in spans)
+            return None
 
     @staticmethod
     def send(lane: Any, task: Task, log: Telemetry) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from minato_gpu.batches.records import Batch, Record
-from minato_gpu.lanes.base import Resident, failure
+from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.memory.copies import Run
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
@@ -67,7 +67,7 @@ class Loading:
         if load is not None:
             self._of(batch).leave(load)
             if load.error is not None:
-                batch.failure = failure(load.error, "while a batch was loaded onto the device", collated=True)
+                batch.failure = Failure(load.error, collated=True)
 
     def hand_over(self, batch: Batch) -> Any:
         """The batch, safe on the calling thread's current stream."""

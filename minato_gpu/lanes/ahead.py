@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minato_gpu.lanes.device import DeviceExecutor, Fields
-from minato_gpu.notices import LOGGER
+from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.threads import OwnThread
 
 _REBUILDS = 3
@@ -63,8 +63,13 @@ class BuildAhead:
     def _go_on(self) -> None:
         running = self._thread is not None and self._thread.is_alive()
         if not running and not self._closing and self._due() is not None:
-            self._thread = OwnThread(target=self._build, name="minato-build", daemon=True)
-            self._thread.start()
+            thread = OwnThread(target=self._build, name="minato-build", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there is none to be had now: the next micro-batch that runs asks again
+                say_once(f"samples are not cut for now: their graphs cannot be built ahead ({error})")
+                return
+            self._thread = thread
 
     def _due(self) -> int | None:
         """The first split point whose graph should be there and is not."""

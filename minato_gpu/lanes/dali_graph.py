@@ -98,8 +98,8 @@ class DaliGraph:
         feed = {}
         for n, name in enumerate(self._reads):
             if name in self._resident:
-                torch = importlib.import_module("torch")
-                feed[f"field{n}"] = [as_tensor(torch, fields[name], self._device) for fields in batch]
+                torch = importlib.import_module("torch")  # DALI takes nothing strided
+                feed[f"field{n}"] = [as_tensor(torch, fields[name], self._device).contiguous() for fields in batch]
                 continue
             declared = np.dtype(self._known[name].dtype)
             dtype = None if declared == np.dtype(object) else declared

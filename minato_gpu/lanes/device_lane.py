@@ -29,7 +29,7 @@ from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.device import build_executor
-from minato_gpu.lanes.device_work import DeviceWork
+from minato_gpu.lanes.device_work import DeviceWork, Unreported
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
@@ -235,6 +235,9 @@ class DeviceLane:
     def _break_down(self, error: BaseException) -> None:
         """Something that is nobody's fault but the lane's own: others do what it has begun."""
         traceback.clear_frames(error.__traceback__)  # they hold samples
+        if isinstance(error, Unreported):
+            error = error.why
+            traceback.clear_frames(error.__traceback__)
         self._work.abandon()
         self.retired, self._work.ahead = True, None
         if not self._may_retire:

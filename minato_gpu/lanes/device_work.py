@@ -8,13 +8,14 @@ A sample costs what the device says, by events around its part. A stand-in on th
 what its part took of the cores, but no more than passed meanwhile (DALI's threads work beside each other).
 
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its failure
-counts.
+counts. So is each of those that were at work together where an error is none of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +23,7 @@ from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
-from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.lanes.device import DeviceExecutor, Result
 from minato_gpu.lanes.device_run import Part, Run
 from minato_gpu.lanes.outlet import Issued, Outlet
 from minato_gpu.lanes.store import Store
@@ -32,10 +33,19 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 
 
+class Unreported(BaseException):
+    """A task could not be reported while another was at work: no error of the step that it was reported before, which
+    must not take it for its own. The lane has broken down; ``why`` is what was raised."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class DeviceWork:
     """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is
-    no memory for even one sample; ``report``: told of every task."""
+    no memory for even one sample that the CPU can prepare; ``report``: told of every task."""
 
     def __init__(
         self,
@@ -138,7 +148,10 @@ class DeviceWork:
     def _report_through(self) -> None:
         """Report the tasks that the device is through with."""
         while self._runs and not self._ending and self._runs[0].through:
-            self.end()
+            try:
+                self.end()
+            except Exception as error:
+                raise Unreported(error) from error
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 
@@ -153,21 +166,19 @@ class DeviceWork:
 
     def _begin_part(self, run: Run, split: int, numbers: list[int]) -> None:
         begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
+        issued: Issued | None = None
         short: str | None = None
         run.given = []
         try:
             issued = self._issue(run, split, numbers)
-        except Exception as error:  # not a sample's own: every ticket says what happened, and the lane goes on
+        except Exception as error:  # not a sample's own, nor kept: its frames hold memory
             self._outlet.let_go()
-            if is_out_of_memory(error):
-                short = str(error)  # not the error itself, whose frames hold memory
-            else:
-                issued = Issued([self._failure(run.task, *run.tickets[number], error) for number in numbers])
-        if short is not None:
-            if len(numbers) > 1:
+            short = str(error) if is_out_of_memory(error) else None
+        if issued is None:
+            if short is not None and len(numbers) > 1:
                 self._begin_halves(run, split, numbers)
                 return
-            issued = self._without_device(run, split, numbers[0], short)
+            issued = Issued(self._without_device(run, split, numbers, short))
         passed, core_s = perf_counter() - begin, self._core_s() - used
         part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed, run.given)
         run.parts.append(part)
@@ -189,27 +200,32 @@ class DeviceWork:
         for some in (numbers[:half], numbers[half:]):
             self._begin_parts(run, split, some)
 
-    def _without_device(self, run: Run, split: int, number: int, why: str) -> Issued:
-        """There is none for even one sample: the CPU's implementations prepare it."""
-        piece, at = run.tickets[number]
-        found = self._fields(piece, at, run.task)
-        if isinstance(found, Failure):
-            return Issued([found])
-        self._executors[split].short_of_memory += 1
-        result = self._by_cpu(run, 0, *found, split, MemoryError(why))
-        return Issued([self._finish(run.task, piece, at, result, frozenset())])
+    def _without_device(self, run: Run, split: int, numbers: list[int], short: str | None = None) -> list[Any]:
+        """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
+        has no memory (``short``) for even one."""
+        found = [self._fields(*run.tickets[number], run.task) for number in numbers]
+        self._current = run
+        run.given = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
+        pairs = zip(numbers, found, strict=True)
+        items = [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
+        if short is not None:
+            self._executors[split].short_of_memory += 1
+            if not isinstance(items[0], Failure):
+                self._no_memory(MemoryError(short))
+        return items
 
     def _settle(self, run: Run, part: Part) -> None:
         """Wait until the device is through with the part, if that has not been done."""
         issued = part.issued
         if issued is None:
             return
+        found: list[Any] | None = None
         seconds: float | None = None
-        try:
+        with contextlib.suppress(Exception):  # of the device: not a sample's own
             found = self._outlet.settle(issued)
             seconds = self._outlet.seconds(issued)
-        except Exception as error:
-            found = [self._failure(run.task, *run.tickets[number], error) for number in part.numbers]
+        if found is None:
+            found = self._without_device(run, part.split, part.numbers)
         run.settle(part, found, seconds)
         if self.ahead is not None:
             self.ahead.ran(part.split)
@@ -224,15 +240,27 @@ class DeviceWork:
         if self.ahead is not None:
             self.ahead.start(fields)
         with self._outlet.working():
+            limit = executor.limit
             results = executor.run(fields, self._outlet.stream)
-            for sample, (at, (given, seed), result) in enumerate(zip(ready, fields, results, strict=True)):
-                made = executor.made
-                if isinstance(result, StageError):
-                    result, made = self._by_cpu(run, sample, given, seed, split, result), frozenset()
+            for sample, (at, given, result) in enumerate(zip(ready, fields, results, strict=True)):
                 self._at.enter(sample=sample)
-                items[at] = self._finish(task, *run.tickets[numbers[at]], result, made)
+                items[at] = self._take(run, split, numbers[at], given, result)
+            self._judge_shortage(executor, limit, results, [items[at] for at in ready])
             self._at.enter(samples=len(items))
             return self._outlet.issued(items)
+
+    def _judge_shortage(
+        self, executor: DeviceExecutor, limit: int, results: Sequence[Result], items: Sequence[Any]
+    ) -> None:
+        """Where there was no memory for a sample by itself: the device's is short if the CPU could prepare it. Else the
+        sample asks for too much wherever it is, and micro-batches stay as large as they were (``limit``)."""
+        pairs = zip(results, items, strict=True)
+        short = [(one, item) for one, item in pairs if isinstance(one, StageError) and is_out_of_memory(one)]
+        error = next((one for one, item in short if not isinstance(item, Failure)), None)
+        if error is not None:
+            self._no_memory(error)
+        elif short:
+            executor.limit = limit
 
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int] | Failure:
         """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
@@ -247,23 +275,27 @@ class DeviceWork:
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
             return self._failure(task, piece, at, error, "device")
 
-    def _by_cpu(self, run: Run, sample: int, fields: dict[str, Any], seed: int, split: int, error: Exception) -> Any:
-        """What the CPU implementations make of a sample that failed on the device, or what they raise."""
+    def _take(self, run: Run, split: int, number: int, given: tuple[dict[str, Any], int], result: Any) -> Any:
+        """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
+        if not isinstance(result, StageError):
+            try:
+                return self._outlet.put(run.task, *run.tickets[number], result, self._executors[split].made)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+        return self._repeat(run, split, number, *given)
+
+    def _repeat(self, run: Run, split: int, number: int, fields: dict[str, Any], seed: int) -> Any:
+        """The reference of a sample that the CPU's implementations prepare in the device's place, or its failure."""
         run.repeated += 1
-        if is_out_of_memory(error):
-            self._no_memory(error)
+        sample, (piece, at) = run.given.index(number), run.tickets[number]
         try:
-            return self._pipeline.run(
+            result = self._pipeline.run(
                 fields, seed, start=split, before_stage=lambda stage: self._at.enter(stage, sample)
             )
-        except Exception as raised:
-            return raised
-
-    def _finish(self, task: Task, piece: Piece, at: int, result: Any, made: frozenset[str]) -> Any:
-        """Put a result where it belongs."""
-        if isinstance(result, Exception):
-            return self._failure(task, piece, at, result)
-        return self._outlet.put(task, piece, at, result, made)
+            return self._outlet.put(run.task, piece, at, result, frozenset())
+        except Exception as error:
+            return self._failure(run.task, piece, at, error)
 
     def _failure(self, task: Task, piece: Piece, at: int, error: Exception, lane: str = "device, then cpu") -> Failure:
         place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=lane)

@@ -72,7 +72,8 @@ class FunctionSegment:
         if isinstance(how, CupyFunction):
             return how.function(self._xp(), reads, params)
         assert isinstance(how, TorchFunction)
-        return how.function(reads, params)
+        made = how.function(reads, params)  # with gradients on, which no library and no batch takes
+        return {name: value.detach() if hasattr(value, "detach") else value for name, value in made.items()}
 
     def _xp(self) -> Any:
         return importlib.import_module("numpy" if self._device == "cpu" else "cupy")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory.accelerator import Accelerator, Event
 from minato_gpu.memory.arena import Arena
@@ -64,11 +65,12 @@ class Port:
 
 
 class Load:
-    """One batch. ``slabs``: blocks of the arena that are read until the event; ``nbytes``: of the batch on the device,
-    ``measured``: the same, where that is only known once it is issued.
+    """One batch. ``slabs``: blocks of the arena that it reads; ``nbytes``: of the batch on the device, ``measured``:
+    the same, where that is only known once it is issued.
 
-    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``keep``:
-    what must live until the event. ``order``: the batch's, among all of the run, set by who submits it.
+    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``staged``:
+    blocks that the latest attempt to issue it has taken for itself; ``keep``: what else must live until its event.
+    ``order``: the batch's, among all of the run, set by who submits it.
     """
 
     order = 0
@@ -78,13 +80,17 @@ class Load:
         self.measured: int | None = None
         self.slabs = slabs
         self.issued = self.counted = self.cancelled = False
-        self.error: BaseException | None = None
+        self.error: ExceptionWrapper | None = None
         self.event: Event | None = None
+        self.staged: list[int] = []
         self.keep: list[Any] = []
 
     def issue(self, port: Port) -> None:
-        """Issue everything on the current stream, which is the copy stream; once more where that raised."""
+        """Issue everything on the current stream, which is the copy stream; anew where that, or its event, raised."""
         raise NotImplementedError
+
+    def forget(self) -> None:
+        """Let go of what ``issue`` has issued: there will be no other attempt."""
 
     def make_room(self, port: Port) -> None:
         """Let go of the device's memory before ``issue``, if that is possible. Waits on the host."""
@@ -129,6 +135,7 @@ class RowsLoad(Load):
     def issue(self, port: Port) -> None:
         """See Load. At most ``copies.MOST`` copies come from the host."""
         accelerator = port.accelerator
+        self._blocks, self.keep = [], [self._made, self._on_device]
         slab = accelerator.empty(self._whole)
         if not port.copy(slab, self._runs):
             self._gather(port, slab)
@@ -140,7 +147,9 @@ class RowsLoad(Load):
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
             accelerator.scatter([into[number] for number in numbers], sources)
         self._blocks = [self._apart(accelerator, block) for block in blocks]
-        self.keep = [self._made, self._on_device]
+
+    def forget(self) -> None:
+        """See Load."""
         self._made, self._on_device = set(), []
 
     def make_room(self, port: Port) -> None:
@@ -161,7 +170,7 @@ class RowsLoad(Load):
     def _gather(self, port: Port, slab: torch.Tensor) -> None:
         """Many small runs, from many slabs: joined on the host first, in a slab of their own."""
         offset = port.arena.allocate(self._whole)
-        self.slabs = (*self.slabs, offset)
+        self.staged.append(offset)
         staging = np.frombuffer(port.arena.buffer, np.uint8, self._whole, offset)
         for run in self._runs:
             rows = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
@@ -202,7 +211,7 @@ class ValueLoad(Load):
 
     def issue(self, port: Port) -> None:
         """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
-        self.measured, self.keep, self._tensors = 0, [], []
+        self._value, self.measured, self.keep, self._tensors = None, 0, [], []
 
         def counted(nbytes: int) -> None:
             self.measured = nbytes + (self.measured or 0)
@@ -228,6 +237,9 @@ class ValueLoad(Load):
             return copied
 
         self._value = mapped(self._make(), loaded)
+
+    def forget(self) -> None:
+        """See Load."""
         del self._make
 
     def hand_over(self, accelerator: Accelerator) -> Any:

@@ -10,6 +10,7 @@ an arena keeps what is pinned (``Arena.keep``).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -62,7 +63,8 @@ class Pinned:
         self.ends.append(upto)
 
     def close(self) -> None:
-        """Unpin; nothing may read the arena any more. Idempotent."""
-        for begin in [0, *self.ends[:-1]][: len(self.ends)]:
-            self._accelerator.unpin(self._address + begin)
-        self.ends = []
+        """Unpin; nothing may read the arena any more. What a device refuses that is lost, nobody needs. Idempotent."""
+        begins, self.ends = [0, *self.ends[:-1]][: len(self.ends)], []
+        for begin in begins:
+            with contextlib.suppress(RuntimeError):
+                self._accelerator.unpin(self._address + begin)

@@ -15,8 +15,9 @@ import contextlib
 import os
 import threading
 from bisect import insort
-from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory import nvml
 from minato_gpu.memory.accelerator import Accelerator, is_out_of_memory
@@ -25,6 +26,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
+from minato_gpu.memory.under_way import UnderWay
 from minato_gpu.notices import LOGGER
 from minato_gpu.threads import OwnThread
 
@@ -49,6 +51,14 @@ class Host:
         self.pinned.close()
 
 
+class _Failed(NamedTuple):
+    """Why a load was not issued: the text alone, because the exception's frames hold what it has taken; ``short``: of
+    memory."""
+
+    error: ExceptionWrapper
+    short: bool
+
+
 class Transfers:
     """The way from ``host`` to one device."""
 
@@ -65,8 +75,7 @@ class Transfers:
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = 0
-        self._under_way: deque[Load] = deque()
-        self._sweeping = threading.Lock()
+        self._under_way = UnderWay(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._squeezed = False  # nor is anything else to take memory
         self._closed = False
@@ -131,11 +140,7 @@ class Transfers:
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
-        over: list[Load] = []
-        with self._sweeping:
-            while self._under_way and self._through(self._under_way[0]):
-                over.append(self._under_way.popleft())
-        self._release(over)
+        self._under_way.sweep()
 
     def stats(self) -> dict[str, Any]:
         """Counters as plain data; sizes in bytes."""
@@ -161,12 +166,7 @@ class Transfers:
             self._changed.notify()
         self._thread.join()
         self._thread = None
-        for load in self._under_way:
-            if load.event is not None:
-                with contextlib.suppress(Exception):  # of the device: it reads no more, and batches have told of it
-                    load.event.synchronize()
-        over, self._under_way = list(self._under_way), deque()
-        self._release(over)
+        self._under_way.close()
         os.close(self._done)
 
     # --- the thread --------------------------------------------------------------------------------------------
@@ -218,27 +218,24 @@ class Transfers:
         self.budget.aside = _ALL if self._squeezed else max(0, self.batch_bytes - loaded)
 
     def _issue(self, load: Load) -> None:
-        before = load.slabs
-        error = self._try(load)
-        if error is not None and is_out_of_memory(error):
-            error = None  # with the memory that its frames hold
+        failed = self._try(load)
+        if failed is not None and failed.short:
             if not self._is_due(load):
                 self._later(load)
                 return
-            error = self._squeeze(load)
-        load.error = error  # the consumer gets it, in the batch's place
-        self.slabs.read(load.slabs[len(before) :])  # a slab in which the rows were gathered
-        for slab in load.slabs[len(before) :]:
-            self.slabs.drop(slab)
-        self._under_way.append(load)
+            failed = self._squeeze(load)
+        load.forget()
+        load.error = None if failed is None else failed.error  # the consumer gets it, in the batch's place
+        self.slabs.done(load.slabs)
         with self._changed:
             self._correct(load)
             self._issued += 1
             load.issued = True
         os.eventfd_write(self._done, 1)
 
-    def _try(self, load: Load) -> BaseException | None:
+    def _try(self, load: Load) -> _Failed | None:
         """Issue a load, or say why that cannot be."""
+        load.event = None
         try:
             if self._stream is None:
                 self._stream = self.accelerator.stream()
@@ -248,7 +245,11 @@ class Transfers:
                 finally:  # also of half a load: what it reads is not free before
                     load.event = self.accelerator.event()
         except BaseException as error:
-            return error
+            where = "while a batch was loaded onto the device"
+            text = ExceptionWrapper((type(error), error, error.__traceback__), where)
+            return _Failed(text, is_out_of_memory(error))
+        finally:
+            self._under_way.add(load)
         return None
 
     # --- where the device has no memory for a batch ------------------------------------------------------------
@@ -264,33 +265,31 @@ class Transfers:
             insort(self._queue, load, key=lambda each: each.order)
             self._lower(0)
 
-    def _squeeze(self, load: Load) -> BaseException | None:
+    def _squeeze(self, load: Load) -> _Failed | None:
         """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""
         with self._changed:
             self._squeezed = True
             self._lower(load.nbytes)
             self._set_aside()
+        failed: _Failed | None = None
         for attempt in range(_ATTEMPTS):
-            error: BaseException | None = None
             if attempt:
                 self._ask_for_room(load)
             self._let_go(load)
-            error = self._try(load)
-            if error is None or not is_out_of_memory(error) or (attempt and not self.budget.held.get("samples")):
+            failed = self._try(load)
+            if failed is None or not failed.short or (attempt and not self.budget.held.get("samples")):
                 break
         with self._changed:
             self._squeezed = False
             self._set_aside()
-        return error
+        return failed
 
     def _let_go(self, load: Load) -> None:
         """Wait for what is under way, which may hold samples, and let those of other batches come from the host."""
         with self._changed:
             waiting = [load, *self._queue]
+        self._under_way.wait()
         with contextlib.suppress(Exception):  # of the device: the next attempt will say so
-            for each in list(self._under_way):
-                if each.event is not None:
-                    each.event.synchronize()
             for each in waiting:
                 each.make_room(self._port)
         self.sweep()
@@ -322,16 +321,3 @@ class Transfers:
         load.nbytes = self._loaded[load.order] = load.measured
         self.batch_bytes = max(self.batch_bytes, load.nbytes)
         self._set_aside()
-
-    def _through(self, load: Load) -> bool:
-        """Whether the load's event has come to pass. Where it cannot be asked, what the load reads is kept: the
-        device's error may be another's, and who issues or takes the next batch is told of it."""
-        try:
-            return load.event is None or load.event.query()
-        except Exception:
-            return False
-
-    def _release(self, loads: list[Load]) -> None:
-        for load in loads:
-            self.slabs.done(load.slabs)
-            load.keep = []

@@ -17,7 +17,7 @@ from minato_gpu.memory import nvml
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import BATCHES, Machine, consume, labels, loader_on
 from tests.fake_device import LAZY_CONSUMER
-from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
+from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -99,6 +99,23 @@ def test_one_device_that_cannot_be_opened_leaves_nothing(machine: Machine, monke
     monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda device: devices[:1][device.index])
     with pytest.raises(IndexError):
         iter(loader_on(devices))
+
+
+def test_a_device_that_unpins_nothing_any_more_leaves_no_memory_of_the_host(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(address: int) -> None:
+        asked.append(address)
+        raise RuntimeError("the device is lost")
+
+    asked: list[int] = []
+    (device,) = machine(1)
+    monkeypatch.setattr(device, "unpin", lost)
+    loader = loader_on([device], Plain(), num_workers=1, worker_kind="thread")
+    assert len(consume([device], loader)) == BATCHES
+    del loader
+    gc.collect()
+    assert asked == list(device.pinned)
 
 
 def test_figures_of_each_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

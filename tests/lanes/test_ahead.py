@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.lanes.ahead import _REBUILDS, _RUNS, BuildAhead
+from minato_gpu.notices import say_once
+from minato_gpu.threads import OwnThread
 from tests.waiting import wait_until
 
 
@@ -92,6 +94,25 @@ def test_a_graph_that_cannot_be_built_is_left_alone_and_the_next_one_built(caplo
     assert [record.getMessage() for record in caplog.records] == [
         "no sample is cut before stage 2: its graph cannot be built (no such operator)"
     ]
+
+
+def test_a_thread_that_is_not_to_be_had_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    graphs = Graphs()
+    ahead = made(graphs)
+    say_once.cache_clear()
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(OwnThread, "start", start)
+        begin(ahead)
+        ahead.ran(2)
+    assert len(caplog.records) == 1 and "can't start new thread" in caplog.text
+    ahead.ran(2)
+    assert settled(ahead) and graphs.built
+    ahead.close()
 
 
 def test_closing_waits_for_one_graph_and_not_for_all() -> None:

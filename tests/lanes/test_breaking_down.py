@@ -8,13 +8,15 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.device_work import DeviceWork
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
-from tests.lanes.device_bench import bench
+from tests.lanes.device_bench import bench, pipeline
+from tests.lanes.test_device_reports import BUSY, FIRST, LONG, Gates
 from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
-from tests.test_device_batches import Fake, consume, fake
+from tests.test_device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.waiting import wait_until
 
 __all__ = ["fake"]
@@ -31,7 +33,9 @@ def numbers(device: FakeDevice, loader: Any) -> list[int]:
     return [int(n) for _, labels in consume(device, loader) for n in labels]
 
 
-def fails_once(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, thread: str, at: int) -> threading.Event:
+def fails_once(
+    monkeypatch: pytest.MonkeyPatch, of: Any, name: str, thread: str, at: int, error: type[Exception] = RuntimeError
+) -> threading.Event:
     """The ``at``-th call in this thread raises. Set once it has."""
     before, count, raised = getattr(of, name), [0], threading.Event()
 
@@ -40,7 +44,7 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, thread: str,
             count[0] += 1
             if count[0] == at:
                 raised.set()
-                raise RuntimeError(ERROR)
+                raise error(ERROR)
         return before(*args, **more)
 
     monkeypatch.setattr(of, name, once)
@@ -64,12 +68,26 @@ def test_an_event_that_cannot_be_asked_stops_nothing(
     assert device.used == 0 and device.pinned == {}
 
 
-def test_what_the_device_has_done_wrong_is_the_samples_failure(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("of", "name", "at", "error"),
+    [
+        (FakeDevice, "stream", 1, RuntimeError),
+        (FakeDevice, "adopt", 9, BufferError),
+        (FakeDevice, "fetch", 9, torch.OutOfMemoryError),
+        (FakeEvent, "synchronize", 3, RuntimeError),
+    ],
+)
+def test_samples_that_the_device_has_failed_are_tried_on_the_cpu(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, of: Any, name: str, at: int, error: type[Exception]
+) -> None:
+    """None of them is bad: whichever of the device's operations raised was theirs together, or its own."""
     device = fake(LAZY_COPIES)
-    fails_once(monkeypatch, FakeEvent, "query", "minato-device", 3)
-    fails_once(monkeypatch, FakeEvent, "synchronize", "minato-device", 3)
-    with pytest.raises(RuntimeError, match=ERROR):
-        numbers(device, loader_on(["device"]))
+    raised = fails_once(monkeypatch, of, name, "minato-device", at, error)
+    loader = loader_on(["device"], device_memory_budget=1 if name == "fetch" else None, generator=seeded())
+    wanted = reference(Numbers(), pipeline=PIPELINE, lanes=["cpu"], generator=seeded())
+    check_same(consume(device, loader), wanted)
+    repeated = loader.stats()["samples_repeated"]
+    assert raised.is_set() and (repeated == 1 if name == "adopt" else repeated > 0)
 
 
 def test_the_only_lane_that_breaks_down_is_an_error(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +97,24 @@ def test_the_only_lane_that_breaks_down_is_an_error(fake: Fake, monkeypatch: pyt
         numbers(device, loader_on(["device"]))
     gc.collect()
     device.finish()
+
+
+def test_what_fails_while_another_task_is_at_work_is_not_taken_for_that_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first task is reported between two samples of the second, in which every error is a sample's; it would be
+    waited for in vain."""
+    device = FakeDevice(LAZY_COPIES)
+    gates = Gates(device.finish)
+    fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 3)  # after one for the beginning of each task
+    with bench(device, pipeline(gates.on_device)) as one:
+        one.send(FIRST, chunk=1)
+        assert gates.begun.wait(20)
+        one.send(BUSY, LONG, chunk=2)
+        gates.sent.set()
+        assert wait_until(lambda: one.lane.error is not None)
+        assert repr(one.lane.error) == repr(RuntimeError(ERROR))
+        gates.seen.set()
 
 
 def test_others_do_what_it_has_begun(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, Pipeline
+from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.device import DeviceExecutor, build_executor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.notices import say_once
+from minato_gpu.pipeline import CupyFunction
 from minato_gpu.samples import StageError
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.test_device_lane import PIPELINE, Numbers, expected, report_of, sources
@@ -97,6 +100,27 @@ def test_the_lane_retires_and_gives_back_what_it_was_sent(
             assert (report.chunk, report.done, report.final) == (2, 0, True)
         assert lane.retired and lane.stats()["retired"]
         assert [record.message[:31] for record in caplog.records] == ["the device has no memory left t"]
+        assert lane.close(5.0)
+
+
+def test_a_sample_that_no_memory_is_enough_for_says_nothing_of_the_devices() -> None:
+    """An absurd header, say: the device lane goes on, with micro-batches as large as before."""
+
+    def grown(fields: Any, params: Any) -> Any:
+        if fields["x"][0] == 21:
+            raise MemoryError("Unable to allocate 512. TiB")
+        return {"x": fields["x"] + np.float32(1)}
+
+    stage = dataclasses.replace(PIPELINE.stages[1], cpu=grown, device=CupyFunction(lambda xp, *given: grown(*given)))
+    pipeline = Pipeline((PIPELINE.stages[0], stage), outputs=PIPELINE.outputs, name="tests")
+    with open_links(1) as links:
+        lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
+        for chunk in (1, 2):
+            lane.send(task(piece([20, 21, 22, 23], sources=sources([20, 21, 22, 23])), chunk=chunk))
+            items = report_of(lane).items or []
+            assert [isinstance(item, Failure) for item in items] == [False, True, False, False]
+        stats = lane.stats()
+        assert (stats["retired"], stats["micro_batch"]) == (False, 4)
         assert lane.close(5.0)
 
 

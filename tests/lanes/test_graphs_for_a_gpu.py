@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from minato_gpu.lanes.dali_graph import DaliGraph, rows
 from minato_gpu.lanes.segments import segments
@@ -90,6 +91,17 @@ def test_numbers_of_the_host_may_meet_arrays_of_the_gpu(dali: Any, monkeypatch: 
         if isinstance(segment, DaliGraph):
             graph = _graph(dali, segment, pipeline, monkeypatch)
             assert {output.device for output in graph._graph_outputs} == {"gpu"}
+
+
+@pytest.mark.parametrize("strided", [torch.arange(12.0).reshape(3, 4).T, torch.arange(16.0)[::2].reshape(4, 2)])
+def test_what_a_function_has_made_strided_is_fed_as_dali_takes_it(dali: Any, strided: torch.Tensor) -> None:
+    pipeline = mixed()
+    graph = DaliGraph(pipeline, range(5, 6), frozenset({"row"}), device="cuda", max_batch=4, threads=1)
+    graph._inputs = frozenset({"field0"})
+    with pytest.raises(RuntimeError, match="Strided data not supported"):
+        dali.tensors.TensorCPU(strided.numpy())
+    (fed,) = graph._feed([{"row": strided}], [{}])["field0"]
+    assert np.array_equal(np.asarray(dali.tensors.TensorCPU(fed.numpy())), strided)
 
 
 def _run(dali: Any, shapes: list[tuple[int, ...]]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import build_executor
@@ -199,6 +200,22 @@ def test_torch_takes_what_an_earlier_segment_made_without_a_copy_and_copies_what
         executor = build_executor(pipeline, split)
         executor.run([({"row": row}, 0)])
         assert (seen[-1] == (seen[0] if split == 0 else row.ctypes.data)) is same
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> None:
+    """What a module computes, and a parameter as it is."""
+    weight = torch.nn.Parameter(torch.full((3,), 2.0))
+
+    def scale(fields: Fields, params: Params) -> Fields:
+        return {"row": fields["row"] * weight, "weight": weight}
+
+    stage = Stage("scale", ("row",), {"row": ROW, "weight": ROW}, lambda f, p: f, TorchFunction(scale))
+    pipeline = Pipeline((stage,), outputs=("row", "weight"), inputs={"row": ROW})
+    (segment,) = segments(pipeline, range(1), device=device, max_batch=1, threads=1)
+    (made,) = segment.run([{"row": torch.ones(3)}], [{0: {}}])
+    for value in made.values():
+        assert not getattr(value, "requires_grad", False) and np.asarray(value).tolist() == [2.0] * 3
 
 
 def test_a_graph_takes_what_the_device_has_made_from_the_device() -> None:

@@ -76,6 +76,20 @@ class Bench:
         self.transfers.slabs.drop(slab)
         return load
 
+    def scattered(self, value: int) -> RowsLoad:
+        """A batch whose rows come from as many slabs, one from each."""
+        offsets, _ = self.layout.offsets(ROWS)
+        slabs = [self.slab(value, rows=n + 1) for n in range(ROWS)]
+        runs = []
+        for n, slab in enumerate(slabs):
+            for leaf, at, begin in zip(self.layout.leaves, offsets, self.layout.offsets(n + 1)[0], strict=True):
+                runs.append(Run(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
+        load = RowsLoad(self.layout, ROWS, [], runs, [], set(), tuple(slabs))
+        self.submit(load)
+        for slab in slabs:
+            self.transfers.slabs.drop(slab)
+        return load
+
     def submit(self, load: Load, order: int | None = None) -> None:
         """Ask for a load, of the next batch if nothing else is said."""
         load.order = self.submitted if order is None else order
@@ -102,7 +116,7 @@ class Bench:
         self.transfers.leave(load)
         self.transfers.expect(load.order + 1)
         if load.error is not None:
-            raise load.error
+            load.error.reraise()
         return load.hand_over(self.device)
 
     def check(self, batch: Any, value: int) -> None:
@@ -223,17 +237,7 @@ def test_few_copies_are_issued_however_the_rows_lie() -> None:
 
 def test_rows_from_many_slabs_are_gathered_on_the_host_and_copied_once() -> None:
     with bench(FakeDevice()) as one:
-        offsets, _ = one.layout.offsets(ROWS)
-        slabs = [one.slab(3, rows=n + 1) for n in range(ROWS)]
-        runs = []
-        for n, slab in enumerate(slabs):
-            for leaf, at, begin in zip(one.layout.leaves, offsets, one.layout.offsets(n + 1)[0], strict=True):
-                runs.append(Run(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
-        load = RowsLoad(one.layout, ROWS, [], runs, [], set(), tuple(slabs))
-        one.transfers.submit(load)
-        for slab in slabs:
-            one.transfers.slabs.drop(slab)
-        one.check(one.take(load), 3)
+        one.check(one.take(one.scattered(3)), 3)
         assert one.wrong == []
         stats = one.transfers.stats()
         assert (stats["gathered"], stats["copies"]) == (1, 1)
@@ -315,6 +319,62 @@ def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_
         one.check(one.take(one.load(2)), 2)
         one.transfers.sweep()
         assert one.wrong == [] and one.arena.allocated == 0
+
+
+class _EventFails(FakeDevice):
+    """There is no memory for the first event after a load."""
+
+    failed = False
+
+    def event(self, timed: bool = False) -> FakeEvent:
+        if threading.current_thread().name == "minato-copies" and not self.failed:
+            self.failed = True
+            raise torch.OutOfMemoryError("for an event")
+        return super().event(timed)
+
+
+@pytest.mark.parametrize("order", ORDERS[:2])
+def test_a_load_whose_event_finds_no_memory_is_issued_once_more_with_all_its_rows(order: Order) -> None:
+    device = _EventFails(order)
+    with bench(device) as one:
+        one.check(one.take(one.load(1, on_device=(1, 2, 5))), 1)
+        device.finish()
+        assert one.wrong == [] and device.failed
+    gc.collect()
+    assert device.used == 0
+
+
+def test_a_batch_that_is_no_rows_is_issued_once_more_too() -> None:
+    device, seen = _EventFails(), []
+    with bench(device) as one:
+        load = ValueLoad(lambda: torch.arange(3), 24)
+        one.submit(load)
+        device.read(one.take(load), lambda tensor: seen.append(tensor.tolist()))
+        device.finish()
+    assert seen == [[0, 1, 2]] and device.failed
+
+
+class _ScatterFails(FakeDevice):
+    def scatter(self, into: Any, sources: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_the_error_of_a_batch_holds_none_of_its_memory() -> None:
+    """Its frames would, in a cycle that only the garbage collector breaks; so it is kept as text."""
+    device = _ScatterFails()
+    gc.collect()
+    gc.disable()
+    try:
+        with bench(device) as one:
+            load = one.load(1, on_device=(1, 2, 5))
+            with pytest.raises(RuntimeError, match="an illegal memory access") as caught:
+                one.take(load)
+            assert "in scatter" in str(caught.value)
+            device.finish()
+            one.transfers.sweep()
+            assert wait_until(lambda: device.used == 0)
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_load_is_not_copied_and_frees_what_it_would_have_read() -> None:
