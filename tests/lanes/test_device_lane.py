@@ -335,6 +335,6 @@ def test_closing_waits_for_what_is_in_flight(gated: tuple[_Gated, DeviceLane], l
     for number in range(2):
         lane.send(task(piece([20, 21], slab=slab.offset, sources=sources([20, 21])), chunk=number, layout=slab.bytes))
     threading.Timer(0.1, device.gate.set).start()
-    assert wait_until(lambda: len(lane.recall()) == 0)
+    assert wait_until(lane._tasks.empty)
     assert lane.close(5.0)
-    assert len(device.streams) >= 2 and all(report.final for report in lane._reports)
+    assert len(lane._reports) == 2 <= len(device.streams) and all(report.final for report in lane._reports)
