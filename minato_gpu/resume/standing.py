@@ -153,7 +153,7 @@ class Standing:
             order.begin()  # may draw an item
         own, drawn, following = _known_state([*marked, *((own, source.keys_of(item)) for own, item in source.coming)])
         wanted = ENOUGH if order.moved else 0
-        if own is None and self._sampling.nested is not None:  # that may have begun anew already, after a short batch
+        if own is None:  # of an epoch's last key a sampler may have the state that it has before the next one's first
             wanted = max(wanted, 1)
         while sum(map(len, following)) < wanted and (foreseen := order.foresee()) is not None:
             own = foreseen[0] if own is None else own
@@ -165,7 +165,7 @@ class Standing:
             raise ValueError(f"this epoch cannot be saved: {own.error}")
         out: s.State = {
             "state": own.own.copy(),
-            "ended": now and (source.ended or order.ended or self._ends_short(source)),
+            "ended": now and (source.ended or order.ended),
             **_plain_counts(source.saved(marks)),
         }
         if drawn:
@@ -175,11 +175,6 @@ class Standing:
             out["generators"] = generators
             out.update(_plain_following(following))
         return out
-
-    def _ends_short(self, source: Source) -> bool:
-        """Whether the last batch drawn was cut short: the sampler's state is then that of an epoch's end."""
-        last = [source.keys_of(item) for _, item in source.coming][-1:] or [mark.keys for mark in source.marks][-1:]
-        return bool(self._sampling.size and last and len(last[0]) < self._sampling.size)
 
 
 def _plain_following(following: list[list[Any]]) -> s.State:

@@ -13,12 +13,13 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from tests.contracts.datasets import Made, draw
-from tests.contracts.modes import IN_ORDER
+from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
 from tests.contracts.samplers import (
     ChunkByChunk,
     Counting,
     Forgetful,
     KeyByKey,
+    Refilling,
     Restarting,
     RestartingBatches,
     Unstated,
@@ -50,6 +51,9 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "restarting, short": lambda: {"batch_size": 4, "sampler": Restarting(18)},
     "restarting, drop_last": lambda: {"batch_size": 4, "sampler": Restarting(18), "drop_last": True},
     "restarting, batches": lambda: {"batch_sampler": RestartingBatches()},
+    "refilling": lambda: {"batch_size": 4, "sampler": Refilling()},
+    "refilling, short": lambda: {"batch_size": 4, "sampler": Refilling(18)},
+    "refilling, single": lambda: {"batch_size": None, "sampler": Refilling()},
     "key by key": lambda: {"batch_size": 4, "sampler": KeyByKey()},
     "key by key, short": lambda: {"batch_size": 4, "sampler": KeyByKey(18)},
     "key by key, large": lambda: {"batch_size": 18, "sampler": KeyByKey(24)},
@@ -70,7 +74,7 @@ def test_every_save_point(name: str, workers: int) -> None:
     """Saved once at each step of the second epoch, after the end and between: what is left, and the epoch after it."""
 
     def make() -> Any:
-        return IN_ORDER.loader(Made(24, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
+        return IN_ORDER_THREADS.loader(Made(24, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
 
     whole = make()
     epochs = [_keys(whole) for _ in range(3)]
