@@ -89,6 +89,7 @@ class Order:
         self.begun_from = begun_from
         self.coming: deque[Coming] = deque()  # drawn from the sampler and not yielded: it comes next
         self.ended = False  # the sampler has said so; it is not asked again, as it may then begin anew
+        self.untold: Snapshot | None = None  # states given for the next iter(): until then the samplers may tell others
         self._batches = batches
         self._parts = dict(zip(("sampler", "iterator", "nested"), parts, strict=True))  # None where not stateful
         self._generators = generators or {}
@@ -222,8 +223,8 @@ def order_from_state(
     packed = {role: s.packed_state(state) for role, state in begun_from.items()}
     known = Taken(own, {**begun_from, **taken})
     if ended:
-        load_ended(sampling, own, generators, known.generators)
         order = Order(iter(()), STATE, generators=generators, begun_from=packed, known=known)
+        order.untold = load_ended(sampling, own, generators, known.generators)
         order.ended = True
         return order
 
@@ -262,12 +263,13 @@ def _follows(order: Order, following: Following, batched: bool) -> bool:
 
 def load_ended(
     sampling: Sampling, own: Snapshot, generators: Mapping[str, torch.Generator], taken: Mapping[str, torch.Tensor]
-) -> None:
+) -> Snapshot | None:
     """Give the sampler the state that it had at an epoch's end, or between two: the next iter() begins the next epoch.
 
-    The generators come to where they were then, ``taken``.
+    The generators come to where they were then, ``taken``. Returns the state where it waits for the next iter(): the
+    sampler need not tell it before.
     """
-    states = own.copy()
+    states, untold = own.copy(), None
     nested = states.get("nested") is not None
     if any(state is not None for state in states.values()):
         load = _load_nested if nested else _load_sampler
@@ -277,7 +279,9 @@ def load_ended(
         del keys  # what it does when it is dropped it does now
         if more:
             load(sampling, own)
+            untold = own
     _set(generators, taken)
+    return untold
 
 
 def _load_sampler(sampling: Sampling, own: Snapshot) -> None:

@@ -223,7 +223,7 @@ class Resumption:
             order = Order(iter(self._items(batched)), KEYS, generators=generators)
             if saved.get("nested") is not None:  # all of the epoch's has been drawn from it
                 nested = Snapshot({"nested": saved["nested"]})
-                orders.load_ended(self._sampling, nested, generators, self.order_states())
+                order.untold = orders.load_ended(self._sampling, nested, generators, self.order_states())
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,

@@ -18,7 +18,7 @@ from minato_gpu.lanes.streams import Told, is_stateful, told_of
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, Taken
+from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, Order, Taken
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import MOST_READ_AGAIN, between, check_read_again
 from minato_gpu.samples import Ticket, witness_of
@@ -140,8 +140,7 @@ class Standing:
         place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
         out = {**out, "place": place, "position": position}
         if self._remaining is not None:
-            nested = None if self._sampling.nested is None else self._sampling.nested.state_dict()
-            out["nested"] = Snapshot(nested).copy()
+            out["nested"] = _told_between(self._sampling, source.order)["nested"]
             return {**out, **self._remaining.since(place, position)}
         return {**out, **self._state_of_sampler(source, marks)}
 
@@ -267,8 +266,8 @@ def before_epoch(loader: Any, number: int) -> s.State:
     """The state of a loader whose epoch ``number`` has not begun."""
     sampling = Sampling(loader)
     generators = {role: g for role, g in generators_of(loader, sampling).items() if role != "default"}
-    parts = {"sampler": sampling.inner, "nested": sampling.nested}
-    own = {name: Snapshot(part.state_dict()).copy() if is_stateful(part) else None for name, part in parts.items()}
+    last = None if loader._standing is None else loader._standing.source
+    own = _told_between(sampling, None if last is None else last.order)
     return {
         "format": s.FORMAT,
         "version": s.VERSION,
@@ -282,6 +281,15 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "progress": {"batches": 0, "below": 0, "above": ""},
         "source": {"state": {"iterator": None, **own}, **_streams_between(loader)},
     }
+
+
+def _told_between(sampling: Sampling, order: Order | None) -> s.State:
+    """The states of the sampler, and of one nested in it, after ``order``, all of which has been drawn."""
+    parts = {"sampler": sampling.inner, "nested": sampling.nested}
+    if order is not None and order.untold is not None:
+        given = order.untold.copy()
+        return {name: given.get(name) for name in parts}
+    return {name: Snapshot(part.state_dict()).copy() if is_stateful(part) else None for name, part in parts.items()}
 
 
 def _streams_between(loader: Any) -> s.State:

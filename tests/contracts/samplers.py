@@ -92,6 +92,23 @@ class Refilling(Counting):
         self.left = list(state["left"])
 
 
+class Late(Counting):
+    """Applies a state at its next iter(), and tells an older one until then."""
+
+    def __init__(self, samples: int = 20) -> None:
+        super().__init__(samples)
+        self.loaded: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.loaded is not None:
+            super().load_state_dict(self.loaded)
+        self.loaded = None
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
 class Unstated(Counting):
     """Nothing is known of it, so what it still yields is stored."""
 
