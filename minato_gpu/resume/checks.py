@@ -38,6 +38,7 @@ def match_progress(loader: Any, delivered: Delivered, sampling: Sampling, source
         raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")
     length = None if source.get("rank") is not None else length  # one rank's share is not what the sampler tells
     short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
+    short = short and not delivered.above  # all that came before it
     if samples != batches * size and not short:
         raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")
 
@@ -66,3 +67,11 @@ def stored_batches(saved: Mapping[str, Any], name: str) -> list[list[Any]]:
     if not all(batches):
         raise ValueError("state: a batch of no keys")
     return [[s.key_of(key) for key in keys] for keys in batches]
+
+
+def match_size(stored: list[list[Any]], size: int | None, *, short: bool) -> None:
+    """Stored batches are as a sampler's keys are cut; ``short``: they may end with the epoch's last, a short one."""
+    for number, keys in enumerate(stored, 1):
+        last = short and number == len(stored)
+        if size is not None and len(keys) != size and not (last and len(keys) < size):
+            raise ValueError(f"state: a stored batch of {len(keys)} keys among batches of {size}")

@@ -129,9 +129,11 @@ class Resumption:
             self.worlds = ranks.checked_worlds(source, self._sampling)
         else:
             checks.match_place(source, self.delivered, self._sampling.size)
+        size = self._sampling.size if loader._auto_collation else 1
         if source["way"] == KEYS:
             self._stored = checks.stored_batches(source, "batches")
             checks.match_stored(source, self.delivered, self._stored)
+            checks.match_size(self._stored, size, short=not self._sampling.drop_last)
             self._counted = ([], _stored_counts(source, self._stored))
         elif source["way"] == STATE:
             s.mapping(source, "state")
@@ -140,6 +142,7 @@ class Resumption:
                 s.generators(s.mapping(source, "generators"))
             _following(source)
             self._stored = [] if source.get("drawn") is None else checks.stored_batches(source, "drawn")
+            checks.match_size(self._stored, size, short=source["ended"] and not self._sampling.drop_last)
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
         return s.number(source, "set_epoch") if told else None

@@ -93,6 +93,41 @@ def test_a_stored_order_that_begins_elsewhere(source: dict[str, Any], message: s
             loader.load_state_dict(state)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_stored_batches_of_another_size(drop_last: bool) -> None:
+    """Batches are counted by their samples: an epoch with such might never come to its end."""
+
+    def check(make: Any, name: str, batches: int, *bad: list[list[int]]) -> None:
+        state = after(make(), batches)
+        make().load_state_dict(state)
+        for stored in bad:
+            with pytest.raises(ValueError, match=r"a stored batch of \d keys among batches of"):
+                make().load_state_dict(_damaged(state, **{name: stored}))
+
+    def unknown() -> Any:
+        return DataLoader(DATA[:22], 4, sampler=Unknown(), drop_last=drop_last)
+
+    whole = after(unknown(), 1)["source"]["batches"]
+    assert len(whole[-1]) == (4 if drop_last else 3)
+    short = [[whole[0][:3]]] if drop_last else []
+    check(unknown, "batches", 1, [whole[0][1:], *whole[1:]], [*whole, [1, 2, 3, 4, 5]], *short)
+
+    def counting() -> Any:
+        return DataLoader(DATA, 4, sampler=Counting(), drop_last=drop_last)
+
+    drawn = after(counting(), 0)["source"]["drawn"]
+    check(counting, "drawn", 0, [drawn[0][1:]], [[*drawn[0], 9]])  # others follow
+    check(lambda: DataLoader(DATA, None, sampler=Unknown()), "batches", 1, [[1, 2]])
+
+
+def test_a_short_batch_before_others() -> None:
+    """Only the last one can be, and it leaves nothing behind."""
+    loader = loader_of(Unknown(), num_workers=1, in_order=False, worker_kind="thread")
+    state = _damaged(after(loader_of(Unknown()), 2), {"batches": 3, "below": 8, "above": _bits(1, 3)})
+    with pytest.raises(ValueError, match="3 batches of 4 cannot hold 10 samples"):
+        loader.load_state_dict(state)
+
+
 def test_an_endless_sampler_is_not_drawn_to_a_far_line() -> None:
     """What is delivered before the sampler's own state is at most the first part of its next batch."""
     state = _damaged(after(loader_of(Endless()), 3), {"batches": 10**12, "below": 4 * 10**12, "above": ""})
