@@ -239,6 +239,7 @@ class Resumption:
             delivered=self.delivered,
             multiple=loader._round,
             digests=replays and self._sampling.draws_on,
+            whole=self._sampling.size is None,
         )
         if saved.get("digest") is not None:
             digest = s.mapping(saved, "digest")
