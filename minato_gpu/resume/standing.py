@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu.admission.occurrences import Occurrences
 from minato_gpu.admission.sources import Mark, Source
-from minato_gpu.lanes.streams import Told, is_stateful, told_of
+from minato_gpu.lanes.streams import StreamStart, Told, is_stateful, told_of
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
@@ -293,14 +293,28 @@ def _told_between(sampling: Sampling, order: Order | None) -> s.State:
 
 
 def _streams_between(loader: Any) -> s.State:
-    """An iterable data set's own state, where it is the same in the next epoch: here, and in workers that stay."""
-    if not is_iterable(loader):
-        return {}
-    before = loader._standing
-    if loader.num_workers == 0:
-        return between([told_of(loader.dataset, over=before is not None and before.ended_with_batches)])
-    kept = before is not None and loader._engine is not None and not loader._engine.closed
-    return between(before.streams_at_end) if kept else {}
+    """An iterable data set's own state, where it is the same in the next epoch."""
+    return between(told_between(loader)) if is_iterable(loader) else {}
+
+
+def told_between(loader: Any, *, keeps: bool = True) -> list[Told]:
+    """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``: workers
+    that have stayed are its own; where they do not, a thread has the data set of this process, as the loader has."""
+    before, engine = loader._standing, loader._engine if keeps else None
+    if before is not None and engine is not None and not engine.closed:
+        return list(before.streams_at_end)
+    if left := left_of_thread(loader):
+        return [Told(start.state, False, over=start.over) for start in left]
+    if loader.num_workers == 0 or loader._options.threads:
+        return [told_of(loader.dataset, over=before is not None and before.ended_with_batches)]
+    return []
+
+
+def left_of_thread(loader: Any) -> list[StreamStart]:
+    """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
+    source = None if loader._standing is None else loader._standing.source
+    here = loader.num_workers > 0 and loader._options.threads
+    return source.streams.left if here and source is not None and source.streams is not None else []
 
 
 def sampler_epoch(sampling: Sampling) -> int | None:
