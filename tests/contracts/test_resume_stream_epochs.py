@@ -211,6 +211,29 @@ def test_any_size(sizes: list[int], batch: int, drop_last: bool, data: st.DataOb
     assert got == want
 
 
+class Alternates(Counts):
+    """Every other epoch has fewer samples than a batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.sizes = [(6, 3)[self.epoch % 2]]
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 1, "worker_kind": "thread"}], ids=["inline", "thread"])
+def test_an_epoch_of_less_than_a_batch_is_not_skipped(more: dict[str, Any]) -> None:
+    def make() -> Any:
+        return DataLoader(Alternates([]), 4, drop_last=True, **more)
+
+    uninterrupted = make()
+    want = [_lists(uninterrupted) for _ in range(3)]
+    assert [len(epoch) for epoch in want] == [1, 0, 1]
+    loader = make()
+    list(loader)
+    resumed = make()
+    resumed.load_state_dict(_saved(loader))
+    assert [_lists(resumed) for _ in range(2)] == want[1:]
+
+
 def test_what_has_no_state_between_epochs() -> None:
     for kind in (Streams, StatefulIterator):
         loader = DataLoader(kind([4]), 2)
