@@ -17,7 +17,8 @@ is applied by a pass that yields nothing; where it yields, the state was the nex
 
 A sampler that goes on from its state may draw its order once more, from the generator as it was when the epoch began,
 or go on drawing from the generator as it was then. Which of the two, nobody says: so where the generator has moved, a
-state says what came next, and that must come again.
+state says what came next, and that must come again. Of few keys both may yield the same, so a state also says how that
+leaves the generator, where nobody else has drawn from it since.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 
@@ -57,10 +59,12 @@ Coming = tuple[Taken | None, Any]
 
 
 class Following(NamedTuple):
-    """What came after a state: so many items, whose keys have this witness."""
+    """What came after a state: so many items, whose keys have this witness, and the generators after them this digest
+    (None: not known)."""
 
     items: int
     witness: int
+    generators: int | None = None
 
 
 ENOUGH = 16
@@ -155,6 +159,11 @@ class Order:
         """Whether the generators have moved since just before the order was drawn."""
         return self.begun_from is not None and s.packed_states(self._generators) != self.begun_from
 
+    @property
+    def digest(self) -> int:
+        """Of the generators' states now."""
+        return _digest(self._generators)
+
     def put_back(self, item: Any, before: Taken | None = None) -> None:
         """The next one will be ``item``; ``before``: the state before that."""
         self.coming.appendleft((before, item))
@@ -237,21 +246,27 @@ def order_from_state(
         return order
 
     order = begun()
-    if following is None or _follows(order, following, batched):
-        if all(torch.equal(generators[role].get_state(), state) for role, state in begun_from.items()):
-            _set(generators, known.generators)  # nothing was drawn: the sampler goes on from there
-            for at, (before, item) in enumerate(order.coming):
-                order.coming[at] = before and before._replace(generators=known.generators), item
-        return order
-    del order  # what its iterator does when it is dropped it does now
-    _set(generators, known.generators)
-    order = begun()
-    if not _follows(order, following, batched):
-        raise ValueError(
-            f"{type(sampling.inner).__name__} does not go on from its state as it did when that was saved: other keys "
-            "follow, whether its generator is as it was then or as it was when the epoch began. What state_dict() "
-            "returns must tell, with the generator, all that its order depends on"
-        )
+    follows = following is None or _follows(order, following, batched)
+    if not follows or not _left_alike(following, generators):
+        del order  # what its iterator does when it is dropped it does now
+        _set(generators, known.generators)
+        order = begun()
+        assert following is not None
+        if _follows(order, following, batched) and (not follows or _left_alike(following, generators)):
+            return order
+        del order
+        if not follows:
+            raise ValueError(
+                f"{type(sampling.inner).__name__} does not go on from its state as it did when that was saved: other "
+                "keys follow, whether its generator is as it was then or as it was when the epoch began. What "
+                "state_dict() returns must tell, with the generator, all that its order depends on"
+            )
+        _set(generators, begun_from)  # others drew from it before the save
+        order = begun()
+    if all(torch.equal(generators[role].get_state(), state) for role, state in begun_from.items()):
+        _set(generators, known.generators)  # nothing was drawn: the sampler goes on from there
+        for at, (before, item) in enumerate(order.coming):
+            order.coming[at] = before and before._replace(generators=known.generators), item
     return order
 
 
@@ -259,6 +274,18 @@ def _follows(order: Order, following: Following, batched: bool) -> bool:
     """Whether what comes next in this order is what followed."""
     keys = [key for _, item in order.coming for key in (item if batched else [item])]
     return len(order.coming) == following.items and witness_of(keys) == following.witness
+
+
+def _left_alike(following: Following | None, generators: Mapping[str, torch.Generator]) -> bool:
+    """Whether the generators are now as they were after what followed, as far as is known: few keys come by chance."""
+    return following is None or following.generators in (None, _digest(generators))
+
+
+def _digest(generators: Mapping[str, torch.Generator]) -> int:
+    digest = 0
+    for role in sorted(generators):
+        digest = crc32(generators[role].get_state().numpy().tobytes(), digest)
+    return digest
 
 
 def load_ended(

@@ -287,7 +287,8 @@ def _following(saved: Mapping[str, Any]) -> Following | None:
     if saved.get("next") is None:
         return None
     plain = s.mapping(saved, "next")
-    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1))
+    left = None if plain.get("generators") is None else s.number(plain, "generators")
+    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1), left)
 
 
 def _counts(saved: Mapping[str, Any]) -> tuple[list[Plane], dict[Any, int]]:

@@ -172,18 +172,20 @@ class Standing:
         generators = {role: s.packed_state(state) for role, state in own.generators.items()}
         if generators != order.begun_from:
             out["generators"] = generators
-            out.update(_plain_following(following))
+            out.update(_plain_following(following, order.digest))
         return out
 
 
-def _plain_following(following: list[list[Any]]) -> s.State:
-    """What came after a state, so that it can be told again; nothing where that is not known."""
+def _plain_following(following: list[list[Any]], digest: int) -> s.State:
+    """What came after a state, so that it can be told again; nothing where that is not known. ``digest``: of the
+    generators after all of it."""
     keys: list[Any] = []
     items = 0
     while items < len(following) and len(keys) < ENOUGH:
         keys, items = keys + following[items], items + 1
     witness = witness_of(keys)
-    return {"next": {"items": items, "witness": witness}} if witness and items else {}
+    left = {"generators": digest} if items == len(following) else {}
+    return {"next": {"items": items, "witness": witness, **left}} if witness and items else {}
 
 
 def _plain_counts(occurrences: Occurrences) -> s.State:
