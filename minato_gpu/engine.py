@@ -30,7 +30,7 @@ from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
 from minato_gpu.telemetry import Telemetry, size_of
-from minato_gpu.threads import OwnThread
+from minato_gpu.threads import OwnThread, await_event
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
@@ -59,7 +59,7 @@ def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
 
 def _wait(wake: int) -> bool:
     """Until the pump thread is woken."""
-    os.eventfd_read(wake)
+    await_event(wake)
     return False
 
 
@@ -349,13 +349,20 @@ class Engine:
             with self._lock:
                 if self._closed:
                     return
-                if watch:
-                    self._minder.keep_watch(self.log)
-                    self._attention()
-                if self._epochs.due or self._links.board.words[ATTENTION]:
-                    self._settle()
-                    self._pump()
-                    self._attention()
+                try:
+                    self._serve(watch)
+                except Exception as error:  # this thread must live: later reports may need it
+                    self._minder.keep(error)
+
+    def _serve(self, watch: bool) -> None:
+        """Do what is due; ``watch``: for workers, too."""
+        if watch:
+            self._minder.keep_watch(self.log)
+            self._attention()
+        if self._epochs.due or self._links.board.words[ATTENTION]:
+            self._settle()
+            self._pump()
+            self._attention()
 
     def _attention(self) -> None:
         """Ask workers to wake the pump thread if their reports will need an answer before the consumer is back."""

@@ -19,7 +19,7 @@ from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.sampling import Sampling
-from minato_gpu.resume.standing import Standing, generators_of
+from minato_gpu.resume.standing import Standing, generators_of, left_of_thread, told_between
 from minato_gpu.samples import sample_seed
 
 
@@ -114,10 +114,10 @@ class EngineIterator(_BaseDataLoaderIter):
         if workers is not None and loader._first != number:
             seed = sample_seed(seed, number - loader._first, "epoch")
         source, self._standing = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
-        engine = loader._engine if self._keeps else None
-        before = loader._standing
-        if source.streams is not None and resumption is None and engine is not None and not engine.closed and before:
-            source.streams.begin(before.streams_at_end)
+        goes_on = self._keeps and loader._engine is not None and not loader._engine.closed
+        if source.streams is not None and resumption is None and (told := told_between(loader, keeps=self._keeps)):
+            source.streams.begin(told)
+            source.starts = [] if goes_on else left_of_thread(loader)
         return source
 
     def _follows(self, resumption: Resumption | None) -> bool:

@@ -7,6 +7,7 @@ through, so that their late writes never reach a batch of the next run.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
@@ -98,6 +99,7 @@ class Pump:
         self._run = 0
         self._stale = Stale(assembly.holdings)
         self._sent: dict[int, Sent] = {}
+        self._arrived: deque[tuple[Any, Report]] = deque()  # to be taken in; where that raises, the rest stays
         self._jobs = Jobs(assembly, self.deaths)
         self.scheduler = make_scheduler()
 
@@ -171,9 +173,11 @@ class Pump:
         if self.assembly.loading is not None:
             self.assembly.loading.clear()
         for lane in self.lanes.values():
-            for report in lane.receive():
+            self._arrived.extend((lane, report) for report in lane.receive())
+            while self._arrived:
+                sender, report = self._arrived.popleft()
                 if report.run == self._run:
-                    self._reported(lane, report)
+                    self._reported(sender, report)
                 else:
                     self._drop(report)
 

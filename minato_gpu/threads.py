@@ -1,7 +1,8 @@
-"""The package's own threads, which anybody's last reference to a loader may die in."""
+"""The package's own threads, which anybody's last reference to a loader may die in, and how they wait."""
 
 from __future__ import annotations
 
+import os
 import threading
 
 
@@ -12,3 +13,12 @@ class OwnThread(threading.Thread):
     def is_current() -> bool:
         """Whether the caller runs in one."""
         return isinstance(threading.current_thread(), OwnThread)
+
+
+def await_event(fd: int) -> None:
+    """Wait until somebody has written to an event descriptor, and make it unreadable again.
+
+    The kernel may hand any thread a signal that Python handles, SIGCHLD say. os.read then goes on waiting (PEP 475),
+    where os.eventfd_read raises InterruptedError.
+    """
+    os.read(fd, 8)

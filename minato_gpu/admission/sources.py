@@ -59,7 +59,8 @@ class Source:
     has; an epoch that goes on where an earlier run left it begins with that run's. ``marks``: for a sampler that
     cannot be replayed, the batches that may still have to be delivered. ``multiple``: batches come in a multiple of so
     many; those that are left over in the end are dropped, unless an earlier run has delivered some of them.
-    ``digests``: keep a digest of all keys up to each batch that may still be asked for.
+    ``digests``: keep a digest of all keys up to each batch that may still be asked for. ``whole``: the sampler's
+    batches are delivered as they are, none in parts.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Source:
         delivered: Delivered | None = None,
         multiple: int = 1,
         digests: bool = False,
+        whole: bool = False,
     ) -> None:
         self.number = number
         self.seed = seed
@@ -94,6 +96,8 @@ class Source:
         self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
         self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = batched
+        self._whole = whole
+        self._gone = place  # batches drawn that an earlier run has delivered whole
         self._multiple = multiple
         self._behind: tuple[int, Occurrences] | None = None  # at an earlier place; kept while saves come often
         self._ahead: deque[Coming] = deque()  # drawn to see whether the round is whole
@@ -118,6 +122,9 @@ class Source:
         left = None
         if self._before.above and first < self._before.above[-1][1]:
             left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
+            self._gone += not left
+            if self._whole:
+                self._check_whole(left, len(keys))
         return Drawn(range(first, self.position), keys, self.occurrences.count(keys), left)
 
     def _look_ahead(self) -> None:
@@ -186,6 +193,15 @@ class Source:
                 f"after {self.place} at {self.position}; it is damaged, or belongs to another data set or sampler"
             )
 
+    def _check_whole(self, left: tuple[Span, ...], rows: int) -> None:
+        """Of what an earlier run delivered out of order every batch is whole, and they are as many as it counted."""
+        before = self._before
+        if left not in ((), ((0, rows),)) or (self.position >= before.top and self._gone != before.batches):
+            raise ValueError(
+                f"the state has {before.batches} batches delivered, and its positions are not those of so many; it is "
+                "damaged, or belongs to another sampler"
+            )
+
     def skip(self) -> None:
         """Draw again, and drop, the batches of which nothing is left. Raises ValueError if the order is too short.
 
@@ -204,13 +220,19 @@ class Source:
                 self.witness = witness_of(keys)
             if self.position + len(keys) > self.delivered.low:
                 self.order.put_back(item, before)
-                return
+                break
             if self.order.way != REPLAY:
                 raise ValueError(f"state: {self.delivered.low} samples delivered, and its order begins long before")
             self.occurrences.count(keys)
             self.place, self.position = self.place + 1, self.position + len(keys)
             if self.digests:
                 self._digest(keys)
+        self._gone = self.place
+        if not self.delivered.above and (self.place, self.position) != (self.delivered.batches, self.delivered.low):
+            raise ValueError(
+                f"the state has {self.delivered.batches} batches of {self.delivered.low} samples delivered, and the "
+                f"sampler's batch {self.place} begins at {self.position}; it is damaged, or belongs to another sampler"
+            )
 
     def _digest(self, keys: list[Any]) -> None:
         """These keys were the last. Raises ValueError where an earlier run had others up to there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 from time import perf_counter
 
@@ -12,6 +11,7 @@ from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
 from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
+from minato_gpu.threads import await_event
 
 
 class Minder:
@@ -49,7 +49,7 @@ class Minder:
             wait = 1e3 * max(0.0, look - now)
         ready = [fd for fd, _ in poll.poll(wait)]
         if wake in ready:
-            os.eventfd_read(wake)
+            await_event(wake)
         return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
 
     def keep_watch(self, log: Telemetry) -> None:
@@ -59,7 +59,11 @@ class Minder:
                 self.check_workers(log)
             self.look_for_hangs()
         except (WorkerDied, WorkerHung) as error:
-            self.broken = error
+            self.keep(error)
+
+    def keep(self, error: BaseException) -> None:
+        """What went wrong while the consumer was away; the first is raised."""
+        self.broken = self.broken or error
 
     def check_workers(self, log: Telemetry) -> None:
         """A worker that ended while the loader runs is replaced, or is an error, as it is PyTorch's."""

@@ -14,7 +14,7 @@ before ``iter()``. A state of an epoch's end may make the next pass one that yie
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -128,17 +128,26 @@ class _Fetcher(_IterableDatasetFetcher):
     def fetch(self, keys: Any) -> Any:
         """A batch. Raises StopIteration at the end."""
         while True:
+            samples = self.dataset_iter
+            if self._passes < 2:
+                self.dataset_iter = self._noted(samples)
             try:
-                batch = super().fetch(keys)  # type: ignore[no-untyped-call]
-                self._passes = 2
-                return batch
+                return super().fetch(keys)  # type: ignore[no-untyped-call]
             except StopIteration:
                 if self._passes == 2:
                     raise
+            finally:
+                self.dataset_iter = samples
             if self._passes == 1:
                 load_dataset(self.dataset, self._before)
             self._passes += 1
             self.dataset_iter, self.ended = iter(self.dataset), False
+
+    def _noted(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """A pass that has any is the epoch's, even if they are too few for a batch."""
+        for sample in samples:
+            self._passes = 2
+            yield sample
 
 
 class Stream:

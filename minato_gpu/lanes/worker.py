@@ -38,7 +38,7 @@ from minato_gpu.memory.board import (
     STARTED,
     Board,
 )
-from minato_gpu.threads import OwnThread
+from minato_gpu.threads import OwnThread, await_event
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -107,7 +107,7 @@ class Worker:
     def _watch(self) -> None:
         """Answer pokes. A chunk whose samples may have drawn random numbers unseeded stays unreported."""
         while not self._ended:
-            os.eventfd_read(self._poke)
+            await_event(self._poke)
             with self._lock:
                 if self._open is not None:
                     progress, unseeded = self._open

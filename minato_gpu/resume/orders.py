@@ -17,7 +17,8 @@ is applied by a pass that yields nothing; where it yields, the state was the nex
 
 A sampler that goes on from its state may draw its order once more, from the generator as it was when the epoch began,
 or go on drawing from the generator as it was then. Which of the two, nobody says: so where the generator has moved, a
-state says what came next, and that must come again.
+state says what came next, and that must come again. Of few keys both may yield the same, so a state also says how that
+leaves the generator, where nobody else has drawn from it since.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 
@@ -57,10 +59,12 @@ Coming = tuple[Taken | None, Any]
 
 
 class Following(NamedTuple):
-    """What came after a state: so many items, whose keys have this witness."""
+    """What came after a state: so many items, whose keys have this witness, and the generators after them this digest
+    (None: not known)."""
 
     items: int
     witness: int
+    generators: int | None = None
 
 
 ENOUGH = 16
@@ -89,6 +93,7 @@ class Order:
         self.begun_from = begun_from
         self.coming: deque[Coming] = deque()  # drawn from the sampler and not yielded: it comes next
         self.ended = False  # the sampler has said so; it is not asked again, as it may then begin anew
+        self.untold: Snapshot | None = None  # states given for the next iter(): until then the samplers may tell others
         self._batches = batches
         self._parts = dict(zip(("sampler", "iterator", "nested"), parts, strict=True))  # None where not stateful
         self._generators = generators or {}
@@ -153,6 +158,11 @@ class Order:
     def moved(self) -> bool:
         """Whether the generators have moved since just before the order was drawn."""
         return self.begun_from is not None and s.packed_states(self._generators) != self.begun_from
+
+    @property
+    def digest(self) -> int:
+        """Of the generators' states now."""
+        return _digest(self._generators)
 
     def put_back(self, item: Any, before: Taken | None = None) -> None:
         """The next one will be ``item``; ``before``: the state before that."""
@@ -222,8 +232,8 @@ def order_from_state(
     packed = {role: s.packed_state(state) for role, state in begun_from.items()}
     known = Taken(own, {**begun_from, **taken})
     if ended:
-        load_ended(sampling, own, generators, known.generators)
         order = Order(iter(()), STATE, generators=generators, begun_from=packed, known=known)
+        order.untold = load_ended(sampling, own, generators, known.generators)
         order.ended = True
         return order
 
@@ -236,21 +246,27 @@ def order_from_state(
         return order
 
     order = begun()
-    if following is None or _follows(order, following, batched):
-        if all(torch.equal(generators[role].get_state(), state) for role, state in begun_from.items()):
-            _set(generators, known.generators)  # nothing was drawn: the sampler goes on from there
-            for at, (before, item) in enumerate(order.coming):
-                order.coming[at] = before and before._replace(generators=known.generators), item
-        return order
-    del order  # what its iterator does when it is dropped it does now
-    _set(generators, known.generators)
-    order = begun()
-    if not _follows(order, following, batched):
-        raise ValueError(
-            f"{type(sampling.inner).__name__} does not go on from its state as it did when that was saved: other keys "
-            "follow, whether its generator is as it was then or as it was when the epoch began. What state_dict() "
-            "returns must tell, with the generator, all that its order depends on"
-        )
+    follows = following is None or _follows(order, following, batched)
+    if not follows or not _left_alike(following, generators):
+        del order  # what its iterator does when it is dropped it does now
+        _set(generators, known.generators)
+        order = begun()
+        assert following is not None
+        if _follows(order, following, batched) and (not follows or _left_alike(following, generators)):
+            return order
+        del order
+        if not follows:
+            raise ValueError(
+                f"{type(sampling.inner).__name__} does not go on from its state as it did when that was saved: other "
+                "keys follow, whether its generator is as it was then or as it was when the epoch began. What "
+                "state_dict() returns must tell, with the generator, all that its order depends on"
+            )
+        _set(generators, begun_from)  # others drew from it before the save
+        order = begun()
+    if all(torch.equal(generators[role].get_state(), state) for role, state in begun_from.items()):
+        _set(generators, known.generators)  # nothing was drawn: the sampler goes on from there
+        for at, (before, item) in enumerate(order.coming):
+            order.coming[at] = before and before._replace(generators=known.generators), item
     return order
 
 
@@ -260,14 +276,27 @@ def _follows(order: Order, following: Following, batched: bool) -> bool:
     return len(order.coming) == following.items and witness_of(keys) == following.witness
 
 
+def _left_alike(following: Following | None, generators: Mapping[str, torch.Generator]) -> bool:
+    """Whether the generators are now as they were after what followed, as far as is known: few keys come by chance."""
+    return following is None or following.generators in (None, _digest(generators))
+
+
+def _digest(generators: Mapping[str, torch.Generator]) -> int:
+    digest = 0
+    for role in sorted(generators):
+        digest = crc32(generators[role].get_state().numpy().tobytes(), digest)
+    return digest
+
+
 def load_ended(
     sampling: Sampling, own: Snapshot, generators: Mapping[str, torch.Generator], taken: Mapping[str, torch.Tensor]
-) -> None:
+) -> Snapshot | None:
     """Give the sampler the state that it had at an epoch's end, or between two: the next iter() begins the next epoch.
 
-    The generators come to where they were then, ``taken``.
+    The generators come to where they were then, ``taken``. Returns the state where it waits for the next iter(): the
+    sampler need not tell it before.
     """
-    states = own.copy()
+    states, untold = own.copy(), None
     nested = states.get("nested") is not None
     if any(state is not None for state in states.values()):
         load = _load_nested if nested else _load_sampler
@@ -277,7 +306,9 @@ def load_ended(
         del keys  # what it does when it is dropped it does now
         if more:
             load(sampling, own)
+            untold = own
     _set(generators, taken)
+    return untold
 
 
 def _load_sampler(sampling: Sampling, own: Snapshot) -> None:

@@ -11,7 +11,7 @@ import torch
 from minato_gpu.admission.occurrences import Plane
 from minato_gpu.admission.sources import Source
 from minato_gpu.lanes.streams import StreamStart, Told, load_dataset
-from minato_gpu.resume import orders, ranks
+from minato_gpu.resume import checks, orders, ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, STATE, Following, Order
@@ -98,7 +98,7 @@ class Resumption:
 
     def _check(self, loader: Any) -> int | None:
         """Whether the state fits this loader; returns the epoch that its sampler had been told of, if it has one."""
-        _match_kind(loader, self.state)
+        checks.match_kind(loader, self.state)
         if self.state["kind"] == "iterable":
             self._agree(_CUTTING)
             check_streams(self.state["source"], loader.dataset, loader.num_workers, loader.batch_size or 1)
@@ -123,15 +123,17 @@ class Resumption:
         self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
         self.delivered.survivor = s.survivor_of(progress, self.number)
         self.delivered.failed = s.failed_of(progress)
-        _match_progress(loader, self.delivered, self._sampling, source)
+        checks.match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))
             self.worlds = ranks.checked_worlds(source, self._sampling)
         else:
-            _match_place(source, self.delivered, self._sampling.size)
+            checks.match_place(source, self.delivered, self._sampling.size)
+        size = self._sampling.size if loader._auto_collation else 1
         if source["way"] == KEYS:
-            self._stored = _stored_batches(source, "batches")
-            _match_stored(source, self.delivered, self._stored)
+            self._stored = checks.stored_batches(source, "batches")
+            checks.match_stored(source, self.delivered, self._stored)
+            checks.match_size(self._stored, size, short=not self._sampling.drop_last)
             self._counted = ([], _stored_counts(source, self._stored))
         elif source["way"] == STATE:
             s.mapping(source, "state")
@@ -139,7 +141,8 @@ class Resumption:
             if source.get("generators") is not None:
                 s.generators(s.mapping(source, "generators"))
             _following(source)
-            self._stored = [] if source.get("drawn") is None else _stored_batches(source, "drawn")
+            self._stored = [] if source.get("drawn") is None else checks.stored_batches(source, "drawn")
+            checks.match_size(self._stored, size, short=source["ended"] and not self._sampling.drop_last)
             self._counted = _counts(source)
         told = source.get("set_epoch") is not None and sampler_epoch(self._sampling) is not None
         return s.number(source, "set_epoch") if told else None
@@ -223,7 +226,7 @@ class Resumption:
             order = Order(iter(self._items(batched)), KEYS, generators=generators)
             if saved.get("nested") is not None:  # all of the epoch's has been drawn from it
                 nested = Snapshot({"nested": saved["nested"]})
-                orders.load_ended(self._sampling, nested, generators, self.order_states())
+                order.untold = orders.load_ended(self._sampling, nested, generators, self.order_states())
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,
@@ -236,6 +239,7 @@ class Resumption:
             delivered=self.delivered,
             multiple=loader._round,
             digests=replays and self._sampling.draws_on,
+            whole=self._sampling.size is None,
         )
         if saved.get("digest") is not None:
             digest = s.mapping(saved, "digest")
@@ -283,7 +287,8 @@ def _following(saved: Mapping[str, Any]) -> Following | None:
     if saved.get("next") is None:
         return None
     plain = s.mapping(saved, "next")
-    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1))
+    left = None if plain.get("generators") is None else s.number(plain, "generators")
+    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1), left)
 
 
 def _counts(saved: Mapping[str, Any]) -> tuple[list[Plane], dict[Any, int]]:
@@ -317,13 +322,6 @@ def _stored_counts(saved: Mapping[str, Any], stored: list[list[Any]]) -> dict[An
     return {key: count for key, count in before.items() if count}
 
 
-def _stored_batches(saved: Mapping[str, Any], name: str) -> list[list[Any]]:
-    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, name)]
-    if not all(batches):
-        raise ValueError("state: a batch of no keys")
-    return [[s.key_of(key) for key in keys] for keys in batches]
-
-
 def _name_of(key: Any) -> Any:
     """What counts as the same key: keys that cannot be hashed go by what they look like."""
     try:
@@ -331,47 +329,3 @@ def _name_of(key: Any) -> Any:
     except TypeError:
         return repr(key)
     return key
-
-
-def _match_kind(loader: Any, state: s.State) -> None:
-    if (state["kind"] == "iterable") != is_iterable(loader):
-        raise ValueError(f"the state is one of a data set of kind {state['kind']!r}, and this loader has another")
-
-
-def _match_progress(loader: Any, delivered: Delivered, sampling: Sampling, source: Mapping[str, Any]) -> None:
-    """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
-    if delivered.above and loader._options.lateness == 0:
-        raise ValueError(
-            "the state was saved with batches delivered out of order, which a loader in strict order cannot go on "
-            "with; pass in_order=False"
-        )
-    if delivered.above and loader.num_workers == 0:
-        raise ValueError("the state was saved with batches delivered out of order; pass num_workers=1 or more")
-    if sampling.size is None:
-        return
-    length = sampling.describe()["length"] if source["way"] == REPLAY else None
-    samples, batches, size = delivered.samples, delivered.batches, sampling.size
-    if length is not None and delivered.top > length:
-        raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")
-    length = None if source.get("rank") is not None else length  # one rank's share is not what the sampler tells
-    short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
-    if samples != batches * size and not short:
-        raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")
-
-
-def _match_place(source: Mapping[str, Any], delivered: Delivered, size: int | None) -> None:
-    """The batch at which a stored order begins is the first that was not delivered whole."""
-    place = s.number(source, "place", largest=delivered.batches)
-    position = s.number(source, "position", largest=delivered.low)
-    if size is not None and not (place - 1) * size < position <= place * size:
-        raise ValueError(f"state: place {place} of batches of {size} is not at position {position}")
-
-
-def _match_stored(source: Mapping[str, Any], delivered: Delivered, stored: list[list[Any]]) -> None:
-    """What was delivered lies before the end of the stored order."""
-    batches, end = source["place"] + len(stored), source["position"] + sum(map(len, stored))
-    if delivered.batches > batches or delivered.top > end:
-        raise ValueError(
-            f"state: {delivered.batches} batches delivered up to position {delivered.top}, and the stored order ends "
-            f"after {batches} at {end}"
-        )

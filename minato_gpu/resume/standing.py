@@ -14,11 +14,11 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu.admission.occurrences import Occurrences
 from minato_gpu.admission.sources import Mark, Source
-from minato_gpu.lanes.streams import Told, is_stateful, told_of
+from minato_gpu.lanes.streams import StreamStart, Told, is_stateful, told_of
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, Taken
+from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, Order, Taken
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import MOST_READ_AGAIN, between, check_read_again
 from minato_gpu.samples import Ticket, witness_of
@@ -140,8 +140,7 @@ class Standing:
         place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
         out = {**out, "place": place, "position": position}
         if self._remaining is not None:
-            nested = None if self._sampling.nested is None else self._sampling.nested.state_dict()
-            out["nested"] = Snapshot(nested).copy()
+            out["nested"] = _told_between(self._sampling, source.order)["nested"]
             return {**out, **self._remaining.since(place, position)}
         return {**out, **self._state_of_sampler(source, marks)}
 
@@ -153,7 +152,7 @@ class Standing:
             order.begin()  # may draw an item
         own, drawn, following = _known_state([*marked, *((own, source.keys_of(item)) for own, item in source.coming)])
         wanted = ENOUGH if order.moved else 0
-        if own is None and self._sampling.nested is not None:  # that may have begun anew already, after a short batch
+        if own is None:  # of an epoch's last key a sampler may have the state that it has before the next one's first
             wanted = max(wanted, 1)
         while sum(map(len, following)) < wanted and (foreseen := order.foresee()) is not None:
             own = foreseen[0] if own is None else own
@@ -165,7 +164,7 @@ class Standing:
             raise ValueError(f"this epoch cannot be saved: {own.error}")
         out: s.State = {
             "state": own.own.copy(),
-            "ended": now and (source.ended or order.ended or self._ends_short(source)),
+            "ended": now and (source.ended or order.ended),
             **_plain_counts(source.saved(marks)),
         }
         if drawn:
@@ -173,23 +172,20 @@ class Standing:
         generators = {role: s.packed_state(state) for role, state in own.generators.items()}
         if generators != order.begun_from:
             out["generators"] = generators
-            out.update(_plain_following(following))
+            out.update(_plain_following(following, order.digest))
         return out
 
-    def _ends_short(self, source: Source) -> bool:
-        """Whether the last batch drawn was cut short: the sampler's state is then that of an epoch's end."""
-        last = [source.keys_of(item) for _, item in source.coming][-1:] or [mark.keys for mark in source.marks][-1:]
-        return bool(self._sampling.size and last and len(last[0]) < self._sampling.size)
 
-
-def _plain_following(following: list[list[Any]]) -> s.State:
-    """What came after a state, so that it can be told again; nothing where that is not known."""
+def _plain_following(following: list[list[Any]], digest: int) -> s.State:
+    """What came after a state, so that it can be told again; nothing where that is not known. ``digest``: of the
+    generators after all of it."""
     keys: list[Any] = []
     items = 0
     while items < len(following) and len(keys) < ENOUGH:
         keys, items = keys + following[items], items + 1
     witness = witness_of(keys)
-    return {"next": {"items": items, "witness": witness}} if witness and items else {}
+    left = {"generators": digest} if items == len(following) else {}
+    return {"next": {"items": items, "witness": witness, **left}} if witness and items else {}
 
 
 def _plain_counts(occurrences: Occurrences) -> s.State:
@@ -272,8 +268,8 @@ def before_epoch(loader: Any, number: int) -> s.State:
     """The state of a loader whose epoch ``number`` has not begun."""
     sampling = Sampling(loader)
     generators = {role: g for role, g in generators_of(loader, sampling).items() if role != "default"}
-    parts = {"sampler": sampling.inner, "nested": sampling.nested}
-    own = {name: Snapshot(part.state_dict()).copy() if is_stateful(part) else None for name, part in parts.items()}
+    last = None if loader._standing is None else loader._standing.source
+    own = _told_between(sampling, None if last is None else last.order)
     return {
         "format": s.FORMAT,
         "version": s.VERSION,
@@ -289,15 +285,38 @@ def before_epoch(loader: Any, number: int) -> s.State:
     }
 
 
+def _told_between(sampling: Sampling, order: Order | None) -> s.State:
+    """The states of the sampler, and of one nested in it, after ``order``, all of which has been drawn."""
+    parts = {"sampler": sampling.inner, "nested": sampling.nested}
+    if order is not None and order.untold is not None:
+        given = order.untold.copy()
+        return {name: given.get(name) for name in parts}
+    return {name: Snapshot(part.state_dict()).copy() if is_stateful(part) else None for name, part in parts.items()}
+
+
 def _streams_between(loader: Any) -> s.State:
-    """An iterable data set's own state, where it is the same in the next epoch: here, and in workers that stay."""
-    if not is_iterable(loader):
-        return {}
-    before = loader._standing
-    if loader.num_workers == 0:
-        return between([told_of(loader.dataset, over=before is not None and before.ended_with_batches)])
-    kept = before is not None and loader._engine is not None and not loader._engine.closed
-    return between(before.streams_at_end) if kept else {}
+    """An iterable data set's own state, where it is the same in the next epoch."""
+    return between(told_between(loader)) if is_iterable(loader) else {}
+
+
+def told_between(loader: Any, *, keeps: bool = True) -> list[Told]:
+    """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``: workers
+    that have stayed are its own; where they do not, a thread has the data set of this process, as the loader has."""
+    before, engine = loader._standing, loader._engine if keeps else None
+    if before is not None and engine is not None and not engine.closed:
+        return list(before.streams_at_end)
+    if left := left_of_thread(loader):
+        return [Told(start.state, False, over=start.over) for start in left]
+    if loader.num_workers == 0 or loader._options.threads:
+        return [told_of(loader.dataset, over=before is not None and before.ended_with_batches)]
+    return []
+
+
+def left_of_thread(loader: Any) -> list[StreamStart]:
+    """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
+    source = None if loader._standing is None else loader._standing.source
+    here = loader.num_workers > 0 and loader._options.threads
+    return source.streams.left if here and source is not None and source.streams is not None else []
 
 
 def sampler_epoch(sampling: Sampling) -> int | None:

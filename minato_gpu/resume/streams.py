@@ -44,6 +44,7 @@ class Streams:
         self.turns: dict[int, int] = {}
         self.told: dict[int, Told] = {}
         self.ended: set[int] = set()  # the workers whose streams are known to be at their end
+        self.left: list[StreamStart] = []  # of streams that had ended when they were saved: where the next epoch begins
         self.turn = turn  # whose turn it is once nothing is under way
         self.on_saves: Callable[[bool], None] = lambda come: None  # told whether states are asked for every few batches
         self._saved = batches  # when one was last asked for, or might have been
@@ -139,6 +140,8 @@ class Streams:
             if own["ended"]:
                 streams.ended.add(number)
                 streams._ends[number] = told
+                if (following := starts[-1].next_epoch) is not None:
+                    streams.left.append(following)
         return streams, starts
 
 

@@ -71,6 +71,44 @@ class RestartingBatches(Restarting):
         return [keys[k : k + 4] for k in range(0, len(keys), 4)]
 
 
+class Refilling(Counting):
+    """Empties a queue that it fills as it begins: its state after an epoch's last key is that before the next one."""
+
+    def __init__(self, samples: int = 20) -> None:
+        super().__init__(samples)
+        self.left: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.left:
+            self.left, self.epoch_number = self.order(), self.epoch_number + 1
+        while self.left:
+            yield self.left.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.left = list(state["left"])
+
+
+class Late(Counting):
+    """Applies a state at its next iter(), and tells an older one until then."""
+
+    def __init__(self, samples: int = 20) -> None:
+        super().__init__(samples)
+        self.loaded: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.loaded is not None:
+            super().load_state_dict(self.loaded)
+        self.loaded = None
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
 class Unstated(Counting):
     """Nothing is known of it, so what it still yields is stored."""
 

@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from minato_gpu import DataLoader
 from minato_gpu.resume.resumption import Resumption
 from tests.contracts.resuming import DATA, RaisesOnce, after, loader_of
+from tests.contracts.samplers import RestartingBatches
 from tests.contracts.test_resume import Counting, Unknown
 
 
@@ -34,8 +35,21 @@ class Endless:
         self.at = state["at"]
 
 
+class ListedUnknown:
+    """Batches of a sampler of unknown kind."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[1, 2], [3, 4, 5], [6], [7, 8]])
+
+
 def _damaged(state: Any, progress: dict[str, Any] | None = None, /, **source: Any) -> Any:
     return {**state, "progress": progress or state["progress"], "source": {**state["source"], **source}}
+
+
+def _rest(loader: Any, state: Any) -> list[Any]:
+    """What is left after a state."""
+    loader.load_state_dict(state)
+    return list(loader)
 
 
 def _bits(lo: int, hi: int) -> str:
@@ -69,7 +83,7 @@ def test_delivered_beyond_an_end_that_only_the_sampler_knows(progress: Any) -> N
     state = _damaged(after(DataLoader(DATA, **sampler), 1), progress, **source)
     loader: Any = DataLoader(DATA, **sampler, num_workers=1, in_order=False, timeout=20)
     loader.load_state_dict(state)
-    with pytest.raises(ValueError, match="but the sampler ends"):
+    with pytest.raises(ValueError, match=r"but the sampler ends|positions are not those of so many"):
         list(loader)
 
 
@@ -91,6 +105,67 @@ def test_a_stored_order_that_begins_elsewhere(source: dict[str, Any], message: s
     else:
         with pytest.raises(ValueError, match=message):
             loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_stored_batches_of_another_size(drop_last: bool) -> None:
+    """Batches are counted by their samples: an epoch with such might never come to its end."""
+
+    def check(make: Any, name: str, batches: int, *bad: list[list[int]]) -> None:
+        state = after(make(), batches)
+        make().load_state_dict(state)
+        for stored in bad:
+            with pytest.raises(ValueError, match=r"a stored batch of \d keys among batches of"):
+                make().load_state_dict(_damaged(state, **{name: stored}))
+
+    def unknown() -> Any:
+        return DataLoader(DATA[:22], 4, sampler=Unknown(), drop_last=drop_last)
+
+    whole = after(unknown(), 1)["source"]["batches"]
+    assert len(whole[-1]) == (4 if drop_last else 3)
+    short = [[whole[0][:3]]] if drop_last else []
+    check(unknown, "batches", 1, [whole[0][1:], *whole[1:]], [*whole, [1, 2, 3, 4, 5]], *short)
+
+    def counting() -> Any:
+        return DataLoader(DATA, 4, sampler=Counting(), drop_last=drop_last)
+
+    drawn = after(counting(), 0)["source"]["drawn"]
+    check(counting, "drawn", 0, [drawn[0][1:]], [[*drawn[0], 9]])  # others follow
+    check(lambda: DataLoader(DATA, None, sampler=Unknown()), "batches", 1, [[1, 2]])
+
+
+def test_a_short_batch_before_others() -> None:
+    """Only the last one can be, and it leaves nothing behind."""
+    loader = loader_of(Unknown(), num_workers=1, in_order=False, worker_kind="thread")
+    state = _damaged(after(loader_of(Unknown()), 2), {"batches": 3, "below": 8, "above": _bits(1, 3)})
+    with pytest.raises(ValueError, match="3 batches of 4 cannot hold 10 samples"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [lambda: list(ListedUnknown()), RestartingBatches, ListedUnknown],
+    ids=["drawn again", "with a state", "stored"],
+)
+@pytest.mark.parametrize("out_of_order", [False, True])
+def test_another_number_of_whole_batches(sampler: Any, out_of_order: bool) -> None:
+    """A user's own batches have no size that would tell how many there are."""
+
+    def make(**more: Any) -> Any:
+        return DataLoader(DATA, batch_sampler=sampler(), **more)
+
+    order = [len(batch) for batch in make()]
+    state = after(make(), 1)
+    progress: dict[str, Any] = {"batches": 1, "below": order[0], "above": ""}
+    more: dict[str, Any] = {"num_workers": 0}
+    if out_of_order:
+        progress = {"batches": 2, "below": order[0], "above": _bits(order[1], order[1] + order[2])}
+        more = {"num_workers": 1, "worker_kind": "thread", "in_order": False, "timeout": 20}
+    assert len(_rest(make(**more), _damaged(state, progress))) == len(order) - progress["batches"]
+    for name, by in (("batches", 1), ("batches", 2), ("batches", -1), ("below", 1)):
+        bad = {**progress, name: progress[name] + by}
+        with pytest.raises(ValueError, match="state"):
+            _rest(make(**more), _damaged(state, bad))
 
 
 def test_an_endless_sampler_is_not_drawn_to_a_far_line() -> None:

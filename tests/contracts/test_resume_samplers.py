@@ -19,6 +19,8 @@ from tests.contracts.samplers import (
     Counting,
     Forgetful,
     KeyByKey,
+    Late,
+    Refilling,
     Restarting,
     RestartingBatches,
     Unstated,
@@ -29,6 +31,14 @@ from tests.contracts.test_resume import through_json
 
 class OwnBatches(BatchSampler):
     """A batch sampler of which nothing is known, over a sampler that has a state."""
+
+
+class AtOnce(BatchSampler):
+    """The same, that draws all before its first batch."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        keys = list(self.sampler)
+        return iter([keys[k : k + self.batch_size] for k in range(0, len(keys), self.batch_size)])
 
 
 _TORCHDATA: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -50,6 +60,11 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "restarting, short": lambda: {"batch_size": 4, "sampler": Restarting(18)},
     "restarting, drop_last": lambda: {"batch_size": 4, "sampler": Restarting(18), "drop_last": True},
     "restarting, batches": lambda: {"batch_sampler": RestartingBatches()},
+    "late": lambda: {"batch_size": 4, "sampler": Late()},
+    "late, in batches that are drawn at once": lambda: {"batch_sampler": AtOnce(Late(), 4, False)},
+    "refilling": lambda: {"batch_size": 4, "sampler": Refilling()},
+    "refilling, short": lambda: {"batch_size": 4, "sampler": Refilling(18)},
+    "refilling, single": lambda: {"batch_size": None, "sampler": Refilling()},
     "key by key": lambda: {"batch_size": 4, "sampler": KeyByKey()},
     "key by key, short": lambda: {"batch_size": 4, "sampler": KeyByKey(18)},
     "key by key, large": lambda: {"batch_size": 18, "sampler": KeyByKey(24)},
@@ -67,7 +82,8 @@ def _keys(batches: Any) -> list[list[int]]:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", _SAMPLERS)
 def test_every_save_point(name: str, workers: int) -> None:
-    """Saved once at each step of the second epoch, after the end and between: what is left, and the epoch after it."""
+    """Saved once at each step of the second epoch, after the end and between: what is left, and the epoch after it,
+    also where it is saved once more before that."""
 
     def make() -> Any:
         return IN_ORDER_THREADS.loader(Made(24, torch.tensor), num_workers=workers, **_SAMPLERS[name]())
@@ -87,7 +103,9 @@ def test_every_save_point(name: str, workers: int) -> None:
             iterator = iter(resumed)
             state = through_json(resumed.state_dict())
         assert got + _keys(iterator) == epochs[1], step
-        assert _keys(resumed) == epochs[2], step
+        again = make()
+        again.load_state_dict(through_json(resumed.state_dict()))
+        assert _keys(again) == _keys(resumed) == epochs[2], step
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -106,6 +106,7 @@ _WAYS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "inline whole": ({}, [6]),
     "inline drop": ({"drop_last": True}, [5]),
     "thread": ({"num_workers": 1, "persistent_workers": True, "worker_kind": "thread"}, [5]),
+    "short-lived thread": ({"num_workers": 1, "worker_kind": "thread"}, [5]),
     "three processes": ({"num_workers": 3, "persistent_workers": True}, [6, 0, 3]),
     "processes that stay": ({"num_workers": 2, "epochs": _EPOCHS}, [2, 5]),
     "processes": ({"num_workers": 2, "persistent_workers": True}, [1, 6]),
@@ -153,7 +154,7 @@ def test_the_epochs_go_on(kind: Any, way: str) -> None:
             assert [got + rest[0], *rest[1:]] == want[epoch:], (epoch, step)
 
 
-@pytest.mark.parametrize("way", ["inline", "inline whole", "thread", "processes"])
+@pytest.mark.parametrize("way", ["inline", "inline whole", "thread", "short-lived thread", "processes"])
 @pytest.mark.parametrize("kind", [Counts, CountsAtIter, Keeps])
 def test_an_epoch_after_a_save_between_two_is_whole(kind: Any, way: str) -> None:
     """Whatever the data set says when it has ended; and so is one after a state at its start."""
@@ -169,7 +170,7 @@ def test_an_epoch_after_a_save_between_two_is_whole(kind: Any, way: str) -> None
         assert len(second) == len(_lists(resumed)) > 0
 
 
-@pytest.mark.parametrize("way", ["inline", "thread", "processes"])
+@pytest.mark.parametrize("way", ["inline", "thread", "short-lived thread", "processes"])
 def test_a_consumer_that_reads_ahead_over_the_start(way: str) -> None:
     loader = _make(Counts, way)
     list(loader)
@@ -208,6 +209,29 @@ def test_any_size(sizes: list[int], batch: int, drop_last: bool, data: st.DataOb
             loader = make()
             loader.load_state_dict(state)
     assert got == want
+
+
+class Alternates(Counts):
+    """Every other epoch has fewer samples than a batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.sizes = [(6, 3)[self.epoch % 2]]
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 1, "worker_kind": "thread"}], ids=["inline", "thread"])
+def test_an_epoch_of_less_than_a_batch_is_not_skipped(more: dict[str, Any]) -> None:
+    def make() -> Any:
+        return DataLoader(Alternates([]), 4, drop_last=True, **more)
+
+    uninterrupted = make()
+    want = [_lists(uninterrupted) for _ in range(3)]
+    assert [len(epoch) for epoch in want] == [1, 0, 1]
+    loader = make()
+    list(loader)
+    resumed = make()
+    resumed.load_state_dict(_saved(loader))
+    assert [_lists(resumed) for _ in range(2)] == want[1:]
 
 
 def test_what_has_no_state_between_epochs() -> None:
