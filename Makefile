@@ -19,9 +19,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 demo: $(STAMP)
 	$(BIN)/minato-gpu demo $(DEMO_ARGS)
 
-# Two processes, because many tests wait. Large pages, because workers are forked thousands of times: fewer entries to copy.
+# Three processes on two cores, because many tests wait. Large pages, because workers are forked thousands of times:
+# fewer entries to copy.
 test: lint
-	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -105,11 +103,10 @@ def test_warns():
 def test_gpu_option_and_warnings(tmp_path: Path, required: bool) -> None:
     inner = tmp_path / "test_inner.py"
     inner.write_text(_INNER)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", str(tmp_path), str(inner)]
-    command += ["-p", "no:cacheprovider", *(["--require-gpu"] if required else [])]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    outcome = done.stdout.strip().splitlines()[-1]
-    assert "UserWarning: said" in done.stdout
+    command = ["-q", "-p", "tests.conftest", "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(inner)]
+    said, _ = Program("pytest", *command, *(["--require-gpu"] if required else [])).communicate()
+    outcome = said.strip().splitlines()[-1]
+    assert "UserWarning: said" in said
     assert ("1 failed, 1 passed, 1 error" in outcome) if required else ("1 failed, 1 passed, 1 skipped" in outcome), (
-        done.stdout
+        said
     )

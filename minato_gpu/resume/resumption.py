@@ -11,10 +11,10 @@ import torch
 from minato_gpu.admission.occurrences import Plane
 from minato_gpu.admission.sources import Source
 from minato_gpu.lanes.streams import StreamStart, Told, load_dataset
-from minato_gpu.resume import checks, orders, ranks
+from minato_gpu.resume import checks, ranks, ways
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, STATE, Following, Order
+from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.standing import (
     Standing,
@@ -25,6 +25,7 @@ from minato_gpu.resume.standing import (
     sampler_epoch,
 )
 from minato_gpu.resume.streams import Streams, check_streams, starts_between, tell_read_again
+from minato_gpu.resume.ways import ENOUGH, Following
 from minato_gpu.snapshots import Snapshot
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
@@ -53,7 +54,7 @@ def begin_source(
         if iterable:
             order = Order(batches, generators=generators)
         else:
-            order = orders.fresh_order(sampling, batches, generators)
+            order = ways.fresh_order(sampling, batches, generators)
         source, worlds = loader._source(number, seed, order), []
         source.streams = Streams(max(1, loader.num_workers)) if iterable else None
         if source.streams is not None and resumption is not None and resumption.starts:
@@ -197,7 +198,7 @@ class Resumption:
         with s.within_depth():
             saved = s.mapping(self.state["source"], "state")
             own = Snapshot({"sampler": saved.get("sampler"), "iterator": None, "nested": saved.get("nested")})
-        orders.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
+        ways.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
 
     def load_dataset(self, loader: Any) -> None:
         """Give an iterable data set in this process the state that it had between two epochs; workers get theirs."""
@@ -226,7 +227,7 @@ class Resumption:
             order = Order(iter(self._items(batched)), KEYS, generators=generators)
             if saved.get("nested") is not None:  # all of the epoch's has been drawn from it
                 nested = Snapshot({"nested": saved["nested"]})
-                order.untold = orders.load_ended(self._sampling, nested, generators, self.order_states())
+                order.untold = ways.load_ended(self._sampling, nested, generators, self.order_states())
         replays = saved["way"] == REPLAY
         source = Source(
             self.number,
@@ -263,7 +264,7 @@ class Resumption:
             keys = ranks.dealt(self._sampling.inner, self.worlds)
             return Order(self._sampling.cut(keys), begun_from=begun_from)
         default = self.order_states().get("default") if self._sampling.uses_default_generator else None
-        return orders.replayed_order(self._sampling, default, begun_from)
+        return ways.replayed_order(self._sampling, default, begun_from)
 
     def _from_state(
         self, saved: Mapping[str, Any], occurrences: Any, generators: Mapping[str, torch.Generator], *, batched: bool
@@ -279,7 +280,7 @@ class Resumption:
             own = Snapshot({name: saved["state"].get(name) for name in ("sampler", "iterator", "nested")})
         taken = {} if saved.get("generators") is None else s.generators(saved["generators"])
         more: dict[str, Any] = {"ended": saved["ended"], "following": _following(saved), "batched": batched}
-        return orders.order_from_state(self._sampling, own, generators, taken, **more)
+        return ways.order_from_state(self._sampling, own, generators, taken, **more)
 
 
 def _following(saved: Mapping[str, Any]) -> Following | None:

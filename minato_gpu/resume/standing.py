@@ -18,9 +18,10 @@ from minato_gpu.lanes.streams import StreamStart, Told, is_stateful, told_of
 from minato_gpu.resume import ranks
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.orders import ENOUGH, KEYS, REPLAY, Order, Taken
+from minato_gpu.resume.orders import KEYS, REPLAY, Order, Taken
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import MOST_READ_AGAIN, between, check_read_again
+from minato_gpu.resume.ways import ENOUGH
 from minato_gpu.samples import Ticket, witness_of
 from minato_gpu.snapshots import Snapshot
 

@@ -85,7 +85,7 @@ _KINDS: dict[str, Any] = {"read again": Streams, "data set's state": Stateful, "
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=lambda mode: mode.name)
 def test_every_step(mode: Mode, kind: str, batch_size: int | None) -> None:
-    workers, sizes = (3, [7, 2, 4]) if mode.processes else (1, [9])
+    workers, sizes = (3, [5, 1, 3]) if mode.processes else (1, [9])
 
     def make() -> Any:
         return mode.loader(_KINDS[kind](sizes), batch_size, num_workers=workers)

@@ -110,7 +110,7 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "redrawn": lambda: {"batch_size": 4, "sampler": Redrawn(keeps=False)},
     "redrawn, with its generator": lambda: {"batch_size": 4, "sampler": Redrawn(keeps=True)},
 }
-_MODES = [("inline", IN_ORDER, 0), ("processes", IN_ORDER, 1), ("threads", IN_ORDER_THREADS, 2)]
+_WAYS = {"inline": (IN_ORDER, 0), "processes": (IN_ORDER, 1), "threads": (IN_ORDER_THREADS, 2)}
 
 
 def _state(loader: Any, ahead: int = 0) -> Any:
@@ -124,9 +124,20 @@ def _flat(batches: Any) -> list[int]:
     return [index for batch in batches for index in batch.reshape(-1).tolist()]
 
 
+@pytest.mark.parametrize("way", ["inline", "threads"])
 @pytest.mark.parametrize("name", _SAMPLERS)
-@pytest.mark.parametrize(("mode", "workers"), [each[1:] for each in _MODES], ids=[each[0] for each in _MODES])
-def test_every_save_point(mode: Mode, workers: int, name: str) -> None:
+def test_every_save_point(name: str, way: str) -> None:
+    """See ``_every_save_point``."""
+    _every_save_point(*_WAYS[way], name)
+
+
+@pytest.mark.parametrize("name", ["distributed, shuffled", "batches of random", "drawn, lazily"])
+def test_every_save_point_by_processes(name: str) -> None:
+    """See ``_every_save_point``."""
+    _every_save_point(*_WAYS["processes"], name)
+
+
+def _every_save_point(mode: Mode, workers: int, name: str) -> None:
     """After every step of two epochs, and between: what is left of the epoch comes, and two epochs after it.
 
     Each state is taken up twice: from the state as it was saved, and from one that is saved again at once; and as it
@@ -159,7 +170,7 @@ def test_every_save_point(mode: Mode, workers: int, name: str) -> None:
         steps = len(loader) + 1
         for step in range(steps):
             state = _state(loader)  # taken at every step, used at some where they take long
-            if not workers or step in (0, 2, steps - 1 - epoch):
+            if (not workers and step % (1 + epoch) == 0) or step in (0, 2, steps - 1 - epoch):
                 check(state, epoch, _flat(got))
                 for ahead in ((1, 2) if not workers else (1,))[: len(got)]:
                     check(_state(loader, ahead), epoch, _flat(got[:-ahead]))

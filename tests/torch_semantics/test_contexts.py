@@ -28,11 +28,9 @@ class _Described(Numbers):
     ("method", "library"),
     [
         ("fork", None),
-        ("spawn", None),
         ("forkserver", None),
         ("fork", multiprocessing),
         ("spawn", torch.multiprocessing),
-        ("forkserver", multiprocessing),
     ],
 )
 def test_contexts(loader_class: Any, method: str, library: Any) -> None:
