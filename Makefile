@@ -20,9 +20,10 @@ demo: $(STAMP)
 	$(BIN)/minato-gpu demo $(DEMO_ARGS)
 
 # Three processes on two cores, because many tests wait. Large pages, because workers are forked thousands of times:
-# fewer entries to copy.
+# fewer entries to copy. Bytecode is kept, for the many interpreters that are started.
 test: lint
-	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+		$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)

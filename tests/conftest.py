@@ -10,6 +10,7 @@ may be left out silently.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import warnings
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -87,16 +88,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(_TIME_LIMIT_S))
 
 
+_IMPORT_MUCH = {"benchmarks", "pipelines", "tools", "demo"}
+
+
 def _light_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Tests that fork most and import least come first: a fork takes the longer the more libraries are loaded, up to
-    three times as long here. Two processes of xdist begin with the two halves of the list, so each half is so ordered.
+    three times as long here. Each process of xdist begins with a share of the list of its own, so each is so ordered.
     """
-    groups: dict[str, list[pytest.Item]] = {"torch_semantics": [], "contracts": [], "": []}
+    groups: dict[str, list[pytest.Item]] = {"torch_semantics": [], "contracts": [], "": [], "imports": []}
     for item in items:
         folder = item.path.parent.name
-        groups[folder if folder in groups else ""].append(item)
-    halves = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups.values()]
-    return [item for half in zip(*halves, strict=True) for group in half for item in group]
+        groups[folder if folder in groups else "imports" if folder in _IMPORT_MUCH else ""].append(item)
+    shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return [
+        item
+        for share in range(shares)
+        for group in groups.values()
+        for item in group[len(group) * share // shares : len(group) * (share + 1) // shares]
+    ]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
