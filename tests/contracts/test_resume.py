@@ -58,7 +58,8 @@ def interrupted(make: Callable[[], Any], batches: int) -> tuple[list[Any], Any, 
     ids=lambda value: value.name if isinstance(value, Mode) else "persistent" if value else "anew",
 )
 def test_every_step(mode: Mode, persistent: bool) -> None:
-    """Two epochs, saved after any number of batches of the first: nothing twice, nothing lost, the same content."""
+    """Two epochs, saved after any number of batches of the first (with processes, an even one): nothing twice, nothing
+    lost, the same content."""
 
     def make(workers: int = 2) -> Any:
         arguments: dict[str, Any] = {"persistent_workers": persistent, "shuffle": True, "generator": generator()}
@@ -69,9 +70,9 @@ def test_every_step(mode: Mode, persistent: bool) -> None:
 
     whole = make()
     reference = [[content(batch) for batch in whole] for _ in range(2)]
-    for step in range(_SAMPLES // _BATCH + 1):
+    for step in range(0, _SAMPLES // _BATCH + 1, 2 if mode.processes else 1):  # forks cost most of the time
         first, state, _ = interrupted(make, step)
-        resumed = make(1 + step % 2)
+        resumed = make(1 + step // 2 % 2)
         resumed.load_state_dict(state)
         epoch = [content(batch) for batch in (*first, *resumed)]
         following = [content(batch) for batch in resumed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.devices.several import Machine, check_content, consume, labels, loade
 from tests.devices.test_budget import BATCH_BYTES
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.numbers import COSTLY, LENGTH, Plain
+from tests.waiting import wait_until
 
 SAID = "has no memory for a batch"
 
@@ -69,8 +71,15 @@ def test_batches_ahead_wait_where_there_is_no_memory_for_them(short: Any, caplog
     """Without samples on it either, and without a budget: only the due one has to be loaded."""
     device = short(3 * BATCH_BYTES)
     loader = loader_on([device], Plain(), num_workers=1, prefetch_factor=16, timeout=30)
+
+    def slowly() -> Iterator[Any]:
+        iterator = iter(loader)
+        yield next(iterator)
+        assert wait_until(lambda: loader.stats()["device"]["short_of_memory"])
+        yield from iterator
+
     with caplog.at_level(logging.WARNING, "minato_gpu"):
-        assert [n for batch in labels(consume([device], loader)) for n in batch] == list(range(LENGTH))
+        assert [n for batch in labels(consume([device], slowly())) for n in batch] == list(range(LENGTH))
     assert said(caplog) == 1 <= loader.stats()["device"]["short_of_memory"]
 
 
