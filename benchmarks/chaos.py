@@ -196,8 +196,9 @@ def _check(plan: Plan, result: Result, reference: list[Sample]) -> None:
 
 
 def _check_begun(plan: Plan, dataset: Any, result: Result) -> None:
-    """No sample is begun again without a cause: only deaths, and being given up with its loader, are causes."""
-    if result.injected["resume"] or result.totals["workers_died"] or result.totals["workers_hung"]:
+    """No sample is begun again without a cause: only deaths, and being given up with its loader, are causes. Workers
+    that persist begin an epoch ahead that nobody may ask for."""
+    if plan.persistent or result.injected["resume"] or result.totals["workers_died"] or result.totals["workers_hung"]:
         return
     again = sum(dataset.begun) - plan.samples * plan.epochs
     # a chunk that was tried without seeds and drew is done once more by each worker
