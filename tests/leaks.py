@@ -69,7 +69,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _is_helper(pid: int) -> bool:
-    if pid in programs.server_pids():
+    if pid in programs.server_pids:
         return True
     try:
         return any(helper in part for part in psutil.Process(pid).cmdline() for helper in _HELPERS)

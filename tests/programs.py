@@ -117,12 +117,8 @@ def run(module: str, *arguments: str, given: str = "", environment: Mapping[str,
     return said
 
 
-_pids: list[int] = []
-
-
-def server_pids() -> list[int]:
-    """The process behind the programs, if one was needed: it lives as long as this one."""
-    return _pids
+server_pids: list[int] = []
+"""The process behind the programs, if one was needed: it lives as long as this one."""
 
 
 @cache
@@ -132,7 +128,7 @@ def _server() -> socket.socket:
     command = [sys.executable, "-W", "ignore", "-m", "tests.programs", str(theirs.fileno())]
     process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], start_new_session=True)
     process.returncode = 0  # nobody waits for it, which is no leak
-    _pids.append(process.pid)
+    server_pids.append(process.pid)
     theirs.close()
     atexit.register(ours.close)
     return ours

@@ -13,8 +13,6 @@ import pytest
 from tests.leaks import assert_no_leaks, leaks, take_snapshot
 from tests.programs import Program
 
-_ROOT = Path(__file__).resolve().parent.parent
-
 
 def test_nothing_is_found_where_nothing_leaked() -> None:
     assert_no_leaks(take_snapshot(), native=True)
