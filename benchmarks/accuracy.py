@@ -20,8 +20,8 @@ from typing import Any
 import click
 import cv2
 import numpy as np
+import scipy
 import torch
-from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import default_collate
@@ -120,7 +120,7 @@ def chance(counts: list[list[int]], slow: Any) -> dict[str, Any]:
     ``p_value`` is None where there are too few batches to tell.
     """
     full = [count for epoch in counts for count in epoch[:-1]]  # the last batch may be smaller
-    law = stats.hypergeom(len(slow), int(slow.sum()), _BATCH)
+    law = scipy.stats.hypergeom(len(slow), int(slow.sum()), _BATCH)
     edges = _classes(law, len(full))
     found = np.array([sum(lo <= count < hi for count in full) for lo, hi in edges])
     wanted = np.array([law.cdf(hi - 1) - law.cdf(lo - 1) for lo, hi in edges]) * len(full)
@@ -128,7 +128,7 @@ def chance(counts: list[list[int]], slow: Any) -> dict[str, Any]:
     most = max(full)
     halves = np.array([[np.mean(e[: len(e) // 2]), np.mean(e[len(e) // 2 : -1])] for e in counts]) / _BATCH
     return {
-        "p_value": float(stats.chisquare(found, wanted).pvalue) if len(edges) > 1 else None,
+        "p_value": float(scipy.stats.chisquare(found, wanted).pvalue) if len(edges) > 1 else None,
         "slow_share_first_half": float(halves[:, 0].mean()),
         "slow_share_second_half": float(halves[:, 1].mean()),
         "slow_share": float(slow.mean()),
@@ -206,7 +206,7 @@ def _row(loader: str, runs: list[Trained], reference: list[Trained], slow: Any) 
 def difference(accuracies: list[float], reference: list[float]) -> dict[str, float]:
     """The mean difference to PyTorch's loader, seed by seed, with its 95 % interval (Student's t)."""
     each = np.array(accuracies) - np.array(reference)
-    half = float(stats.t.ppf(0.975, len(each) - 1) * stats.sem(each))
+    half = float(scipy.stats.t.ppf(0.975, len(each) - 1) * scipy.stats.sem(each))
     mean = float(each.mean())
     return {"to_pytorch": mean, "to_pytorch_low": mean - half, "to_pytorch_high": mean + half}
 

@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 from benchmarks import report
 from benchmarks.readme import described
@@ -25,7 +21,10 @@ Row = Mapping[str, Any]
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Final accuracy by loader and seed; and how many slow samples batches held, beside what chance makes of it."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for seed, accuracies in enumerate(zip(*(row["accuracies"] for row in rows), strict=True)):
         left.plot(range(len(rows)), accuracies, marker="o", linewidth=0.8, label=f"seed {seed}")
     left.set_xticks(range(len(rows)), [row["loader"] for row in rows])
@@ -40,7 +39,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     right.set(xlabel="slow samples in a batch", ylabel="share of batches", title="where slow samples go")
     right.legend(fontsize="small")
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
 def _shares(counts: Sequence[float]) -> list[float]:

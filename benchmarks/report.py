@@ -13,7 +13,6 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from minato_gpu import report
 
@@ -27,7 +26,8 @@ def median(values: Sequence[float]) -> float:
 
 def spread(values: Sequence[float]) -> float:
     """The interquartile range of the repetitions, in the unit of the values."""
-    return float(stats.iqr(values))
+    low, high = np.percentile(values, [25, 75])
+    return float(high - low)
 
 
 def summarise(name: str, values: Sequence[float], unit: str = "") -> dict[str, float]:

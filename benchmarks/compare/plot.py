@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 from benchmarks import report
 from benchmarks.compare.ratios import OURS
@@ -44,11 +40,12 @@ _TITLES = [title for _, title, _ in _TABLE] + ["to the best peer (95 %)", "CPU t
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Write the picture of one workload: bars of samples/s with the range of the repetitions, a panel for each case."""
+    from matplotlib.figure import Figure
+
     cases = list(dict.fromkeys(row["case"] for row in rows))
     loaders = list(dict.fromkeys(row["loader"] for row in rows))[::-1]
-    figure, panels = plt.subplots(
-        1, len(cases), figsize=(2 + 4 * len(cases), 5), layout="constrained", sharey=True, squeeze=False
-    )
+    figure = Figure(figsize=(2 + 4 * len(cases), 5), layout="constrained")
+    panels = figure.subplots(1, len(cases), sharey=True, squeeze=False)
     for axes, case in zip(panels[0], cases, strict=True):
         shown = [row for row in rows if row["case"] == case and "samples_per_s" in row]
         rates = [row["samples_per_s"] for row in shown]
@@ -63,7 +60,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_yticks(range(len(loaders)), loaders)
     figure.suptitle(rows[0]["workload"])
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
 def section(document: Mapping[str, Any], picture: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from benchmarks.compare.run import Run
 from benchmarks.peers import Loader
@@ -25,7 +25,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     middle = float(logs.mean())
     if len(logs) == 1:
         return float(np.exp(middle)), 0.0, float("inf")
-    half = float(stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs))
+    half = float(scipy.stats.t.ppf(0.975, len(logs) - 1) * scipy.stats.sem(logs))
     return float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half))
 
 

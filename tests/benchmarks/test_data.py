@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.data import detection, volumes
 from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.data.measure import Curve, sizes_of_mixture
 from benchmarks.data.published import SPREADS, measured
@@ -42,7 +43,14 @@ def test_sizes_give_a_mixture_the_wanted_spread() -> None:
         assert found[ratio] == pytest.approx(SPREADS["segmentation_3d"].ratios[ratio], rel=0.15), ratio
 
 
-@pytest.mark.timeout(180)
+@pytest.fixture
+def _fewer_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sizes cost is tried at few of them; the spread of the costs is then rough."""
+    monkeypatch.setattr(detection, "_PROBES", np.linspace(1.0, 3.0, 5))
+    monkeypatch.setattr(volumes, "_PROBES", np.geomspace(5e3, 5e5, 4))
+
+
+@pytest.mark.usefixtures("_fewer_trials")
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_a_small_set_of_each_kind_can_be_read_and_prepared(name: str, tmp_path: Path) -> None:
     workload, directory = WORKLOADS[name], tmp_path / "data"

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from minato_gpu import DataLoader
-from tests.contracts.test_resume import through_json
 
 DATA: Any = list(range(40))
+
+
+def generator(seed: int = 17) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def through_json(state: Any) -> Any:
+    """The state as another process would read it from a file."""
+    return json.loads(json.dumps(state))
+
+
+def interrupted(make: Callable[[], Any], batches: int) -> tuple[list[Any], Any, Any]:
+    """The first batches of a loader's epoch, its state then, and another loader that took the state."""
+    loader = make()
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(batches)]
+    state = through_json(loader.state_dict())
+    resumed = make()
+    resumed.load_state_dict(state)
+    return first, state, resumed
+
+
+def saves_along(loader: Any, stride: int = 1) -> list[tuple[list[Any], Any]]:
+    """One epoch of the loader, saved after every so many batches: the batches until then, and the state.
+
+    One loader for all, whose workers are forked once.
+    """
+    iterator = iter(loader)
+    got: list[Any] = []
+    found = [([], through_json(loader.state_dict()))]
+    for batch in iterator:
+        got.append(batch)
+        if len(got) % stride == 0:
+            found.append((list(got), through_json(loader.state_dict())))
+    return found
 
 
 def loader_of(sampler: Any = None, **more: Any) -> Any:

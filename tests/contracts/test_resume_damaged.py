@@ -13,8 +13,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from minato_gpu import DataLoader
 from minato_gpu.resume.resumption import Resumption
 from tests.contracts.resuming import DATA, RaisesOnce, after, loader_of
-from tests.contracts.samplers import RestartingBatches
-from tests.contracts.test_resume import Counting, Unknown
+from tests.contracts.samplers import KeepsPlace, RestartingBatches, Unknown
 
 
 class Endless:
@@ -75,7 +74,7 @@ def test_delivered_beyond_the_end() -> None:
 def test_delivered_beyond_an_end_that_only_the_sampler_knows(progress: Any) -> None:
     """A sampler with a state: its epoch ends in an error, not never. So do two ranks' shares, and lists of batches."""
     if progress is not None:
-        sampler: Any = {"batch_size": 4, "sampler": Counting()}
+        sampler: Any = {"batch_size": 4, "sampler": KeepsPlace()}
         source = {"place": 0, "position": 0, "planes": [], "state": {"sampler": {"yielded": 0}, "iterator": None}}
     else:
         sampler = {"batch_sampler": [[1, 2], [3, 4], [5]]}
@@ -127,7 +126,7 @@ def test_stored_batches_of_another_size(drop_last: bool) -> None:
     check(unknown, "batches", 1, [whole[0][1:], *whole[1:]], [*whole, [1, 2, 3, 4, 5]], *short)
 
     def counting() -> Any:
-        return DataLoader(DATA, 4, sampler=Counting(), drop_last=drop_last)
+        return DataLoader(DATA, 4, sampler=KeepsPlace(), drop_last=drop_last)
 
     drawn = after(counting(), 0)["source"]["drawn"]
     check(counting, "drawn", 0, [drawn[0][1:]], [[*drawn[0], 9]])  # others follow

@@ -13,8 +13,7 @@ from torch.utils.data import SequentialSampler
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made
-from tests.contracts.resuming import DATA, RaisesOnce, going_on, loader_of
-from tests.contracts.test_resume import through_json
+from tests.contracts.resuming import DATA, RaisesOnce, going_on, loader_of, through_json
 from tests.raising import error_of
 
 

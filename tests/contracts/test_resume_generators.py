@@ -11,9 +11,8 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
-from tests.contracts.resuming import DATA, after, loader_of, values
-from tests.contracts.samplers import KeyByKey
-from tests.contracts.test_resume import Unknown, generator, through_json
+from tests.contracts.resuming import DATA, after, generator, loader_of, through_json, values
+from tests.contracts.samplers import KeyByKey, Unknown
 
 
 def test_asked_before_it_goes_on() -> None:

@@ -13,32 +13,32 @@ import pytest
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw
-from tests.contracts.resuming import DATA, after, values
-from tests.contracts.test_resume import Counting, Unknown, generator, through_json
+from tests.contracts.resuming import DATA, after, generator, through_json, values
+from tests.contracts.samplers import KeepsPlace, Unknown
 
 
 def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:
     """What was drawn to get there counts as not drawn: the sampler's state is the one before it."""
-    loader = DataLoader(DATA, 4, sampler=Counting(), num_workers=1, in_order=False)
+    loader = DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=1, in_order=False)
     state = after(loader, 1)
     assert state["progress"]["batches"] == 1
     state["progress"] = {"batches": 1, "below": 2, "above": base64.b64encode(b"\x0c").decode()}  # 0, 1, 4 and 5
     state["source"].update(place=0, position=0, state={"sampler": {"yielded": 0}, "iterator": None}, planes=[])
     rest = []
     for _ in range(3):
-        loader = DataLoader(DATA, 4, sampler=Counting(), num_workers=1, in_order=False)
+        loader = DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=1, in_order=False)
         loader.load_state_dict(state)
         iterator = iter(loader)
         state = through_json(loader.state_dict())
         rest = [index for batch in iterator for index in batch.tolist()]
-    order = list(Counting())
+    order = list(KeepsPlace())
     assert sorted(rest) == sorted([*order[2:4], *order[6:]])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sampler_with_a_state_at_its_end_is_saved_again(workers: int) -> None:
     def make() -> Any:
-        return DataLoader(DATA, 4, sampler=Counting(), num_workers=workers)
+        return DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=workers)
 
     state = after(make(), 6)
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_what_a_save_of_a_stored_order_costs() -> None:
     assert 4 * sorted(saves)[10] < sorted(dumps)[10]
 
 
-class Indices(Counting):
+class Indices(KeepsPlace):
     """NumPy's integers, with repeats, and a state."""
 
     def __iter__(self) -> Iterator[Any]:

@@ -13,7 +13,8 @@ from minato_gpu import DataLoader
 from minato_gpu.admission import sources
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
-from tests.contracts.test_resume import Counting, CountingIterator, generator, through_json
+from tests.contracts.resuming import generator, through_json
+from tests.contracts.samplers import KeepsPlace, KeepsPlaceInIterator
 
 
 class Learning:
@@ -39,7 +40,7 @@ class Learning:
         self.at, self.learnt = state["at"], state["learnt"]
 
 
-class Batches(Counting):
+class Batches(KeepsPlace):
     """A batch sampler with a state: unequal batches, an empty one."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -54,11 +55,11 @@ class Batches(Counting):
 
 
 _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "sampler": lambda: {"batch_size": 4, "sampler": Counting()},
-    "sampler, drop_last": lambda: {"batch_size": 4, "sampler": Counting(), "drop_last": True},
-    "iterator": lambda: {"batch_size": 4, "sampler": CountingIterator()},
+    "sampler": lambda: {"batch_size": 4, "sampler": KeepsPlace()},
+    "sampler, drop_last": lambda: {"batch_size": 4, "sampler": KeepsPlace(), "drop_last": True},
+    "iterator": lambda: {"batch_size": 4, "sampler": KeepsPlaceInIterator()},
     "batches": lambda: {"batch_sampler": Batches(), "collate_fn": list},
-    "single keys": lambda: {"batch_size": None, "sampler": Counting()},
+    "single keys": lambda: {"batch_size": None, "sampler": KeepsPlace()},
 }
 
 
@@ -151,7 +152,7 @@ class Asked:
     times: int = 0
 
 
-class Long(Counting):
+class Long(KeepsPlace):
     """400 keys, which it makes of ``make``."""
 
     def __init__(self, asked: Asked, make: Callable[[int], Any] = int) -> None:
@@ -224,10 +225,10 @@ def test_keys_that_no_state_can_hold() -> None:
 
 @pytest.mark.parametrize("drawn", ["junk", [[]], [[{"a": 1}]], {}, 3])
 def test_what_is_refused(drawn: Any) -> None:
-    loader = DataLoader(Made(20, draw), 4, sampler=Counting())
+    loader = DataLoader(Made(20, draw), 4, sampler=KeepsPlace())
     iterator = iter(loader)
     next(iterator)
     state = through_json(loader.state_dict())
     state["source"]["drawn"] = drawn
     with pytest.raises(ValueError, match="state:"):
-        DataLoader(Made(20, draw), 4, sampler=Counting()).load_state_dict(state)
+        DataLoader(Made(20, draw), 4, sampler=KeepsPlace()).load_state_dict(state)

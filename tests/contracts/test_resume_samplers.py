@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from tests.contracts.datasets import Made, draw
 from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
+from tests.contracts.resuming import through_json
 from tests.contracts.samplers import (
     ChunkByChunk,
     Counting,
@@ -26,7 +27,6 @@ from tests.contracts.samplers import (
     Unstated,
     Varying,
 )
-from tests.contracts.test_resume import through_json
 
 
 class OwnBatches(BatchSampler):
@@ -90,7 +90,7 @@ def test_every_save_point(name: str, workers: int) -> None:
 
     whole = make()
     epochs = [_keys(whole) for _ in range(3)]
-    for step in range(-1, len(epochs[1]) + 1):
+    for step in range(-1, len(epochs[1]) + 1, 1 + workers):
         loader, got = make(), list[list[int]]()
         list(islice(loader, 40))
         if step >= 0:

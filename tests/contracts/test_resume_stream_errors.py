@@ -10,8 +10,7 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Streams
-from tests.contracts.resuming import after, going_on
-from tests.contracts.test_resume import through_json
+from tests.contracts.resuming import after, going_on, through_json
 
 
 class Numbers(IterableDataset[Any]):

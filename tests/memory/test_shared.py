@@ -197,7 +197,12 @@ def test_padded_batches_arrive_whole(workers: int, start: str) -> None:
     """Memory that is used again does not show what was there before; batches that are kept do not change."""
     context = start if workers else None
     loader: DataLoader[Any] = DataLoader(
-        _Ragged(), batch_size=4, num_workers=workers, collate_fn=_pad, multiprocessing_context=context
+        _Ragged(),
+        batch_size=4,
+        num_workers=workers,
+        collate_fn=_pad,
+        multiprocessing_context=context,
+        persistent_workers=workers > 0,
     )
     kept = list(loader) + list(loader)
     for number, batch in enumerate(kept):

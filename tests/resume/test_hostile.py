@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.resume import ranks, standing
 from minato_gpu.resume import state as s
-from tests.contracts.test_resume import Counting, Unknown
+from tests.contracts.samplers import KeepsPlace, Unknown
 from tests.contracts.test_resume_streams import Stateful
 
 _DATA: Any = list(range(24))
@@ -25,7 +25,7 @@ _DATA: Any = list(range(24))
 def _loader(kind: str, rank: int = 1) -> Any:
     ways: dict[str, dict[str, Any]] = {
         "replay": {"sampler": RandomSampler(_DATA, generator=torch.Generator().manual_seed(1))},
-        "state": {"sampler": Counting()},
+        "state": {"sampler": KeepsPlace()},
         "keys": {"sampler": Unknown()},
         "ranks": {"sampler": DistributedSampler(_DATA, 2, rank)},
     }

@@ -24,7 +24,7 @@ from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.resume import state as s
 from minato_gpu.resume import streams
 from minato_gpu.samples import key_digest
-from tests.contracts.test_resume import Counting, Unknown
+from tests.contracts.samplers import KeepsPlace, Unknown
 
 _DATA: Any = list(range(24))
 
@@ -34,7 +34,7 @@ def _loader(kind: str) -> Any:
     ways: dict[str, dict[str, Any]] = {
         "replay": {"sampler": RandomSampler(_DATA, generator=generator)},
         "global": {"shuffle": True},
-        "state": {"sampler": Counting()},
+        "state": {"sampler": KeepsPlace()},
         "keys": {"sampler": Unknown()},
         "ranks": {"sampler": DistributedSampler(_DATA, 2, 1)},
     }

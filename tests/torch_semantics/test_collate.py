@@ -126,6 +126,7 @@ _SAMPLES: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.parametrize("num_workers", [0, 1], ids=["main", "worker"])
 @pytest.mark.parametrize("kind", _SAMPLES)
 def test_default_collation(loader_class: Any, num_workers: int, kind: str) -> None:
     make = _SAMPLES[kind]
@@ -136,6 +137,7 @@ def test_default_collation(loader_class: Any, num_workers: int, kind: str) -> No
         assert same(got, wanted), f"{got!r} is not {wanted!r}"
 
 
+@pytest.mark.parametrize("num_workers", [0, 1], ids=["main", "worker"])
 @pytest.mark.parametrize("kind", _SAMPLES)
 def test_default_conversion_without_batching(loader_class: Any, num_workers: int, kind: str) -> None:
     make = _SAMPLES[kind]
