@@ -40,7 +40,7 @@ def saves_along(loader: Any, stride: int = 1) -> list[tuple[list[Any], Any]]:
     """
     iterator = iter(loader)
     got: list[Any] = []
-    found = [([], through_json(loader.state_dict()))]
+    found: list[tuple[list[Any], Any]] = [([], through_json(loader.state_dict()))]
     for batch in iterator:
         got.append(batch)
         if len(got) % stride == 0:
