@@ -129,7 +129,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         begun = resumption is not None and resumption.begun
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
-        first = None if begun or not is_iterable(loader) else self._first(loader)
+        first = None if begun or not is_iterable(loader) else self._first(loader, resumption)
         super().__init__(loader)
         if before is not None:
             generator.set_state(before)
@@ -167,10 +167,13 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         return len(self._loader) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
 
     @staticmethod
-    def _first(loader: Any) -> Told:
-        """Where the data set stands before it is iterated."""
+    def _first(loader: Any, resumption: Resumption | None) -> Told | None:
+        """Where the data set stands before it is iterated; None: where the resumption says, which it has not taken up
+        yet, as it still tells what it told before."""
         last = loader._standing
-        return told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
+        told = told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
+        waits = resumption is not None and resumption.starts and told.state is not None and told.state == loader._over
+        return None if waits else told
 
     def _begin_stream(self, loader: Any, starts: list[StreamStart]) -> Any:
         """The fetcher of an iterable data set, which goes on where an earlier run left it."""
