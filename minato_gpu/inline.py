@@ -18,9 +18,9 @@ from minato_gpu.admission.sources import Drawn, Source
 from minato_gpu.engine import NOTHING
 from minato_gpu.faults.failures import RAISE, RETRY, FailurePolicy, pads_batches
 from minato_gpu.lanes.base import Failure, NoSample, failure
-from minato_gpu.lanes.streams import Stream, StreamStart, Told, told_of
+from minato_gpu.lanes.streams import Stream, StreamStart
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
-from minato_gpu.resume.standing import is_iterable
+from minato_gpu.resume.standing import is_iterable, told_here
 from minato_gpu.samples import Origin, Ticket, explain, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
@@ -129,7 +129,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         begun = resumption is not None and resumption.begun
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
-        first = None if begun or not is_iterable(loader) else self._first(loader, resumption)
+        first = None if begun or not is_iterable(loader) else told_here(loader, resumption.starts if resumption else [])
         super().__init__(loader)
         if before is not None:
             generator.set_state(before)
@@ -165,15 +165,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     def __len__(self) -> int:
         """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
         return len(self._loader) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
-
-    @staticmethod
-    def _first(loader: Any, resumption: Resumption | None) -> Told | None:
-        """Where the data set stands before it is iterated; None: where the resumption says, which it has not taken up
-        yet, as it still tells what it told before."""
-        last = loader._standing
-        told = told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
-        waits = resumption is not None and resumption.starts and told.state is not None and told.state == loader._over
-        return None if waits else told
 
     def _begin_stream(self, loader: Any, starts: list[StreamStart]) -> Any:
         """The fetcher of an iterable data set, which goes on where an earlier run left it."""

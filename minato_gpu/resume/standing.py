@@ -6,6 +6,7 @@ A ``Standing`` is made with every epoch's iterator, and asked by ``DataLoader.st
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -309,8 +310,20 @@ def told_between(loader: Any, *, keeps: bool = True) -> list[Told]:
     if left := left_of_thread(loader):
         return [Told(start.state, False, over=start.over) for start in left]
     if loader.num_workers == 0 or loader._options.threads:
-        return [told_of(loader.dataset, over=before is not None and before.ended_with_batches)]
+        return [told_here(loader)]
     return []
+
+
+def told_here(loader: Any, given: Sequence[StreamStart] = ()) -> Told:
+    """Where the data set of this process stands before an epoch. One that still tells what it told before it was
+    ``given`` its state, or left with that of a stream at its end, takes that up when it is iterated."""
+    last = loader._standing
+    told = told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
+    if told.state is not None and told.state == loader._over:
+        streams = None if last is None or last.source is None else last.source.streams
+        for start in given or (streams.left if streams is not None else ()):
+            return Told(start.state, False, over=start.over)
+    return told
 
 
 def left_of_thread(loader: Any) -> list[StreamStart]:

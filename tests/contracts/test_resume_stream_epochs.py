@@ -183,6 +183,20 @@ def test_the_epochs_go_on(kind: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["inline", "inline whole", "thread", "short-lived thread", "processes"])
+@pytest.mark.parametrize("kind", [Counts, CountsAtIter, CountsLate])
+def test_saved_once_more_after_an_epoch_of_which_nothing_was_left(kind: Any, way: str) -> None:
+    uninterrupted = _make(kind, way)
+    want = [_lists(uninterrupted) for _ in range(3)]
+    first, state = saves_along(_make(kind, way))[-1]
+    resumed = _make(kind, way)
+    resumed.load_state_dict(state)
+    assert _lists(first) + _lists(resumed) == want[0]
+    again = _make(kind, way)
+    again.load_state_dict(_saved(resumed))
+    assert [_lists(again) for _ in range(2)] == want[1:]
+
+
+@pytest.mark.parametrize("way", ["inline", "inline whole", "thread", "short-lived thread", "processes"])
 @pytest.mark.parametrize("kind", [Counts, CountsAtIter, Keeps])
 def test_an_epoch_after_a_save_between_two_is_whole(kind: Any, way: str) -> None:
     """Whatever the data set says when it has ended; and so is one after a state at its start."""
