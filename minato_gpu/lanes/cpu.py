@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import queue
 import socket
 import threading
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -253,13 +255,24 @@ class ThreadLane(_CpuLane):
         super().__init__(links)
         addressed = len(links.task_senders) > 1
         self._channels = [QueueChannel(links) for _ in range(links.workers if addressed else 1)]
+        self._ended: deque[Exit] = deque()  # appended to by threads
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         for number in range(links.workers):
             channel = self._channels[number % len(self._channels)]
-            args = (number, job, channel, Store(number, links, None, links.board), links)
-            thread = OwnThread(target=_thread_main, args=args, name=f"minato-worker-{number}", daemon=True)
+            args = (number, job, channel, Store(number, links, None, links.board))
+            thread = OwnThread(target=self._main, args=args, name=f"minato-worker-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _main(self, number: int, job: Job, channel: QueueChannel, store: Store) -> None:
+        """In the thread. What ends a process (``SystemExit``, a panic of compiled code) ends no more than this one: it
+        is told, or the loader would wait for its samples for ever."""
+        try:
+            Worker(number, job, channel, store, self.links.board, self.links.pokes[number]).run()
+        except BaseException:
+            self._ended.append(Exit(number, os.getpid(), None, raised=traceback.format_exc()))
+            os.eventfd_write(self._bell, 1)
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
@@ -298,12 +311,14 @@ class ThreadLane(_CpuLane):
         return stacks.told({worker: stacks.of_thread(self._threads[worker])})
 
     def exits(self) -> list[Exit]:
-        """Threads do not end by themselves."""
-        return []
+        """Threads that something ended which is no error of a sample, since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def fds(self) -> list[int]:
-        """Readable when there is something to receive."""
-        return [self.links.report_receiver.fileno()]
+        """Readable when there is something to receive; when a thread has ended."""
+        return [self.links.report_receiver.fileno(), self._bell]
 
     def close(self, timeout: float) -> bool:
         """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""
@@ -314,6 +329,9 @@ class ThreadLane(_CpuLane):
         for thread in self._threads:
             thread.join(max(0.0, end - perf_counter()))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if not self._threads and self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
         if self._threads:
             warnings.warn(
                 f"{len(self._threads)} worker threads are still busy with a sample {timeout} s after their loader was "
@@ -322,7 +340,3 @@ class ThreadLane(_CpuLane):
                 stacklevel=2,
             )
         return not self._threads
-
-
-def _thread_main(number: int, job: Job, channel: QueueChannel, store: Store, links: Links) -> None:
-    Worker(number, job, channel, store, links.board, links.pokes[number]).run()

@@ -62,18 +62,24 @@ class KilledWorkers(WorkerDied):
 class Exit:
     """A worker process that ended: its number, process id and exit code (negative: the signal).
 
-    ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it could not even be started.
+    ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it could not even be started. ``raised``:
+    it was a thread; what ended it.
     """
 
-    def __init__(self, number: int, pid: int, code: int | None, stuck: str = "", unborn: str = "") -> None:
+    def __init__(
+        self, number: int, pid: int, code: int | None, stuck: str = "", unborn: str = "", raised: str = ""
+    ) -> None:
         self.number = number
         self.pid = pid
         self.code = code
         self.stuck = stuck
         self.unborn = unborn
+        self.raised = raised
 
     def message(self) -> str:
         """What PyTorch says of a dead worker, with what is known besides."""
+        if self.raised:
+            return f"DataLoader worker thread {self.number} was ended by what it was at:\n{self.raised}"
         if self.stuck or self.unborn:
             return self.stuck or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
         if self.code is not None and self.code < 0:

@@ -67,8 +67,16 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
+        delay = RunQueueDelay()
+        try:
+            self._serve(delay)
+        finally:  # a thread may be ended by what it is at, and must not leave another behind
+            delay.close()
+            self._end()
+
+    def _serve(self, delay: RunQueueDelay) -> None:
         kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
-        words, row, delay = self._words, self._row, RunQueueDelay()
+        words, row = self._words, self._row
         while (task := self._channel.receive()) is not None:
             progress = Progress(task, delay)
             words[row + HAND] = -1
@@ -80,8 +88,6 @@ class Worker:
             status = kinds[task.kind](task, progress)
             self._report(progress, final=True, status=status)
             del task, progress
-        delay.close()
-        self._end()
 
     # --- kinds of task -------------------------------------------------------------------------------------
 

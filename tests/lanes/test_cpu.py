@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from typing import Any
 
@@ -133,3 +134,18 @@ def test_a_stuck_sample_at_the_end(threads: bool) -> None:
         gate.set()
         assert thread_lane.close(20.0)
         assert not any(thread.name.startswith("minato-worker") for thread in threading.enumerate())
+
+
+def _ends(key: int) -> Any:
+    raise SystemExit("enough")
+
+
+@pytest.mark.parametrize("kind", ["run", "inspect"])
+def test_a_worker_that_is_ended_by_its_sample_is_told(threads: bool, kind: str) -> None:
+    """No thread is left waiting for pokes either."""
+    with open_lane(_ends, threads=threads) as lane:
+        lane.send(task(piece([1, 2]), kind=kind))
+        assert wait_until(lambda: select.select(lane.fds()[1:], [], [], 0)[0])
+        [ended] = lane.exits()
+        assert not lane.exits()
+        assert not threads or ("SystemExit: enough" in ended.message() and "_ends" in ended.message())
