@@ -24,6 +24,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkProcess, SpawnProcess
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from minato_gpu.lanes import stacks
 from minato_gpu.lanes.links import Links, close_inherited_ends
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
-from minato_gpu.lanes.spawner import LOST, Spawner
+from minato_gpu.lanes.spawner import LOST, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
@@ -238,9 +239,17 @@ class Workers:
     def _adopt(self, number: int, process: Any) -> None:
         assert process.pid is not None
         self.pids[number : number + 1] = [process.pid]
+        self._watched[number] = end = _end_of(process)
         self._running[number] = process
-        self._watched[number] = process.sentinel
-        self._watch.register(process.sentinel, select.EPOLLIN)
+        self._watch.register(end, select.EPOLLIN)
+
+    def _let_go(self, number: int) -> None:
+        """A process has ended, and its exit code is known."""
+        process, end = self._running.pop(number), self._watched.pop(number)
+        self._watch.unregister(end)
+        if end != process.sentinel:
+            os.close(end)
+        process.close()
 
     def fds(self) -> list[int]:
         """Readable when a worker has ended, or a replacement has started."""
@@ -253,8 +262,7 @@ class Workers:
         for number, process in list(self._running.items()):
             if process.exitcode is not None:
                 found.append(Exit(number, self.pids[number], process.exitcode))
-                self._watch.unregister(self._watched.pop(number))
-                self._running.pop(number).close()
+                self._let_go(number)
                 if number in self._ties:
                     self._ties.pop(number).loosen(self._links)
         return found
@@ -325,22 +333,34 @@ class Workers:
         for thread in self._starting:
             thread.join()
         self.arrivals()
-        processes = list(self._running.values())
+        running = list(self._running.items())
         act: tuple[Callable[[Any], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
         for step, grace in zip(act, (timeout, 1.0, None), strict=True):
             end = None if grace is None else monotonic() + grace
-            for process in processes:
+            for _, process in running:
                 if step is not None and process.exitcode is None:
                     step(process)
-            for process in processes:
-                process.join(None if end is None else max(0.0, end - monotonic()))
+            for number, process in running:
+                if process.exitcode is None:
+                    readable(self._watched[number], None if end is None else max(0.0, end - monotonic()))
         if self._spawner is not None:
             for process in self._spawner.close():  # those that were on their way
                 process.close()
-        for process in processes:
-            process.close()
+        for number, _ in running:
+            self._let_go(number)
         self._watch.close()
         os.close(self._bell)
+
+
+def _end_of(process: Any) -> int:
+    """What becomes readable when the process ends.
+
+    The sentinel of one forked here is a pipe, which whatever the process has forked itself keeps open: not that one.
+    """
+    if isinstance(process, (ForkProcess, SpawnProcess)) and process.pid:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and been collected, already
+            return os.pidfd_open(process.pid)
+    return int(process.sentinel)
 
 
 def _start(process: Any) -> None:

@@ -41,7 +41,7 @@ class Adopted:
     @property
     def exitcode(self) -> int | None:
         """None while it runs. Where the spawner is not there to tell, it was killed as the spawner was."""
-        if self._code is None and _readable(self.sentinel, 0.0):
+        if self._code is None and readable(self.sentinel, 0.0):
             self._code = self._spawner.code_of(self.pid)
         return self._code
 
@@ -56,10 +56,6 @@ class Adopted:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.sentinel, number)
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended."""
-        _readable(self.sentinel, timeout)
 
     def close(self) -> None:
         """Let go of the descriptor."""
@@ -98,7 +94,7 @@ class Spawner:
     def news(self) -> list[tuple[int, Adopted | Exception]]:
         """Workers that were forked since the last call, or why one was not."""
         found: list[tuple[int, Adopted | Exception]] = []
-        while not self.gone and _readable(self._ours.fileno(), 0.0):
+        while not self.gone and readable(self._ours.fileno(), 0.0):
             try:
                 data, fds, _, _ = socket.recv_fds(self._ours, _LARGEST, 1)
             except OSError:
@@ -144,7 +140,8 @@ class Spawner:
         return late
 
 
-def _readable(fd: int, timeout: float | None) -> bool:
+def readable(fd: int, timeout: float | None) -> bool:
+    """Whether the descriptor is, or becomes so within ``timeout`` seconds (None: wait for that)."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if timeout is None else max(0.0, 1e3 * timeout)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -73,6 +75,38 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Sign
         text = ended.message()
         assert f"(pid {ended.pid}) is killed by signal: {signal.strsignal(number)}. " in text
         assert ("out of memory" in text) == (number is signal.SIGKILL)
+
+
+def _forks(pid: Any) -> Callable[[int], Any]:
+    """Samples that leave a process behind which nobody waits for; key 1 then kills its worker."""
+
+    def make(key: int) -> int:
+        child = os.fork()
+        if not child:
+            signal.pause()
+        pid.value = child
+        if key == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return key
+
+    return make
+
+
+@pytest.mark.parametrize("key", [0, 1])
+def test_what_a_worker_has_forked_does_not_hide_its_end(key: int) -> None:
+    """It holds all that the worker held, the end of the sentinel's pipe too."""
+    pid = FORK.Value("i", 0)
+    with open_lane(_forks(pid)) as lane:
+        try:
+            if key:
+                lane.send(task(piece([key])))
+                assert wait_until(lambda: select.select(lane.fds()[1:], [], [], 0)[0])
+                assert exits_of(lane)[0].code == -signal.SIGKILL
+            else:
+                reports_of(lane, task(piece([key])))
+                lane.close(3600.0)  # until they have left
+        finally:
+            os.kill(pid.value, signal.SIGKILL)
 
 
 def test_the_other_workers_go_on() -> None:
