@@ -69,7 +69,7 @@ class SocketChannel:
             data = pickle.dumps((self._worker, offset, dumped.nbytes))
         try:
             self._reports.send(data)
-        except OSError:
+        except ConnectionError:
             return  # the loader has closed; the next receive says so
         if self._words[ATTENTION]:
             os.eventfd_write(self._wake, 1)

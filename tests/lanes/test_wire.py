@@ -52,6 +52,15 @@ def test_reports_of_any_size_arrive(nbytes: int) -> None:
         assert blocks < 4 * nbytes + 40 * 4096, "the worker's memory grows from report to report"
 
 
+def test_a_report_that_cannot_be_sent_ends_the_worker() -> None:
+    """A data set has closed what it does not own, say: to go on without a word would lose what it prepares."""
+    with open_links(1) as links:
+        channel = SocketChannel(links, 0)
+        os.close(links.report_sender.detach())
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            channel.send(Report(1, 1, 0, 0, 1, 0.0, 0.0, 0.0, True))
+
+
 def test_more_tasks_than_the_sockets_hold_wait_their_turn() -> None:
     """Sending never blocks, though no worker takes anything; nothing is lost and the order stays."""
     gate = FORK.Event()
