@@ -57,7 +57,7 @@ class _Fetcher:
             last = max((at for at, sample in enumerate(samples) if sample is not NOTHING), default=-1)
             samples = [sample for sample in samples if sample is not NOTHING]
         self.size = len(samples)
-        if not samples and keys:
+        if not samples and self.bad:
             return NOTHING
         if self._loader._options.skips and keys:
             self.survivor = (Ticket(self._epoch, first + last, keys[last], occurrences[last]), samples[-1])
@@ -89,9 +89,10 @@ class _Fetcher:
         if self._loader.on_error == RAISE:
             return list(self._many(keys))
         try:
-            return list(self._many(keys))
+            samples = list(self._many(keys))
         except Exception:
             return None  # one by one, to find the sample that it raises for
+        return samples if len(samples) == len(keys) else None
 
     def _one(self, position: int, key: Any, occurrence: int) -> Any:
         tries = 2 if self._loader.on_error == RETRY else 1

@@ -88,6 +88,22 @@ def test_data_sets_that_fetch_many(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_data_sets_that_fetch_fewer_than_they_are_asked_for(workers: int) -> None:
+    """What is missing is counted; a batch of which nothing comes is an error where nothing may be left out."""
+
+    class Fewer(Made):
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            return [self.make(key) for key in keys if not 8 <= key <= 12]
+
+    loader = DataLoader(Fewer(40, torch.tensor), 4, num_workers=workers, on_error="skip")
+    assert _numbers(loader) == [index for index in range(40) if not 8 <= index <= 12]
+    stats = loader.stats()
+    assert (stats["samples_delivered"], stats["samples_failed"]) == (35, 5)
+    with pytest.raises((IndexError, ValueError)):
+        list(DataLoader(Fewer(12, torch.tensor), 4, num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_function_decides(workers: int) -> None:
     seen: list[BadSample] = []
 
