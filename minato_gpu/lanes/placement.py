@@ -105,7 +105,7 @@ class Placement:
         Where samples may be left out, it comes without them and without those that cannot be sent.
         """
         piece = task.pieces[0]
-        if bad and not self._job.skips:
+        if bad and (bad[0].collated or not self._job.skips):
             return replace(bad[0], collated=True)
         item = self.joined(list(samples.values()), task.epoch, piece) if samples else None
         unsent = self._unsendable(task, piece, samples.values(), samples) if self._blames_samples(item) else []

@@ -114,6 +114,7 @@ class Producer:
         return (_twice(read) if self._job.retries else read)(at)
 
     def _inspect(self, task: Task, piece: Piece, at: int) -> Features:
+        self.check_started()
         pipeline = self._job.pipeline
         self._on_stage(-1)
         source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
@@ -132,7 +133,8 @@ class Producer:
         if isinstance(error, KnownFailure):
             return error.failure
         cause, origin = explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="cpu"))
-        return failure(cause, f"{self.who} ({origin})", origin=origin)
+        # a worker that could not start is no fault of its samples': their batches are not left out, but raise
+        return failure(cause, f"{self.who} ({origin})", collated=self._init_error is not None, origin=origin)
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]

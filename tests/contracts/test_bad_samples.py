@@ -103,6 +103,38 @@ def test_data_sets_that_fetch_fewer_than_they_are_asked_for(workers: int) -> Non
         list(DataLoader(Fewer(12, torch.tensor), 4, num_workers=workers))
 
 
+@pytest.mark.parametrize("on_error", ["skip", "retry"])
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("collate", _COLLATE)
+def test_a_worker_that_cannot_start_is_not_its_samples_fault(kind: str, on_error: str, collate: str) -> None:
+    def begin(worker: int) -> None:
+        raise OSError("no disk")
+
+    more: dict[str, Any] = {"worker_kind": kind, "on_error": on_error, "collate_fn": _COLLATE[collate]}
+    loader = DataLoader(Made(8, torch.tensor), 2, num_workers=1, worker_init_fn=begin, **more)
+    with pytest.raises(OSError, match="no disk"):
+        list(loader)
+
+
+def test_host_reads_of_a_worker_that_cannot_start() -> None:
+    def begin(worker: int) -> None:
+        raise OSError("no disk")
+
+    data = Made(8, lambda index: {"x": np.float32(index)})
+    field = Field(np.float32, ())
+    double = Stage(
+        "double",
+        reads=("x",),
+        writes={"x": field},
+        cpu=lambda fields, params: {"x": fields["x"] * np.float32(2)},
+        device=TorchFunction(lambda fields, params: {"x": fields["x"] * 2}),
+    )
+    pipeline = Pipeline((double,), inputs={"x": field}, outputs=("x",))
+    more: dict[str, Any] = {"pipeline": pipeline, "lanes": ("device",), "on_error": "skip"}
+    with pytest.raises(OSError, match="no disk"):
+        list(DataLoader(data, 2, num_workers=1, worker_init_fn=begin, **more))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_function_decides(workers: int) -> None:
     seen: list[BadSample] = []
