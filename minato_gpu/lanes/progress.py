@@ -32,6 +32,7 @@ class Progress:
         self.times: list[float] = []  # an item counts once its time is there
         self.parts: list[Part | None] | None = None  # of pipelines that can be cut
         self.layout: bytes | None = None
+        self.repeated = 0  # samples that had been prepared before
         self.told: Any = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
         self._every = 0.0 if task.singly else REPORT_S
@@ -97,6 +98,7 @@ class Progress:
             times if telling else None,
             layout,
             status,
+            self.repeated,
             told=self.told,
             parts=parts if telling else None,
         )

@@ -141,10 +141,12 @@ class Worker:
     def _collate(self, task: Task, progress: Progress) -> str:
         """Join samples that other workers prepared, or that could not be sent between processes."""
         piece = task.pieces[0]
-        if task.items is not None:
+        lying = self._lying(task)
+        if lying is not None:
             self._show(0, JOINING)
-            progress.add(self._placement.joined([self._store.get(item) for item in task.items], task.epoch, piece))
+            progress.add(self._placement.joined(lying, task.epoch, piece))
             return ""
+        progress.repeated = 0 if task.items is None else len(piece.keys)
         produce, samples, bad = self._producer.of(task, piece, False), dict[int, Any](), list[Failure]()
         for at in range(len(piece.keys)):
             self._show(at + 1)
@@ -155,6 +157,16 @@ class Worker:
         self._show(len(piece.keys), JOINING)
         progress.add(self._placement.alone(task, samples, bad))
         return ""
+
+    def _lying(self, task: Task) -> list[Any] | None:
+        """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
+        cannot be sent, the ``collate_fn`` may make something of it where it was prepared."""
+        if task.items is None:
+            return None
+        try:
+            return [self._store.get(item) for item in task.items]
+        except Exception:
+            return None
 
     def _next(self, task: Task, progress: Progress) -> str:
         """The next batch of this worker's own stream, as PyTorch's worker would fetch it."""

@@ -413,6 +413,34 @@ def test_a_tensor_with_a_history(mode: Mode) -> None:
     assert {bad["stage"] for bad in loader.stats()["failures"]} == {"send"}
 
 
+class _Unloadable:
+    """Can be sent, and not be loaded."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> Any:
+        return _cannot_be_loaded, (self.index,)
+
+
+def _cannot_be_loaded(index: int) -> Any:
+    raise ValueError(f"{index} cannot be loaded")
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_samples_that_no_other_worker_can_load(mode: Mode) -> None:
+    """The worker that joins their batch prepares them, and what a collate function makes of them is fine."""
+
+    def collate(samples: list[Any]) -> Any:
+        return [sample.index if isinstance(sample, _Unloadable) else int(sample) for sample in samples]
+
+    data = Made(40, lambda index: _Unloadable(index) if index in _BAD else torch.tensor(index))
+    loader = mode.loader(data, 4, num_workers=2, collate_fn=collate)
+    assert sorted(_numbers(loader)) == list(range(40))
+    batches = {index // 4 for index in _BAD}
+    assert mode.lateness or loader.stats()["samples_repeated"] == 4 * len(batches)
+
+
 def test_a_collate_function_that_fails_is_not_its_samples_fault() -> None:
     def collate(samples: list[Any]) -> Any:
         raise ArithmeticError("mine")
