@@ -6,6 +6,7 @@ sample lies is a *reference*: None for a row of its place's slab, or one of the 
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,11 +216,26 @@ class Failure:
     nbytes: int = 0
     origin: Origin | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain, kind = copy.copy(self.error), self.error.exc_type
+        plain.exc_type = RuntimeError
+        return _loaded, (plain, pickle.dumps(kind), kind.__qualname__, self.collated, self.nbytes, self.origin)
+
+
+def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Failure:
+    """A failure that has come from another process, which may know classes that this one cannot import."""
+    try:
+        error.exc_type = pickle.loads(kind)
+    except Exception:
+        error.exc_msg = f"{name}, whose class cannot be loaded here. {error.exc_msg}"
+    return Failure(error, *rest)
+
 
 def failure(error: BaseException, where: str, *, collated: bool = False, origin: Origin | None = None) -> Failure:
     """An error of a sample or a batch, made ready to be raised again in the training process.
 
-    An exception of a class that cannot be pickled (one defined in a function, say) becomes a RuntimeError there.
+    An exception of a class that cannot be pickled (one defined in a function, say), or not be loaded there, becomes a
+    RuntimeError.
     """
     wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -439,6 +441,23 @@ def test_samples_that_no_other_worker_can_load(mode: Mode) -> None:
     assert sorted(_numbers(loader)) == list(range(40))
     batches = {index // 4 for index in _BAD}
     assert mode.lateness or loader.stats()["samples_repeated"] == 4 * len(batches)
+
+
+def _raises_what_only_it_knows(index: int) -> Any:
+    module = ModuleType("made_in_a_worker")
+    sys.modules[module.__name__] = module
+    exec("class Unknown(Exception): pass", module.__dict__)
+    raise module.Unknown("the reason")
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_errors_of_a_class_that_only_workers_know(mode: Mode) -> None:
+    data = Made(40, lambda index: _raises_what_only_it_knows(index) if index in _BAD else torch.tensor(index))
+    loader = mode.loader(data, 4, num_workers=2, on_error="skip")
+    assert sorted(_numbers(loader)) == _GOOD
+    assert loader.stats()["samples_failed"] == 4
+    with pytest.raises(RuntimeError, match=r"(?s)Unknown, whose class cannot be loaded here.*the reason"):
+        list(mode.loader(data, 4, num_workers=2))
 
 
 def test_a_collate_function_that_fails_is_not_its_samples_fault() -> None:
