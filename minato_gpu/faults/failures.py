@@ -106,14 +106,22 @@ class FailurePolicy:
         """
         for failure in failures:
             bad = BadSample.of(failure)
-            answer = self._on_error(bad) if callable(self._on_error) else self._on_error
-            if answer not in (RAISE, SKIP):
-                raise ValueError(f"on_error returned {answer!r} for a bad sample; it must return 'skip' or 'raise'")
-            if answer == RAISE:
+            if self._answer(bad) == RAISE:
                 failure.error.reraise()
             self.count += 1
             self.recent.append(bad.plain())
             self._check_budget(failure.error, self._seen + self._log.samples + delivered + self.count)
+
+    def _answer(self, bad: BadSample) -> str:
+        if not callable(self._on_error):
+            return self._on_error
+        try:
+            answer = self._on_error(bad)
+        except StopIteration as error:  # which would end the consumer's loop without a word
+            raise RuntimeError("on_error raised StopIteration; it must return 'skip' or 'raise'") from error
+        if not isinstance(answer, str) or answer not in (RAISE, SKIP):
+            raise ValueError(f"on_error returned {answer!r} for a bad sample; it must return 'skip' or 'raise'")
+        return answer
 
     def _check_budget(self, last: ExceptionWrapper, seen: int) -> None:
         limit = self._limit

@@ -197,6 +197,15 @@ def test_an_answer_that_means_nothing() -> None:
         list(DataLoader(Made(40, _broken), 4, num_workers=1, on_error=lambda bad: None))  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stop_iteration_of_on_error_does_not_end_the_loop_without_a_word(workers: int) -> None:
+    def stop(bad: Any) -> str:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="on_error raised StopIteration"):
+        list(DataLoader(Made(40, _broken), 4, num_workers=workers, on_error=stop))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("limit", "fits"), [(4, True), (3, False), (0.1, True), (0.05, False), (0, False)])
 def test_the_budget(limit: float, fits: bool, workers: int) -> None:
