@@ -116,7 +116,7 @@ class FailurePolicy:
         if not callable(self._on_error):
             return self._on_error
         try:
-            answer = self._on_error(bad)
+            answer: object = self._on_error(bad)
         except StopIteration as error:  # which would end the consumer's loop without a word
             raise RuntimeError("on_error raised StopIteration; it must return 'skip' or 'raise'") from error
         if not isinstance(answer, str) or answer not in (RAISE, SKIP):
