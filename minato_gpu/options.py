@@ -128,7 +128,13 @@ def _threads(loader: Any) -> bool:
 
 
 def _device(value: Any) -> torch.device:
-    device = torch.device("cpu" if value is None else value)
+    try:
+        device = torch.device("cpu" if value is None else value)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"device={value!r} is no device that this PyTorch finds; use 'cpu' or 'cuda:0'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={value!r}: batches live on 'cpu' or on 'cuda'; move them elsewhere in your loop")
     if device.type == "cuda" and not accelerator.available(device):
         raise ValueError(f"device={value!r}: this PyTorch sees no CUDA device; use device='cpu' or leave it out")
     return device
