@@ -196,7 +196,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
         homes=policy.homes,
         streams=iterable,
         timeout=loader.timeout,
-        order_log=loader._order if not loader.in_order else None,
+        order_log=loader._order,
         replaces=loader.on_worker_death == "replace",
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
     )

@@ -55,8 +55,8 @@ class DataLoader(TorchDataLoader[T]):
     host_memory_budget, device_memory_budget: bytes in flight, the latter on each device; None: the window of
         ``prefetch_factor`` batches for each worker (at least three for each of several devices) is the only limit.
     worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
-    order_log: path; an out-of-order run records the order of delivery there, and if the file exists already, that
-        order is replayed exactly.
+    order_log: path; an out-of-order run of workers records the order of delivery there, and if the file exists already,
+        that order is replayed exactly.
     epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last.
     on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
@@ -153,7 +153,7 @@ class DataLoader(TorchDataLoader[T]):
         self._options = Options.check(self)
         if num_workers > 0:
             room.check(self, processes=not self._options.threads)
-        self._order = OrderLog(Path(order_log)) if order_log is not None and not in_order else None
+        self._order = OrderLog(Path(order_log)) if order_log is not None else None
         self._events: Path | None = None
         self._logs = 0
         self._engine: Engine | None = None  # kept between epochs: persistent workers, or a declared number of epochs

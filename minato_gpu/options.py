@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Options:
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
             _positive(name, getattr(loader, name))
         _check_workers(loader)
+        _check_order_log(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
         devices = _devices(loader.device)
         return cls(
@@ -87,6 +89,18 @@ def _check_workers(loader: Any) -> None:
         raise ValueError(f"hang_timeout must be a positive number of seconds, got {limit!r}; leave it out for no limit")
     if loader.num_workers == 0:
         raise ValueError("hang_timeout watches workers; it needs num_workers > 0")
+
+
+def _check_order_log(loader: Any) -> None:
+    if loader.order_log is None:
+        return
+    if not isinstance(loader.order_log, (str, os.PathLike)):
+        raise TypeError(f"order_log must be a path or None, got {loader.order_log!r}")
+    if loader.in_order or loader.num_workers == 0 or isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            "order_log records or replays the order in which workers deliver a sampler's samples; it needs "
+            "in_order=False, num_workers > 0 and a map-style data set"
+        )
 
 
 def _lateness(loader: Any) -> int:
