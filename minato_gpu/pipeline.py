@@ -25,6 +25,8 @@ from minato_gpu.stages import (
     Tolerance,
     TorchFunction,
     canonical,
+    check_tolerance,
+    check_values,
 )
 
 __all__ = ["CupyFunction", "DaliFragment", "Field", "Pipeline", "Stage", "Tolerance", "TorchFunction"]
@@ -50,9 +52,13 @@ class Pipeline:
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.stages, Stage):
+            raise TypeError(f"stages must be a sequence of Stage objects, got the stage {self.stages.name!r} alone")
         object.__setattr__(self, "stages", tuple(self.stages))
         object.__setattr__(self, "outputs", _unique(self.outputs, "outputs"))
         _check_stages(self.stages)  # first: what follows looks into them
+        check_values("inputs", {} if self.inputs is None else self.inputs, Field)
+        check_tolerance("tolerance", self.tolerance)
         _check_flow(self.stages, self.input_fields, self.outputs)
         _check_meta(self.stages, self.input_fields, self.host_prefix)
 
@@ -157,6 +163,13 @@ class Pipeline:
         Raises StageError, whose ``__cause__`` is the stage's own exception; interrupts pass through.
         """
         end = len(self.stages) if stop is None else stop
+        given: object = fields
+        if not isinstance(given, Mapping):
+            names = ", ".join(map(repr, self.input_fields))
+            raise TypeError(
+                f"with a pipeline the data set returns the first stage's fields, a mapping of {names}; "
+                f"it returned a {type(given).__name__}"
+            )
         known = dict(fields)
         for number in range(start, end):
             stage = self.stages[number]

@@ -10,8 +10,9 @@ two generators agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,9 @@ class Field:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        shape: object = self.shape
+        if not isinstance(shape, Sequence) or not all(n is None or isinstance(n, Integral) for n in shape):
+            raise TypeError(f"a field's shape must be a sequence of sizes or None, such as (3, None), got {shape!r}")
         object.__setattr__(self, "shape", tuple(self.shape))
         if any(n is not None and n < 0 for n in self.shape):
             raise ValueError(f"a field's shape must have sizes >= 0 or None, got {self.shape}")
@@ -185,6 +189,8 @@ class Stage:
             raise TypeError(f"a stage needs a name that is a non-empty string, got {name!r}")
         for part in ("reads", "meta", "feature_names"):
             object.__setattr__(self, part, self._names(part))
+        check_values(f"stage {self.name!r}: writes", self.writes, Field)
+        check_tolerance(f"stage {self.name!r}: tolerance", self.tolerance)
         object.__setattr__(self, "writes", dict(self.writes))
         object.__setattr__(self, "tolerance", dict(self.tolerance))
         self._check_values()
@@ -192,7 +198,7 @@ class Stage:
 
     def _names(self, part: str) -> tuple[str, ...]:
         names = getattr(self, part)
-        if isinstance(names, str) or not all(isinstance(n, str) for n in names):
+        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
             raise TypeError(f"stage {self.name!r}: {part} must be a sequence of names, got {names!r}")
         if len(set(names)) != len(tuple(names)):
             raise ValueError(f"stage {self.name!r}: {part} names a field twice: {tuple(names)}")
@@ -201,10 +207,6 @@ class Stage:
     def _check_values(self) -> None:
         if not self.writes:
             raise ValueError(f"stage {self.name!r} writes no field")
-        pairs: list[tuple[object, object]] = [*self.writes.items()]
-        for name, value in pairs:
-            if not (isinstance(name, str) and isinstance(value, Field)):
-                raise TypeError(f"stage {self.name!r}: writes must map names to Field, got {name!r}: {value!r}")
         for part in ("cpu", "draw", "features"):
             function = getattr(self, part)
             if not callable(function) and (part == "cpu" or function is not None):
@@ -220,12 +222,27 @@ class Stage:
             raise ValueError(f"stage {self.name!r} names meta fields but has no draw")
         if (self.features is None) != (not self.feature_names):
             raise ValueError(f"stage {self.name!r}: features and feature_names go together")
-        for key in self.tolerance:
-            if key not in ("cpu", "cuda"):
-                raise ValueError(f"stage {self.name!r}: tolerance is keyed by 'cpu' or 'cuda', got {key!r}")
         unknown = set(getattr(self.device, "host_reads", ())) - set(self.reads)
         if unknown:
             raise ValueError(f"stage {self.name!r}: host_reads {sorted(unknown)} are not among its reads")
+
+
+def check_values(what: str, values: object, kind: type) -> None:
+    """Raise TypeError unless ``values`` maps names to objects of ``kind``."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} must map names to {kind.__name__}, got {values!r}")
+    for name, value in values.items():
+        if not (isinstance(name, str) and isinstance(value, kind)):
+            raise TypeError(f"{what} must map names to {kind.__name__}, got {name!r}: {value!r}")
+
+
+def check_tolerance(what: str, tolerance: object) -> None:
+    """Raise TypeError or ValueError unless it maps types of device to Tolerance."""
+    check_values(what, tolerance, Tolerance)
+    assert isinstance(tolerance, Mapping)
+    for key in tolerance:
+        if key not in ("cpu", "cuda"):
+            raise ValueError(f"{what} is keyed by 'cpu' or 'cuda', got {key!r}")
 
 
 def canonical(value: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields, Params
+from minato_gpu.stages import Fields, Params, Tolerance
 
 NUMBER = Field(np.float32)
 
@@ -104,6 +104,18 @@ class TestDefinition:
         [
             (lambda: Pipeline((), outputs=("x",)), ValueError, "at least one stage"),
             (lambda: Pipeline(cast(Any, (double,)), outputs=("x",), inputs={}), TypeError, "must be Stage objects"),
+            (lambda: Pipeline(cast(Any, stage()), outputs=("x",)), TypeError, "got the stage 'double' alone"),
+            (lambda: Pipeline((stage(),), outputs=("x",), inputs=cast(Any, ("x",))), TypeError, "inputs must map"),
+            (
+                lambda: Pipeline((stage(),), outputs=("x",), inputs=cast(Any, {"x": np.float32})),
+                TypeError,
+                "inputs must map names to Field",
+            ),
+            (
+                lambda: Pipeline((stage(),), outputs=("x",), tolerance={"gpu": Tolerance()}),
+                ValueError,
+                "tolerance is keyed by 'cpu' or 'cuda', got 'gpu'",
+            ),
             (lambda: Pipeline((stage(), stage()), outputs=("x",)), ValueError, "two stages are called 'double'"),
             (lambda: Pipeline((stage(),), outputs=()), ValueError, "at least one field"),
             (lambda: Pipeline((stage(),), outputs=cast(Any, "x")), TypeError, "sequence of names"),
@@ -194,6 +206,11 @@ class TestRun:
         pipeline = Pipeline((stage(cpu=lambda fields, params: returned),), outputs=("x",))
         with pytest.raises(StageError, match=words):
             pipeline.run({"x": 1}, 0)
+
+    @pytest.mark.parametrize("sample", [(1, 2), 5, "x"])
+    def test_a_data_set_without_names_is_told_what_to_return(self, sample: Any) -> None:
+        with pytest.raises(TypeError, match=r"the data set returns .* a mapping of 'x'; it returned a"):
+            Pipeline((stage(),), outputs=("x",)).run(sample, seed=0)
 
     def test_a_missing_output_is_named(self) -> None:
         with pytest.raises(StageError, match="no field 'label'"):

@@ -61,6 +61,11 @@ class TestField:
         with pytest.raises(ValueError):
             make()
 
+    @pytest.mark.parametrize("shape", [5, "ab", (2.5,)])
+    def test_a_shape_is_a_sequence_of_sizes(self, shape: Any) -> None:
+        with pytest.raises(TypeError, match="shape must be a sequence of sizes"):
+            Field(np.uint8, shape)
+
     @pytest.mark.parametrize(
         ("field", "value", "words"),
         [
@@ -92,6 +97,10 @@ class TestStage:
             ({"reads": ("x", "x")}, ValueError, "twice"),
             ({"writes": {}}, ValueError, "writes no field"),
             ({"writes": {"x": np.float32}}, TypeError, "must map names to Field"),
+            ({"writes": ["x"]}, TypeError, "stage 'double': writes must map names to Field"),
+            ({"reads": 5}, TypeError, "stage 'double': reads must be a sequence of names, got 5"),
+            ({"tolerance": Tolerance()}, TypeError, "stage 'double': tolerance must map names to Tolerance"),
+            ({"tolerance": {"cpu": 1e-6}}, TypeError, "must map names to Tolerance, got 'cpu': 1e-06"),
             ({"cpu": None}, TypeError, "cpu must be callable"),
             ({"draw": 3}, TypeError, "draw must be callable"),
             ({"device": fragment}, TypeError, "must be a DaliFragment"),
