@@ -89,7 +89,7 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
 
         found = parity.run_check(module, None if data is None else str(data), device)
         console = open_console(json_path)
-        console.print(table("the device's deviation from the CPU, in grey levels of 255", _shown(found.rows)))
+        console.print(table("the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows)))
         for reason in found.skipped:
             console.print(f"left out: {reason}", markup=False)
         settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
