@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
@@ -85,3 +87,24 @@ def test_a_checkpoint_in_the_middle_of_an_epoch(mode: Mode, tmp_path: Path) -> N
         got, wanted = ([s for epoch, b in run for s in b if epoch == number] for run in (seen, whole.seen))
         assert Counter(sample[0] for sample in got) == Counter(range(SAMPLES))
         assert sorted(got) == sorted(wanted)
+
+
+class _Stream(IterableDataset[list[torch.Tensor]]):
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        return ([torch.tensor(number), torch.tensor(float(number))] for number in range(SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined:UserWarning")
+def test_a_stream_with_a_length_is_not_read_ahead(tmp_path: Path) -> None:
+    """As the README says: of a stream without one, the batch that Lightning has read ahead would be left out."""
+    whole, first, second = _model(), _model(), _model()
+    _trainer(tmp_path / "whole", BATCHES).fit(whole, DataLoader(_Stream(), BATCH))
+    _trainer(tmp_path / "cut", 5).fit(first, DataLoader(_Stream(), BATCH))
+    _trainer(tmp_path / "cut", BATCHES).fit(
+        second, DataLoader(_Stream(), BATCH), ckpt_path=str(tmp_path / "cut/step=5.ckpt")
+    )
+    assert [*first.seen, *second.seen] == whole.seen
+    assert len(whole.seen) == BATCHES
