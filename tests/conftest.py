@@ -93,13 +93,15 @@ _IMPORT_MUCH = {"benchmarks", "pipelines", "tools", "demo"}
 
 
 def _light_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests that fork most and import least come first: a fork takes the longer the more libraries are loaded, up to
-    three times as long here. Each process of xdist begins with a share of the list of its own, so each is so ordered.
+    """The few with a long time limit come first: one of them at the end would keep one process while others are idle.
+    Then those that fork most and import least: a fork takes the longer the more libraries are loaded, up to three times
+    as long here. Each process of xdist begins with a share of the list of its own, so each is so ordered.
     """
-    groups: dict[str, list[pytest.Item]] = {"torch_semantics": [], "contracts": [], "": [], "imports": []}
+    groups: dict[str, list[pytest.Item]] = {"long": [], "torch_semantics": [], "contracts": [], "": [], "imports": []}
     for item in items:
-        folder = item.path.parent.name
-        groups[folder if folder in groups else "imports" if folder in _IMPORT_MUCH else ""].append(item)
+        folder, limit = item.path.parent.name, item.get_closest_marker("timeout")
+        group = folder if folder in groups else "imports" if folder in _IMPORT_MUCH else ""
+        groups["long" if limit is not None and limit.args[0] > _TIME_LIMIT_S else group].append(item)
     shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return [
         item

@@ -92,7 +92,7 @@ def test_without_batching(mode: Mode, workers: int) -> None:
 @pytest.mark.parametrize("mode", [mode for mode in EVERY if mode.processes], ids=lambda mode: mode.name)
 def test_streams(mode: Mode, batch_size: int | None, sizes: list[int]) -> None:
     """Each worker's stream once, each in its own order; a batch never mixes streams."""
-    loader = mode.loader(Streams(sizes), batch_size, num_workers=3)
+    loader = mode.loader(Streams(sizes), batch_size, num_workers=3, persistent_workers=batch_size != 1)
     for _ in range(2):
         batches = [batch.reshape(-1, 2).tolist() for batch in loader]
         received = [tuple(pair) for batch in batches for pair in batch]
