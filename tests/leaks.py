@@ -26,6 +26,8 @@ from tests.waiting import wait_until
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _SHARED_MEMORY = Path("/dev/shm")
+_SEMAPHORE = "shared memory sem.mp-"
+_TRACKER_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -143,20 +145,26 @@ def _is_ours(name: str) -> bool:
     return Path(path).exists()
 
 
-def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False, limit_s: float = 30.0) -> None:
+def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False, limit_s: float = 10.0) -> None:
     """Wait until nothing is left that ``before`` lacked; raise AssertionError with what stays.
 
-    The limit is long because nobody may hold semaphores of a killed program for a while: its tracker removes them
-    when the program's spawned workers have come up and found it gone.
+    Only semaphores get longer: those of a killed program nobody may hold for a while, and its tracker removes them when
+    the program's spawned workers have come up and found it gone.
     """
-    if not leaks(before, descriptors=descriptors, native=native):
+
+    def left() -> list[str]:
+        return leaks(before, descriptors=descriptors, native=native)
+
+    if not left():
         return
     gc.collect()
-    if not wait_until(lambda: not leaks(before, descriptors=descriptors, native=native), limit_s):
-        raise AssertionError("left behind: " + "; ".join(leaks(before, descriptors=descriptors, native=native)))
+    if wait_until(lambda: not left(), limit_s):
+        return
+    if not wait_until(lambda: not left(), _TRACKER_S if all(_SEMAPHORE in each for each in left()) else 0.0):
+        raise AssertionError("left behind: " + "; ".join(left()))
 
 
-def check_scenario(scenario: Callable[[], object], *, limit_s: float = 30.0) -> None:
+def check_scenario(scenario: Callable[[], object], *, limit_s: float = 10.0) -> None:
     """Run ``scenario`` once to warm up (lazy imports, thread pools), then again and compare everything."""
     before = take_snapshot()
     scenario()

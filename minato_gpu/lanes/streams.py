@@ -44,6 +44,11 @@ class StreamStart(NamedTuple):
         return None if state is None else StreamStart(0, state, over=self.over)
 
     @property
+    def told(self) -> Told:
+        """What is said of it before its first batch."""
+        return Told(self.state, False, over=self.over)
+
+    @property
     def again(self) -> int:
         """So many batches are read again and dropped."""
         return self.batches if self.state is None else self.since

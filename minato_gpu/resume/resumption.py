@@ -10,7 +10,7 @@ import torch
 
 from minato_gpu.admission.occurrences import Plane
 from minato_gpu.admission.sources import Source
-from minato_gpu.lanes.streams import StreamStart, Told, load_dataset
+from minato_gpu.lanes.streams import StreamStart, load_dataset
 from minato_gpu.resume import checks, ranks, ways
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
@@ -59,7 +59,7 @@ def begin_source(
         source.streams = Streams(max(1, loader.num_workers)) if iterable else None
         if source.streams is not None and resumption is not None and resumption.starts:
             source.starts = resumption.starts
-            source.streams.begin([Told(start.state, False, over=start.over) for start in source.starts])
+            source.streams.begin([start.told for start in source.starts])
     standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), worlds)
     standing.source = source
     return source, standing

@@ -308,7 +308,7 @@ def told_between(loader: Any, *, keeps: bool = True) -> list[Told]:
     if before is not None and engine is not None and not engine.closed:
         return list(before.streams_at_end)
     if left := left_of_thread(loader):
-        return [Told(start.state, False, over=start.over) for start in left]
+        return [start.told for start in left]
     if loader.num_workers == 0 or loader._options.threads:
         return [told_here(loader)]
     return []
@@ -319,18 +319,19 @@ def told_here(loader: Any, given: Sequence[StreamStart] = ()) -> Told:
     ``given`` its state, or left with that of a stream at its end, takes that up when it is iterated."""
     last = loader._standing
     told = told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
-    if told.state is not None and told.state == loader._over:
-        streams = None if last is None or last.source is None else last.source.streams
-        for start in given or (streams.left if streams is not None else ()):
-            return Told(start.state, False, over=start.over)
-    return told
+    starts = given or _left(loader)
+    return starts[0].told if starts and told.state is not None and told.state == loader._over else told
 
 
 def left_of_thread(loader: Any) -> list[StreamStart]:
     """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
+    return _left(loader) if loader.num_workers > 0 and loader._options.threads else []
+
+
+def _left(loader: Any) -> list[StreamStart]:
+    """Where the next epoch begins of streams that were at their end when the last was resumed."""
     source = None if loader._standing is None else loader._standing.source
-    here = loader.num_workers > 0 and loader._options.threads
-    return source.streams.left if here and source is not None and source.streams is not None else []
+    return source.streams.left if source is not None and source.streams is not None else []
 
 
 def sampler_epoch(sampling: Sampling) -> int | None:
