@@ -120,19 +120,20 @@ class Telemetry:
                 for name, log in self.lanes.items()
             },
             "wait_s": {**percentiles(self.waits), "total": self.wait_s},
-            "stalls": {cause: {"count": int(n), "seconds": s} for cause, (n, s) in self.stalls.items()},
+            "stalls": {cause: {"count": int(n), "seconds": s} for cause, (n, s) in list(self.stalls.items())},
             "lateness": {**percentiles(self.lateness), "max": float(max(self.lateness, default=0))},
         }
 
     def timeline(self) -> dict[str, Any]:
         """What each slot did, and when batches were handed over; seconds since the epoch run began."""
-        typical = float(np.median([span[7] for span in self.spans])) if self.spans else 0.0
+        spans, handed = list(self.spans), list(self.handed)  # copied at once: reports come in meanwhile
+        typical = float(np.median([span[7] for span in spans])) if spans else 0.0
         return {
             "spans": [
                 (begin - self.begin, end - self.begin, lane, slot, epoch, position, count, each > 4 * typical)
-                for begin, end, lane, slot, epoch, position, count, each in self.spans
+                for begin, end, lane, slot, epoch, position, count, each in spans
             ],
-            "batches": [(at - self.begin, *rest) for at, *rest in self.handed],
+            "batches": [(at - self.begin, *rest) for at, *rest in handed],
         }
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory.accelerator import Accelerator, Event
@@ -63,6 +64,11 @@ class Port:
             self.copies += 1
         return planned is not None
 
+    def lay_down(self, fetched: NDArray[Any], offset: int) -> None:
+        """Write what came from a device into the arena."""
+        into = np.frombuffer(self.arena.buffer, np.uint8, fetched.nbytes, offset)
+        np.copyto(into, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
+
 
 class Load:
     """One batch. ``slabs``: blocks of the arena that it reads; ``nbytes``: of the batch on the device, ``measured``:
@@ -94,6 +100,10 @@ class Load:
 
     def make_room(self, port: Port) -> None:
         """Let go of the device's memory before ``issue``, if that is possible. Waits on the host."""
+
+    def unload(self, port: Port) -> None:
+        """What was issued goes to the host, from where it is issued anew. Waits on the host; nobody has the batch."""
+        raise NotImplementedError
 
     def hand_over(self, accelerator: Accelerator) -> Any:
         """The batch, for the current stream. Called once, by the consumer's thread."""
@@ -156,12 +166,19 @@ class RowsLoad(Load):
         """See Load. What the device has made goes to its rows in the arena."""
         for rows in self._on_device:
             for tensor, (made, run) in zip(rows.sources, rows.ways, strict=True):
-                fetched = made.accelerator.fetch(tensor, made.event)
-                row = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
-                np.copyto(row, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
+                port.lay_down(made.accelerator.fetch(tensor, made.event), run.source)
                 self._runs.append(run)
         self._runs.sort(key=lambda run: run.target)
         self._on_device, self._made = [], set()
+
+    def unload(self, port: Port) -> None:
+        """See Load. It lies in the arena as it is on the device, in a block that only it reads."""
+        block = port.arena.allocate(self._whole)
+        self.staged.append(block)
+        for (at, nbytes), part in zip(self._places(), self._blocks, strict=True):
+            if nbytes:
+                port.lay_down(port.accelerator.fetch(part, self.event), block + at)
+        self._blocks, self._runs = [], [Run(block, 0, self._whole)]
 
     def _places(self) -> list[tuple[int, int]]:
         offsets, _ = self._layout.offsets(self._rows)
@@ -208,10 +225,11 @@ class ValueLoad(Load):
         self._make = make
         self._value: Any = None
         self._tensors: list[torch.Tensor] = []
+        self._copied: dict[int, torch.Tensor] = {}  # by the tensor's id: the memory of those that were copied here
 
     def issue(self, port: Port) -> None:
         """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
-        self._value, self.measured, self.keep, self._tensors = None, 0, [], []
+        self._value, self.measured, self.keep, self._tensors, self._copied = None, 0, [], [], {}
 
         def counted(nbytes: int) -> None:
             self.measured = nbytes + (self.measured or 0)
@@ -234,6 +252,7 @@ class ValueLoad(Load):
             port.copies += 1
             self.keep.append(source)
             self._tensors.append(copied)
+            self._copied[id(copied)] = memory
             return copied
 
         self._value = mapped(self._make(), loaded)
@@ -242,12 +261,25 @@ class ValueLoad(Load):
         """See Load."""
         del self._make
 
+    def unload(self, port: Port) -> None:
+        """See Load. Tensors that PyTorch itself has moved stay on the device."""
+
+        def on_host(tensor: torch.Tensor) -> torch.Tensor:
+            memory = self._copied.get(id(tensor))
+            if memory is None:
+                return tensor
+            fetched = torch.from_numpy(port.accelerator.fetch(memory, self.event))
+            return fetched.view(tensor.dtype).view(tensor.shape)
+
+        value = mapped(self._value, on_host)
+        self._value, self._tensors, self._copied, self._make = None, [], {}, lambda: value
+
     def hand_over(self, accelerator: Accelerator) -> Any:
         """See Load."""
         accelerator.wait(self.event)
         for tensor in self._tensors:
             accelerator.used_here(tensor)
-        value, self._value, self._tensors = self._value, None, []
+        value, self._value, self._tensors, self._copied = self._value, None, [], {}
         return value
 
 

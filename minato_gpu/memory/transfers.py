@@ -71,10 +71,10 @@ class Transfers:
         self._changed = threading.Condition()
         self._due = 0  # the batch that the consumer takes next, from whichever device
         self._turn = 0  # the first from then on that may be this device's
-        self._loaded: dict[int, int] = {}  # those whose bytes are in the account, with these
+        self._loaded: dict[int, Load] = {}  # those whose bytes are in the account, by their order
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
-        self._issued = self._short = 0
+        self._issued = self._short = self._unloaded = 0
         self._under_way = UnderWay(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._squeezed = False  # nor is anything else to take memory
@@ -116,11 +116,7 @@ class Transfers:
         """The consumer takes the load's batch, or nobody wants it any more."""
         with self._changed:
             load.cancelled = not load.issued
-            if load.counted:
-                load.counted = False
-                self._loaded.pop(load.order, None)
-                self._set_aside()  # before an executor can take what is free now
-                self.budget.give("batches", load.nbytes)
+            self._uncount(load)
             self._changed.notify()
 
     def room_made(self) -> None:
@@ -150,6 +146,7 @@ class Transfers:
             "gathered": self._port.gathered,
             "crossed": self._port.crossed,
             "short_of_memory": self._short,
+            "unloaded": self._unloaded,
             "pinned_bytes": self._port.pinned.nbytes,
             "pinning_refused": self._port.pinned.refused,
             "device_bytes": sum(self.budget.held.values()),
@@ -204,7 +201,7 @@ class Transfers:
         elif not self.budget.take_some("batches", first.nbytes, 1):
             return None
         first.counted = True
-        self._loaded[first.order] = first.nbytes
+        self._loaded[first.order] = first
         self._set_aside()
         return first
 
@@ -214,7 +211,7 @@ class Transfers:
 
     def _set_aside(self) -> None:
         """What this device's next batch will need. While a small one is loaded, that after it may need more."""
-        loaded = max(self._loaded.get(order, 0) for order in (self._due, self._turn))
+        loaded = max(self._loaded[n].nbytes if n in self._loaded else 0 for n in (self._due, self._turn))
         self.budget.aside = _ALL if self._squeezed else max(0, self.batch_bytes - loaded)
 
     def _issue(self, load: Load) -> None:
@@ -252,16 +249,20 @@ class Transfers:
             self._under_way.add(load)
         return None
 
+    def _uncount(self, load: Load) -> None:
+        """Its bytes are in the account no more."""
+        if load.counted:
+            load.counted = False
+            self._loaded.pop(load.order, None)
+            self._set_aside()  # before an executor can take what is free now
+            self.budget.give("batches", load.nbytes)
+
     # --- where the device has no memory for a batch ------------------------------------------------------------
 
     def _later(self, load: Load) -> None:
         """The consumer does not wait for this one: it is loaded when batches before it have been taken."""
         with self._changed:
-            if load.counted:
-                load.counted = False
-                self._loaded.pop(load.order, None)
-                self._set_aside()
-                self.budget.give("batches", load.nbytes)
+            self._uncount(load)
             insort(self._queue, load, key=lambda each: each.order)
             self._lower(0)
 
@@ -277,6 +278,8 @@ class Transfers:
                 self._ask_for_room(load)
             self._let_go(load)
             failed = self._try(load)
+            while failed is not None and failed.short and attempt and self._unload_last(load):
+                failed = self._try(load)
             if failed is None or not failed.short or (attempt and not self.budget.held.get("samples")):
                 break
         with self._changed:
@@ -293,6 +296,29 @@ class Transfers:
             for each in waiting:
                 each.make_room(self._port)
         self.sweep()
+
+    def _unload_last(self, load: Load) -> bool:
+        """Put back the last batch behind this one that is loaded. None of them is handed over before it."""
+        with self._changed:
+            behind = [each for each in self._loaded.values() if each.order > load.order and each.error is None]
+        if not behind:
+            return False
+        last = max(behind, key=lambda each: each.order)
+        unloaded = False
+        with contextlib.suppress(Exception):  # of the device, or there is no room on the host: it stays
+            last.unload(self._port)
+            unloaded = True
+        blocks, last.staged = tuple(last.staged), []
+        with self._changed:
+            if unloaded and last.counted:
+                self._uncount(last)
+                last.issued, last.slabs = False, blocks
+                self.slabs.read(blocks)
+                insort(self._queue, last, key=lambda each: each.order)
+                self._unloaded += 1
+        for block in blocks:
+            self.slabs.drop(block)
+        return unloaded
 
     def _ask_for_room(self, load: Load) -> None:
         """Let a consumer that waits bring what is in no batch yet to the host, and executors end what they are at."""
@@ -318,6 +344,6 @@ class Transfers:
             return
         self.budget.take("batches", load.measured)
         self.budget.give("batches", load.nbytes)
-        load.nbytes = self._loaded[load.order] = load.measured
+        load.nbytes = load.measured
         self.batch_bytes = max(self.batch_bytes, load.nbytes)
         self._set_aside()

@@ -12,6 +12,7 @@ microseconds, and always from then on. Trivial, uniform samples therefore leave 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ from minato_gpu.scheduling.lane_costs import LaneCosts
 
 
 class CostModel:
-    """Online cost predictions. Not thread-safe; everything is a function of the calls made so far.
+    """Online cost predictions: a function of the calls made so far. Every method may be called by any thread.
 
     ``lanes``: names of the lanes; ``features``: how many positive numbers describe a sample (0: none);
     ``length``: number of indices where keys are indices of a map-style data set (2 bytes per index and lane).
@@ -31,6 +32,7 @@ class CostModel:
     def __init__(self, lanes: Sequence[str] = ("cpu", "device"), features: int = 0, length: int | None = None) -> None:
         self.features = features
         self._lanes = {lane: LaneCosts(features, length) for lane in lanes}
+        self._lock = threading.Lock()  # whoever asks for a report takes in what was observed
 
     def predict(self, lane: str, features: ArrayLike | None = None, keys: Keys | None = None) -> Array:
         """Mean seconds on one slot of ``lane``, shape (n,); nan where nothing is known yet.
@@ -39,28 +41,32 @@ class CostModel:
         one value: the lane's mean.
         """
         model = self._lanes[lane]
-        model.refresh()
         count = len(keys) if keys is not None else 1 if features is None else len(np.asarray(features))
-        logs, known = model.predict(self._matrix(features, count), keys)
-        return np.exp(logs + np.where(known, model.recalled.smear, model.learned.smear))
+        with self._lock:
+            model.refresh()
+            logs, known = model.predict(self._matrix(features, count), keys)
+            return np.exp(logs + np.where(known, model.recalled.smear, model.learned.smear))
 
     def uncertainty(self, lane: str, features: ArrayLike | None = None, keys: Keys | None = None) -> Array:
         """Standard deviation of the log of the actual cost around the predicted one, shape (n,); nan if unknown."""
         model = self._lanes[lane]
-        model.refresh()
         count = len(keys) if keys is not None else 1 if features is None else len(np.asarray(features))
-        return model.spread(self._matrix(features, count), keys)
+        with self._lock:
+            model.refresh()
+            return model.spread(self._matrix(features, count), keys)
 
     def observe(self, lane: str, key: Hashable, features: ArrayLike | None, seconds: float) -> None:
         """One sample with this key and these features, shape (features,), took ``seconds`` on a slot of ``lane``."""
         row = None if features is None else np.asarray(features, dtype=np.float64).reshape(1, self.features)
-        self._lanes[lane].push([key], row, [seconds])
+        with self._lock:
+            self._lanes[lane].push([key], row, [seconds])
 
     def observe_many(self, lane: str, keys: Keys | None, features: ArrayLike | None, seconds: ArrayLike) -> None:
         """``observe`` for n samples: keys (n,) or None, features (n, features) or None, seconds (n,)."""
         spent = seconds if isinstance(seconds, list) else np.asarray(seconds, dtype=np.float64).tolist()
         matrix = None if features is None else self._matrix(features, len(spent))
-        self._lanes[lane].push(keys if keys is not None else [None] * len(spent), matrix, spent)
+        with self._lock:
+            self._lanes[lane].push(keys if keys is not None else [None] * len(spent), matrix, spent)
 
     def report(self, lane: str | None = None, *, by_cost: bool = False) -> dict[str, int | float | None]:
         """How good the predictions were: ``samples``, ``log_sigma``, ``rank_correlation`` of the recent pairs.
@@ -71,9 +77,10 @@ class CostModel:
         deviation with the seconds that it took, where lanes are parts of samples: many take next to nothing.
         """
         models = [self._lanes[lane]] if lane is not None else list(self._lanes.values())
-        for model in models:
-            model.flush()
-        pairs = np.concatenate([np.array(model.pairs, dtype=np.float64).reshape(-1, 2) for model in models])
+        with self._lock:
+            for model in models:
+                model.flush()
+            pairs = np.concatenate([np.array(model.pairs, dtype=np.float64).reshape(-1, 2) for model in models])
         if len(pairs) < 2:
             return {"samples": len(pairs), "log_sigma": None, "rank_correlation": None}
         errors, weights = pairs[:, 1] - pairs[:, 0], np.exp(pairs[:, 1]) if by_cost else np.ones(len(pairs))
@@ -83,9 +90,10 @@ class CostModel:
 
     def reset_report(self) -> None:
         """Start a new report (an epoch begins); what was learned stays."""
-        for model in self._lanes.values():
-            model.flush()
-            model.pairs.clear()
+        with self._lock:
+            for model in self._lanes.values():
+                model.flush()
+                model.pairs.clear()
 
     @property
     def recorded(self) -> Mapping[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 
 from minato_gpu.lanes import device_lane
 from tests.contracts.checks import NOTHING, differences
-from tests.devices.several import Machine, check_content, consume, labels, loader_on, on_host
+from tests.devices.several import Gated, Machine, check_content, consume, labels, loader_on, on_host
 from tests.devices.test_budget import BATCH_BYTES
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.numbers import COSTLY, LENGTH, Plain
+from tests.numbers import BATCH, COSTLY, LENGTH, Plain
 from tests.waiting import wait_until
 
 SAID = "has no memory for a batch"
@@ -81,6 +82,25 @@ def test_batches_ahead_wait_where_there_is_no_memory_for_them(short: Any, caplog
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         assert [n for batch in labels(consume([device], slowly())) for n in batch] == list(range(LENGTH))
     assert said(caplog) == 1 <= loader.stats()["device"]["short_of_memory"]
+
+
+def test_a_batch_that_came_too_early_leaves_for_the_due_one(short: Any) -> None:
+    """The consumer has one, and one of those behind the due one lies on the device, which holds no third."""
+    device, gate = short(5 * BATCH_BYTES // 2), threading.Event()
+    data = Gated(BATCH + 3, gate)
+    loader = loader_on([device], data, worker_kind="thread", prefetch_factor=4, timeout=30)
+
+    def gated() -> Iterator[Any]:
+        iterator = iter(loader)
+        yield next(iterator)
+        assert wait_until(lambda: loader.stats()["device"]["batches"] > 1)
+        gate.set()
+        yield from iterator
+
+    assert [n for batch in labels(consume([device], gated())) for n in batch] == list(range(LENGTH))
+    assert loader.stats()["device"]["unloaded"] >= 1
+    gc.collect()
+    assert device.used == 0
 
 
 def test_what_nothing_makes_room_for_is_the_consumers_error(short: Any) -> None:

@@ -518,3 +518,87 @@ def test_what_another_device_has_made_crosses_over_in_every_order(order: Order) 
 
 def test_an_event_of_another_device_that_is_not_waited_for_shows() -> None:
     assert _crossing(LAZY_COPIES, _NoPeers) != []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("later", ["rows", "scattered", "value"])
+def test_batches_that_are_loaded_ahead_leave_for_the_one_that_is_due(order: Order, later: str) -> None:
+    """The device holds two batches: one that the consumer has, and whichever came first of those to come."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device, seen = FakeDevice(order, capacity=2 * nbytes + nbytes // 2), []
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2  # the batch before it is not complete yet
+        if later == "rows":
+            behind: Load = one.load(3, on_device=(1, 2))
+        elif later == "scattered":
+            behind = one.scattered(3)
+        else:
+            behind = ValueLoad(lambda: {"image": torch.full((nbytes // 4,), 3.0), "other": ("a", 3)}, nbytes)
+            one.submit(behind)
+        one.issued(behind)
+        one.submitted = 1
+        one.check(one.take(one.load(2)), 2)
+        assert one.transfers.stats()["unloaded"] == 1
+        one.check(held, 1)
+        del held
+        gc.collect()
+        batch = one.take(behind)
+        if later == "value":
+            assert batch["other"] == ("a", 3)
+            device.read(batch["image"], lambda t: seen.append(t.unique().tolist()))
+        else:
+            one.check(batch, 3)
+        del batch
+        device.finish()
+        assert one.wrong == [] and seen == [[3.0]] * (later == "value")
+        one.transfers.sweep()
+        assert one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0
+    gc.collect()
+    assert device.used == 0
+
+
+class _FetchFails(FakeDevice):
+    def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_a_batch_that_cannot_leave_stays() -> None:
+    nbytes = rows_bytes(layout(), ROWS)
+    device = _FetchFails(capacity=2 * nbytes)
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2
+        behind = one.load(3)
+        one.issued(behind)
+        one.submitted = 1
+        with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
+            one.take(one.load(2))
+        one.check(one.take(behind), 3)
+        one.check(held, 1)
+        device.finish()
+        one.transfers.sweep()
+        assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.stats()["unloaded"] == 0
+
+
+def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took() -> None:
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=2 * nbytes)
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2
+        behind = one.load(3)
+        one.issued(behind)
+        unload = behind.unload
+
+        def left_meanwhile(port: Any) -> None:
+            unload(port)
+            one.transfers.leave(behind)
+
+        behind.unload = left_meanwhile  # type: ignore[method-assign]
+        one.submitted = 1
+        one.check(one.take(one.load(2)), 2)
+        one.check(held, 1)
+        device.finish()
+        one.transfers.sweep()
+        assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0

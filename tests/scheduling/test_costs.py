@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import resource
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from minato_gpu.scheduling.costs import CostModel, rank_correlation
 from minato_gpu.scheduling.history import History
+from minato_gpu.scheduling.lane_costs import LaneCosts
 
 
 def observe(model: CostModel, keys: np.ndarray, features: np.ndarray, seconds: np.ndarray) -> None:
@@ -150,3 +154,35 @@ def test_parts_count_with_what_they_took() -> None:
     assert plain is not None and by_cost is not None
     assert plain > 0.5
     assert by_cost < 0.1
+
+
+def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``stats()`` is called by whichever thread, while another takes in what lanes measured."""
+    model = CostModel(("cpu",), features=1, length=100)
+    flush, inside = LaneCosts.flush, threading.Lock()
+
+    def alone(self: LaneCosts) -> None:
+        assert inside.acquire(blocking=False), "two threads take in observations"
+        try:
+            time.sleep(1e-3)  # lets the other thread in
+            flush(self)
+        finally:
+            inside.release()
+
+    monkeypatch.setattr(LaneCosts, "flush", alone)
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            model.report()
+            model.predict("cpu", [[2.0]], [3])
+
+    with ThreadPoolExecutor() as pool:
+        looking = pool.submit(look)
+        try:
+            for _ in range(20):
+                model.observe_many("cpu", list(range(100)), np.ones((100, 1)), np.full(100, 1e-3))
+        finally:
+            over.set()
+        looking.result()
+    assert model.report()["samples"] in (1800, 1900)  # nothing had been predicted of those taken in first
