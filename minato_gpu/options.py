@@ -49,7 +49,8 @@ class Options:
         if loader.pipeline is not None and not isinstance(loader.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
-            _positive(name, getattr(loader, name))
+            _positive(name, getattr(loader, name), "leave it out for no limit")
+        _positive("prefetch_factor", loader.prefetch_factor, "leave it out for 2 batches a worker")
         _check_workers(loader)
         _check_order_log(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
@@ -64,13 +65,13 @@ class Options:
         )
 
 
-def _positive(name: str, value: Any) -> None:
+def _positive(name: str, value: Any, otherwise: str) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number or None, got {value!r}")
     if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}; leave it out for no limit")
+        raise ValueError(f"{name} must be at least 1, got {value}; {otherwise}")
 
 
 def _check_workers(loader: Any) -> None:
@@ -80,6 +81,8 @@ def _check_workers(loader: Any) -> None:
         raise ValueError(
             "on_worker_death='replace' needs a map-style data set: an IterableDataset's stream dies with its worker"
         )
+    if loader.on_worker_death == "replace" and loader.num_workers == 0:
+        raise ValueError("on_worker_death='replace' replaces workers; it needs num_workers > 0")
     limit = loader.hang_timeout
     if limit is None:
         return

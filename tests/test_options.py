@@ -114,6 +114,8 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"host_memory_budget": 1e9}, TypeError, "host_memory_budget must be a whole number"),
     ({"device_memory_budget": -5}, ValueError, "device_memory_budget must be at least 1"),
     ({"epochs": 0}, ValueError, "epochs must be at least 1"),
+    ({"prefetch_factor": 0, "num_workers": 1}, ValueError, "prefetch_factor must be at least 1, got 0"),
+    ({"prefetch_factor": 1.5, "num_workers": 1}, TypeError, "prefetch_factor must be a whole number"),
     ({"epochs": True}, TypeError, "epochs must be a whole number"),
     ({"max_lateness": 2}, ValueError, "max_lateness=2 contradicts in_order=True.*in_order=False"),
     ({"max_lateness": -1, "in_order": False}, ValueError, "must not be negative"),

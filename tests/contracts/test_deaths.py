@@ -438,6 +438,7 @@ def test_a_stream_dies_with_its_worker() -> None:
     ("arguments", "message"),
     [
         ({"on_worker_death": "ignore"}, "on_worker_death must be 'raise' or 'replace'"),
+        ({"on_worker_death": "replace", "num_workers": 0}, "needs num_workers > 0"),
         ({"hang_timeout": 0}, "hang_timeout must be a positive number of seconds"),
         ({"hang_timeout": float("nan")}, "hang_timeout must be a positive number of seconds"),
         ({"hang_timeout": 1.0, "num_workers": 0}, "needs num_workers > 0"),
