@@ -40,7 +40,7 @@ class Occurrences:
         copy = Occurrences(None, unique=self._unique, used=self.used)
         copy._seen = None if self._seen is None else bytearray(self._seen)
         copy._others = Counter(self._others)
-        if not self._unique:
+        if not self._unique and not copy._uncounted_at_once(keys):
             for key in keys:
                 copy._uncount(key)
             copy._others = +copy._others
@@ -82,6 +82,16 @@ class Occurrences:
                 count -= fits
             if count:
                 self._others[key] = count
+
+    def _uncounted_at_once(self, keys: list[Any]) -> bool:
+        """A window of them with every save: the usual ones together, if they all are."""
+        if self._seen is None or self._others or not set(map(type, keys)) <= {int} or not keys:
+            return False
+        indices = np.array(keys)
+        if indices.dtype.kind != "i" or indices.min() < 0 or indices.max() >= len(self._seen):
+            return False
+        np.subtract.at(np.frombuffer(self._seen, dtype=np.uint8), indices, 1)
+        return True
 
     def _uncount(self, key: Any) -> None:
         key = int(key) if isinstance(key, np.integer) else key

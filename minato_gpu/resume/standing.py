@@ -204,7 +204,7 @@ def _plain_counts(occurrences: Occurrences) -> s.State:
 
 def _plain(drawn: list[list[Any]]) -> list[list[Any]]:
     try:
-        return [[s.plain_key(key) for key in keys] for keys in drawn]
+        return [s.plain_keys(keys) for keys in drawn]
     except ValueError as error:
         raise ValueError(
             "this epoch can be saved once its first batch has been delivered: a sampler's own state is known only when "
@@ -235,7 +235,7 @@ class _Remaining:
         batches = marked + [source.keys_of(item) for item in source.rest()]
         before = source.occurrences.before([key for keys in marked for key in keys])
         self._place, self._position = first.place, first.position
-        self._batches = [[s.plain_key(key) for key in keys] for keys in batches]
+        self._batches = [s.plain_keys(keys) for keys in batches]
         self._flat = not any(type(key) is list for keys in self._batches for key in keys)
         self._occurrences = before.count([key for keys in batches for key in keys]) or []
 

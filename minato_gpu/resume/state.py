@@ -28,6 +28,8 @@ _MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more tha
 _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message
 
+_AS_THEY_ARE = {int, str, bool, float, type(None)}  # keys that are plain data
+
 State = dict[str, Any]
 
 
@@ -204,6 +206,13 @@ def failed_of(progress: Mapping[str, Any]) -> int:
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
+def plain_keys(keys: list[Any]) -> list[Any]:
+    """``plain_key`` of each, as a new list."""
+    if set(map(type, keys)) <= _AS_THEY_ARE:  # a window of them with every save
+        return keys.copy()
+    return [plain_key(key) for key in keys]
+
+
 def plain_key(key: Any) -> Any:
     """A data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
 
@@ -212,7 +221,7 @@ def plain_key(key: Any) -> Any:
     """
     if isinstance(key, np.generic):
         key = key.item()
-    if key is None or type(key) in (int, str, bool, float):
+    if type(key) in _AS_THEY_ARE:
         return key
     if isinstance(key, int):
         return int(key)

@@ -85,6 +85,25 @@ def test_occurrences_count_like_a_counter(keys: list[Any], length: int | None) -
         assert (counted.count([key]) or [0]) == [expected]
 
 
+_INDICES = st.integers(0, 6)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(_INDICES, max_size=60) | st.lists(_INDICES | st.integers(-2, 1 << 70) | st.text("ab", max_size=1)),
+    st.integers(0, 60),
+    st.sampled_from([None, 0, 4, 7]),
+    st.sampled_from([0, 300]),
+)
+def test_occurrences_as_they_were(keys: list[Any], at: int, length: int | None, threes: int) -> None:
+    """As a save finds them: what the window holds has been counted, and has not come."""
+    counted, then = Occurrences(length, unique=False), Occurrences(length, unique=False)
+    counted.count([3] * threes + keys)
+    then.count([3] * threes + keys[:at])
+    assert counted.before(keys[at:]).planes() == then.planes()
+    counted.count(keys)
+
+
 @pytest.mark.parametrize("length", [None, 3])
 def test_occurrences_of_a_key_that_comes_very_often(length: int | None) -> None:
     """More often than fits into one byte."""
