@@ -201,7 +201,7 @@ class Engine:
                 self._attention()
         now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
-        value = self._handed_over(batch)
+        value = self._handed_over(epoch, batch)
         refused = _refused(batch, judge)
         self._log_delivery(epoch, order, batch, now, now - started, value, refused=refused is not None)
         if trains:
@@ -213,13 +213,15 @@ class Engine:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
 
-    def _handed_over(self, batch: Batch) -> Any:
+    def _handed_over(self, epoch: Epoch, batch: Batch) -> Any:
         """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
         if batch.failure is None and batch.size:
             try:
                 return self.assembly.value(batch)
             except Exception as error:
-                batch.failure = failure(error, "while a batch was handed over", collated=True)
+                positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in self.handed or () if not self._streams)
+                place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
+                batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
         return None
 
     def pad(self, number: int, ticket: Ticket | None) -> Any:

@@ -163,13 +163,8 @@ class Pipeline:
         Raises StageError, whose ``__cause__`` is the stage's own exception; interrupts pass through.
         """
         end = len(self.stages) if stop is None else stop
-        given: object = fields
-        if not isinstance(given, Mapping):
-            names = ", ".join(map(repr, self.input_fields))
-            raise TypeError(
-                f"with a pipeline the data set returns the first stage's fields, a mapping of {names}; "
-                f"it returned a {type(given).__name__}"
-            )
+        if start == 0:
+            self._check_given(fields)
         known = dict(fields)
         for number in range(start, end):
             stage = self.stages[number]
@@ -184,12 +179,30 @@ class Pipeline:
             known.update(written)
             if on_stage is not None:
                 on_stage(stage.name, perf_counter() - began)
-        if end < len(self.stages):
-            return known
-        try:
-            return {name: known[name] for name in self.outputs}
-        except KeyError as error:
-            raise stage_error(None, "cpu", known, KeyError(f"the sample has no field {error}")) from error
+        return known if end < len(self.stages) else {name: known[name] for name in self.outputs}
+
+
+    def _check_given(self, fields: Fields) -> None:
+        """Raise TypeError or ValueError unless the data set has returned what the stages need, as declared."""
+        given: object = fields
+        if not isinstance(given, Mapping):
+            names = ", ".join(map(repr, self.input_fields))
+            raise TypeError(
+                f"with a pipeline the data set returns the first stage's fields, a mapping of {names}; "
+                f"it returned a {type(given).__name__}"
+            )
+        if not fields.keys() >= self._needed:
+            missing = ", ".join(map(repr, sorted(self._needed - fields.keys())))
+            found = ", ".join(map(repr, fields)) or "none"
+            raise ValueError(f"the pipeline needs field {missing} of the data set's samples; this one has {found}")
+        for name, one in (self.inputs or {}).items():
+            problem = one.problem(fields[name]) if name in fields else None
+            if problem is not None:
+                raise ValueError(f"the data set's field {name!r} {problem}")
+
+    @cached_property
+    def _needed(self) -> frozenset[str]:
+        return self.live(0)
 
 
 def stage_error(stage: str | None, lane: str, fields: Fields, error: BaseException) -> StageError:

@@ -212,9 +212,18 @@ class TestRun:
         with pytest.raises(TypeError, match=r"the data set returns .* a mapping of 'x'; it returned a"):
             Pipeline((stage(),), outputs=("x",)).run(sample, seed=0)
 
-    def test_a_missing_output_is_named(self) -> None:
-        with pytest.raises(StageError, match="no field 'label'"):
+    def test_what_the_data_set_returns_is_checked(self) -> None:
+        with pytest.raises(ValueError, match="needs field 'label' of the data set's samples; this one has 'path'"):
             three_stages().run({"path": "4"}, 5)
+        with pytest.raises(ValueError, match="needs field 'label', 'path' of .* this one has none"):
+            three_stages().run({}, 5)
+        pair = Field(np.float32, (2,))
+        declared = Pipeline((stage(writes={"x": pair}),), outputs=("x",), inputs={"x": pair, "more": Field(object)})
+        with pytest.raises(ValueError, match="the data set's field 'x' has shape"):
+            declared.run({"x": np.zeros(3, np.float32)}, 0)
+        with pytest.raises(ValueError, match="the data set's field 'x' has dtype"):
+            declared.run({"x": np.zeros(2)}, 0)
+        assert "x" in declared.run({"x": np.zeros(2, np.float32)}, 0)
 
     def test_stages_are_measured_on_demand(self) -> None:
         seen: list[tuple[str, float]] = []
