@@ -219,7 +219,8 @@ class Engine:
             try:
                 return self.assembly.value(batch)
             except Exception as error:
-                positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in self.handed or () if not self._streams)
+                spans = () if self._streams else self.handed or ()
+                positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
                 place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
                 batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
         return None

@@ -215,7 +215,7 @@ class TestRun:
     def test_what_the_data_set_returns_is_checked(self) -> None:
         with pytest.raises(ValueError, match="needs field 'label' of the data set's samples; this one has 'path'"):
             three_stages().run({"path": "4"}, 5)
-        with pytest.raises(ValueError, match="needs field 'label', 'path' of .* this one has none"):
+        with pytest.raises(ValueError, match=r"needs field 'label', 'path' of .* this one has none"):
             three_stages().run({}, 5)
         pair = Field(np.float32, (2,))
         declared = Pipeline((stage(writes={"x": pair}),), outputs=("x",), inputs={"x": pair, "more": Field(object)})
