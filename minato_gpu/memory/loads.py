@@ -255,7 +255,11 @@ class ValueLoad(Load):
             self._copied[id(copied)] = memory
             return copied
 
-        self._value = mapped(self._make(), loaded)
+        try:
+            self._value = mapped(self._make(), loaded)
+        except BaseException:  # what found memory is not to keep it while the rest waits for some
+            self._tensors, self._copied = [], {}
+            raise
 
     def forget(self) -> None:
         """See Load."""

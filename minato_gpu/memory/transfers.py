@@ -30,8 +30,8 @@ from minato_gpu.memory.under_way import UnderWay
 from minato_gpu.notices import LOGGER
 from minato_gpu.threads import OwnThread
 
-_ATTEMPTS = 20  # to load a batch for which there is no memory
-_MOMENT_S = 5e-3  # between them: executors end what they are at
+_ATTEMPTS = 2000  # to load a batch that is due, while samples are on the device for which there is no memory
+_MOMENT_S = 5e-3  # between them: executors end what they are at, which may take long on a busy machine
 _ALL = 1 << 62
 
 
@@ -78,6 +78,7 @@ class Transfers:
         self._under_way = UnderWay(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._squeezed = False  # nor is anything else to take memory
+        self._only_due = False  # what the consumer takes from another device first is not to be waited for here
         self._closed = False
         self._stream: Any = None  # made by the thread, by which the consumer is told if that fails
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -207,7 +208,7 @@ class Transfers:
 
     def _is_due(self, load: Load) -> bool:
         """Whether it is this device's next batch, or one before that."""
-        return load.order <= self._due or load.order == self._turn
+        return load.order <= self._due or (load.order == self._turn and not self._only_due)
 
     def _set_aside(self) -> None:
         """What this device's next batch will need. While a small one is loaded, that after it may need more."""
@@ -216,11 +217,11 @@ class Transfers:
 
     def _issue(self, load: Load) -> None:
         failed = self._try(load)
-        if failed is not None and failed.short:
-            if not self._is_due(load):
-                self._later(load)
-                return
+        if failed is not None and failed.short and self._is_due(load):
             failed = self._squeeze(load)
+        if failed is not None and failed.short and load.order > self._due:
+            self._later(load)
+            return
         load.forget()
         load.error = None if failed is None else failed.error  # the consumer gets it, in the batch's place
         self.slabs.done(load.slabs)
@@ -262,6 +263,7 @@ class Transfers:
     def _later(self, load: Load) -> None:
         """The consumer does not wait for this one: it is loaded when batches before it have been taken."""
         with self._changed:
+            self._only_due = self._only_due or load.order == self._turn
             self._uncount(load)
             insort(self._queue, load, key=lambda each: each.order)
             self._lower(0)
@@ -277,10 +279,11 @@ class Transfers:
             if attempt:
                 self._ask_for_room(load)
             self._let_go(load)
+            alone = attempt > 0 and not self.budget.held.get("samples")  # asked before: what goes meanwhile is in vain
             failed = self._try(load)
             while failed is not None and failed.short and attempt and self._unload_last(load):
                 failed = self._try(load)
-            if failed is None or not failed.short or (attempt and not self.budget.held.get("samples")):
+            if failed is None or not failed.short or alone or load.cancelled or self._closed:
                 break
         with self._changed:
             self._squeezed = False

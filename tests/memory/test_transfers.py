@@ -602,3 +602,102 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
         device.finish()
         one.transfers.sweep()
         assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0
+
+
+def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> None:
+    """One of its two tensors found memory, which the batch that is due needs."""
+    device, seen = FakeDevice(capacity=1000), []
+    with bench(device) as one:
+        later = ValueLoad(lambda: (torch.zeros(200), torch.full((75,), 2.0)), 8)
+        one.submit(later, 1)
+        assert wait_until(lambda: one.transfers.stats()["short_of_memory"])
+        due = ValueLoad(lambda: torch.ones(100), 8)
+        one.submit(due, 0)
+        device.read(one.take(due), lambda tensor: seen.append(tensor.unique().tolist()))
+        device.capacity = 2000
+        device.read(one.take(later)[1], lambda tensor: seen.append(tensor.unique().tolist()))
+        device.finish()
+    assert seen == [[1.0], [2.0]]
+
+
+def test_what_was_loaded_of_a_batch_that_fails_is_free_again_at_once() -> None:
+    device = FakeDevice(capacity=1000)
+    with bench(device) as one:
+        load = ValueLoad(lambda: (torch.zeros(200), torch.zeros(100)), 8)
+        one.submit(load)
+        one.issued(load)
+        assert load.error is not None and device.used == 0
+
+
+def test_a_batch_waits_for_samples_that_an_executor_is_slow_to_let_go_of() -> None:
+    """On a busy machine a micro-batch takes as long as it takes: who waits is asked for room again and again."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device, asked = FakeDevice(capacity=nbytes + 100), 0
+    with bench(device) as one:
+        with device.running(device.stream()):
+            making = [device.empty(nbytes // 2)]
+        one.transfers.budget.take("samples", nbytes // 2)
+        load = one.load(1)
+
+        def look() -> bool:
+            nonlocal asked
+            if one.transfers.wants_room:
+                asked += 1
+                if asked == 40:
+                    making.clear()
+                    one.transfers.budget.give("samples", nbytes // 2)
+                one.transfers.room_made()
+            return load.issued
+
+        assert wait_until(look)
+        one.check(one.take(load), 1)
+        assert one.wrong == [] and asked >= 40
+
+
+class _Counts(FakeDevice):
+    """Counts how often it is asked for memory."""
+
+    asked = 0
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        self.asked += 1
+        return super().empty(nbytes)
+
+
+@pytest.mark.parametrize("how", ["closed", "left"])
+def test_a_batch_that_nobody_waits_for_any_more_is_given_up(how: str) -> None:
+    """Samples stay on the device, so that it would be tried for long."""
+    device = _Counts(capacity=100)
+    with bench(device) as one:
+        one.transfers.budget.take("samples", 50)
+        load = one.load(1)
+        assert wait_until(lambda: one.transfers.wants_room)
+        before = device.asked
+        if how == "left":
+            one.transfers.leave(load)
+            assert wait_until(lambda: load.issued)
+        else:
+            one.transfers.close()
+        assert device.asked <= before + 1
+
+
+def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_it_is() -> None:
+    """Before it the consumer takes one from another device, and what it has of this one is then free."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=nbytes + nbytes // 2)
+    with bench(device) as one:
+        one.transfers.expect(0, 0)
+        held = one.take(one.load(1))
+        one.transfers.expect(1, 2)
+        one.submitted = 2
+        load = one.load(2)
+        assert wait_until(lambda: one.transfers.wants_room)
+        one.transfers.room_made()  # the consumer waits for the other device's
+        assert wait_until(lambda: load.issued or load in one.transfers._queue)
+        one.check(held, 1)
+        del held
+        gc.collect()
+        one.transfers.expect(2, 2)
+        one.check(one.take(load), 2)
+        device.finish()
+        assert one.wrong == []
