@@ -217,9 +217,10 @@ class Transfers:
 
     def _issue(self, load: Load) -> None:
         failed = self._try(load)
+        due = load.order <= self._due  # now: what failed before the consumer waited for it is to be tried once more
         if failed is not None and failed.short and self._is_due(load):
             failed = self._squeeze(load)
-        if failed is not None and failed.short and load.order > self._due:
+        if failed is not None and failed.short and not due:
             self._later(load)
             return
         load.forget()
@@ -279,7 +280,7 @@ class Transfers:
             if attempt:
                 self._ask_for_room(load)
             self._let_go(load)
-            alone = attempt > 0 and not self.budget.held.get("samples")  # asked before: what goes meanwhile is in vain
+            alone = attempt > 0 and not self.budget.held.get("samples")  # asked first: those that go later went too late
             failed = self._try(load)
             while failed is not None and failed.short and attempt and self._unload_last(load):
                 failed = self._try(load)

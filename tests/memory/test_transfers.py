@@ -701,3 +701,44 @@ def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_i
         one.check(one.take(load), 2)
         device.finish()
         assert one.wrong == []
+
+
+class _Meanwhile(FakeDevice):
+    """Something happens when it has no memory."""
+
+    def happens(self) -> None:
+        pass
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        try:
+            return super().empty(nbytes)
+        except torch.OutOfMemoryError:
+            self.happens()
+            raise
+
+
+def test_a_batch_that_becomes_due_while_it_is_tried_is_tried_once_more() -> None:
+    """It had no memory for what the consumer has let go of since then."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device = _Meanwhile(capacity=nbytes + nbytes // 2)
+    with bench(device) as one:
+        one.transfers.expect(0, 0)
+        held = [one.take(one.load(1))]
+        one.transfers.expect(1, 2)
+        one.submitted = 2
+        load = one.load(2)
+        assert wait_until(lambda: one.transfers.wants_room)
+        device.happens = lambda: one.transfers.expect(2, 2)  # type: ignore[method-assign]
+        one.transfers.room_made()
+
+        def look() -> bool:
+            if one.transfers.wants_room:
+                held.clear()
+                gc.collect()
+                one.transfers.room_made()
+            return load.issued
+
+        assert wait_until(lambda: one.transfers._due == 2) and wait_until(look)
+        one.check(one.take(load), 2)
+        device.finish()
+        assert one.wrong == []
