@@ -5,8 +5,8 @@ of the batch. Where they stay on a device, the next micro-batch is issued before
 that the device is at work while the host prepares; the stand-in on the CPU has no such two sides. What the device is
 through with is reported before the next one is issued.
 
-Where not even one sample fits into the device's memory, the lane says so and retires, if there is a CPU lane to go on:
-what it was sent goes back to the scheduler. So it does where it cannot be opened, or breaks down; the only lane there
+Where not even one sample fits into the device's memory, though the loader has no more than a batch there, the lane says
+so and retires, if there is a CPU lane to go on: what it was sent goes back to the scheduler. So it does where it cannot be opened, or breaks down; the only lane there
 is has an ``error`` instead. Its thread never ends by itself: who waits for a report would wait in vain.
 
 A function that does not return holds the lane for good: a thread cannot be ended from outside. ``at_work`` tells what
@@ -292,7 +292,12 @@ class DeviceLane:
         return self._executors[split].built and not self.retired
 
     def _retire(self, error: Exception) -> None:
-        """The device has no memory for even one sample."""
+        """The device has no memory for even one sample. Where batches and samples that came before fill it, less of
+        them is to be there, and the lane goes on."""
+        if self._transfers is not None and self._transfers.make_way(self._outlet.held):
+            for executor in self._executors.values():
+                executor.limit = executor.max_batch
+            return
         if self._may_retire and not self.retired:
             self.retired, self._work.ahead = True, None
             what = f"the {self.name.replace(':', ' number ')} has no memory left to prepare samples"

@@ -63,12 +63,17 @@ class Outlet:
         self._made = self._new_made()
         self._placed: list[tuple[list[Any], int, Resident]] = []
         self._each = 0  # bytes of a sample on the device, once they are known
-        self._held = 0  # bytes taken for samples that are not made yet
+        self._held = 0
         self._beyond = False  # they were taken although there was no room
         self._begin: Event | None = None
 
     def _new_made(self) -> Made | None:
         return None if self._transfers is None else Made(None, self._transfers.accelerator)
+
+    @property
+    def held(self) -> int:
+        """Bytes taken for samples that are not made yet."""
+        return self._held
 
     @property
     def stream(self) -> Any:

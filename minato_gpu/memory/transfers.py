@@ -135,6 +135,16 @@ class Transfers:
                 self.batch_bytes = max(self.batch_bytes, nbytes)
                 self._set_aside()
 
+    def make_way(self, own: int) -> bool:
+        """An executor that holds ``own`` bytes has no memory for a sample: whether there is more than a batch of the
+        loader's on the device besides, of which less is to be held from now on."""
+        with self._changed:
+            held = sum(self.budget.held.values()) - own
+            if held <= self.batch_bytes:
+                return False
+            self.budget.lower(max(self.batch_bytes, held // 2))
+            return True
+
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
         self._under_way.sweep()
@@ -280,7 +290,7 @@ class Transfers:
             if attempt:
                 self._ask_for_room(load)
             self._let_go(load)
-            alone = attempt > 0 and not self.budget.held.get("samples")  # asked first: those that go later went too late
+            alone = attempt > 0 and not self.budget.held.get("samples")  # asked first: those that go later go too late
             failed = self._try(load)
             while failed is not None and failed.short and attempt and self._unload_last(load):
                 failed = self._try(load)

@@ -124,3 +124,37 @@ def test_what_was_reserved_for_samples_that_were_not_begun_is_given_back(monkeyp
             assert one.reported(1)
         assert one.transfers.budget.held["samples"] == 0 < one.transfers.budget.peak
         assert one.reports[0].items is None and one.reports[0].repeated == 2, "the CPU has filled their rows"
+
+
+def test_a_lane_that_finds_the_device_full_of_what_came_before_does_not_retire() -> None:
+    """A consumer that is away for long leaves more than a batch there. Once that has gone there is room again."""
+    device = FakeDevice(LAZY_CONSUMER)
+    with bench(device) as one:
+        one.lane._may_retire = True
+        for chunk in range(4):
+            one.send(*range(20, 20 + ROWS), chunk=chunk)
+            assert one.reported(chunk)
+        device.capacity = device.used
+        before = one.send(20, 21, chunk=4)
+        assert one.reported(4) and one.report(4).repeated == 2  # type: ignore[union-attr]
+        assert before.batch()["x"][:2, 0].tolist() == [42, 44], "the CPU has prepared them"
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0)
+        one.send(20, 21, chunk=5)
+        assert one.reported(5) and one.report(5).repeated == 0  # type: ignore[union-attr]
+        one.reports.clear()
+        stats = one.lane.stats()
+        assert (stats["retired"], stats["micro_batch"]) == (False, ROWS)
+
+
+def test_a_lane_that_finds_the_device_full_of_one_batch_retires() -> None:
+    device = FakeDevice(LAZY_CONSUMER)
+    with bench(device) as one:
+        one.lane._may_retire = True
+        one.send(20, chunk=1)
+        assert one.reported(1)
+        device.capacity = device.used
+        one.send(20, 21, chunk=2)
+        assert one.reported(2) and one.lane.retired
+        one.reports.clear()
