@@ -213,7 +213,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self.log.inline(self._epoch, begin, now, size, padded)
         if self._source is not None:
             known = fetcher.survivor if isinstance(fetcher, _Fetcher) and self._pads and not padded else None
-            self._source.delivered.add(self._positions(), None if known is None else known[0], self.failures.count)
+            self._standing.delivered(self._positions(), None if known is None else known[0], self.failures.count)
         elif self._stream is not None:
             self._standing.told(self._stream.told(exactly=self._standing.saves_come))
         return data
@@ -222,7 +222,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
         failed, self._failed = self._failed, None
         if failed and self._source is not None:
-            self._source.delivered.add(failed, failed=self.failures.count, returned=False)
+            self._standing.delivered(failed, failed=self.failures.count, returned=False)
         elif failed is not None and self._stream is not None:
             self._standing.told(self._stream.told())
 
@@ -246,7 +246,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if data is not NOTHING:
                 return data
             assert self._source is not None
-            self._source.delivered.add(self._positions(), failed=self.failures.count, returned=False)
+            self._standing.delivered(self._positions(), failed=self.failures.count, returned=False)
 
     def _repeat(self, fetcher: _Fetcher) -> Any:
         """A batch of one sample for the last, which has lost all of its own: see failures.py."""

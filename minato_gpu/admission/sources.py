@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -60,7 +61,8 @@ class Source:
     cannot be replayed, the batches that may still have to be delivered. ``multiple``: batches come in a multiple of so
     many; those that are left over in the end are dropped, unless an earlier run has delivered some of them.
     ``digests``: keep a digest of all keys up to each batch that may still be asked for. ``whole``: the sampler's
-    batches are delivered as they are, none in parts.
+    batches are delivered as they are, none in parts. ``lock``: over what a save looks at, which any thread may ask for
+    while the consumer's goes on.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Source:
         digests: bool = False,
         whole: bool = False,
     ) -> None:
+        self.lock = threading.RLock()
         self.number = number
         self.seed = seed
         self.order = order if isinstance(order, Order) else Order(order)
@@ -104,6 +107,10 @@ class Source:
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
+        with self.lock:
+            return self._draw()
+
+    def _draw(self) -> Drawn | None:
         if not self._ahead or (len(self._ahead) + self.place) % self._multiple:
             self._look_ahead()
         if not self._ahead:

@@ -6,8 +6,9 @@ that the device is at work while the host prepares; the stand-in on the CPU has 
 through with is reported before the next one is issued.
 
 Where not even one sample fits into the device's memory, though the loader has no more than a batch there, the lane says
-so and retires, if there is a CPU lane to go on: what it was sent goes back to the scheduler. So it does where it cannot be opened, or breaks down; the only lane there
-is has an ``error`` instead. Its thread never ends by itself: who waits for a report would wait in vain.
+so and retires, if there is a CPU lane to go on: what it was sent goes back to the scheduler. So it does where it cannot
+be opened, or breaks down; the only lane there is has an ``error`` instead. Its thread never ends by itself: who waits
+for a report would wait in vain.
 
 A function that does not return holds the lane for good: a thread cannot be ended from outside. ``at_work`` tells what
 the thread is at, so that such a lane is noticed.

@@ -24,6 +24,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS = range(10)
@@ -87,7 +88,8 @@ class Board:
     def expect_saves(self, come: bool) -> None:
         """Whether states are asked for, so that streams should tell theirs every time."""
         if self.fd >= 0:
-            self.words[SAVES] = come
+            with suppress(ValueError):  # another thread is closing it
+                self.words[SAVES] = come
 
     def all_busy(self) -> bool:
         """Whether every worker is at a chunk, and so will look at ATTENTION once more."""

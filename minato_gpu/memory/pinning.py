@@ -41,7 +41,7 @@ class Pinned:
     @property
     def nbytes(self) -> int:
         """Bytes pinned."""
-        return self.ends[-1] if self.ends else 0
+        return max(self.ends, default=0)  # asked once: another thread may be closing it
 
     def cover(self, end: int) -> None:
         """Pin the arena up to offset ``end``, or twice as far as before within reason, so that pieces stay few."""

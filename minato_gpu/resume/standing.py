@@ -65,10 +65,11 @@ class Standing:
     ) -> None:
         """The consumer has this batch: its positions, or the ticket of a stream. For the rest see ``Delivered.add``."""
         assert self.source is not None
-        if self.source.streams is not None:
-            self.source.streams.delivered(batch[0][0])
-        else:
-            self.source.delivered.add(batch, survivor, failed, returned=returned)
+        with self.source.lock:
+            if self.source.streams is not None:
+                self.source.streams.delivered(batch[0][0])
+            else:
+                self.source.delivered.add(batch, survivor, failed, returned=returned)
 
     @property
     def saves_come(self) -> bool:
@@ -91,14 +92,20 @@ class Standing:
         """The consumer has the next batch of the only stream, which now stands where it says."""
         assert self.source is not None and self.source.streams is not None
         streams = self.source.streams
-        ticket = streams.batches
-        streams.turns[ticket], streams.told[ticket] = 0, told
-        streams.delivered(ticket)
+        with self.source.lock:
+            ticket = streams.batches
+            streams.turns[ticket], streams.told[ticket] = 0, told
+            streams.delivered(ticket)
 
     def state(self, ahead: int) -> s.State:
-        """The state of the epoch, as it was ``ahead`` batches ago. Raises ValueError where that cannot be told."""
+        """The state of the epoch, as it was ``ahead`` batches ago, for whichever thread. Raises ValueError where that
+        cannot be told."""
         assert self.source is not None
-        streams = self.source.streams
+        with self.source.lock:
+            return self._state(self.source, ahead)
+
+    def _state(self, source: Source, ahead: int) -> s.State:
+        streams = source.streams
         seed, workers_seed, workers_epoch = self._seeds
         out: s.State = {
             "format": s.FORMAT,
@@ -114,15 +121,15 @@ class Standing:
             out["source"] = {**self._sampling.cutting, **streams.state(ahead)}
             check_read_again(out["source"], self._sampling.size or 1)
         else:
-            delivered = self.source.delivered.rewound(ahead)
+            delivered = source.delivered.rewound(ahead)
             progress: s.State = {"batches": delivered.batches, "below": delivered.low}
             progress["above"] = s.packed(delivered.bits())
             if delivered.survivor is not None:
                 progress["survivor"] = s.plain_survivor(delivered.survivor)
             if delivered.failed:
                 progress["failed"] = delivered.failed
-            out.update(progress=progress, source=self._source_state(self.source, delivered))
-        out["generators"] = dict(self.source.order.generator_states())  # after all keys that are stored have been drawn
+            out.update(progress=progress, source=self._source_state(source, delivered))
+        out["generators"] = dict(source.order.generator_states())  # after all keys that are stored have been drawn
         return out
 
     def _source_state(self, source: Source, delivered: Delivered) -> s.State:

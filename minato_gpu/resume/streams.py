@@ -80,10 +80,10 @@ class Streams:
 
     def exhausted(self, ticket: int, worker: int, told: Told | None = None) -> None:
         """The ticket found its worker's stream at its end; the first that does tells the stream's state."""
-        self.turns.pop(ticket, None)
-        self.ended.add(worker)
         if told is not None:
             self._ends[worker] = told
+        self.ended.add(worker)
+        self.turns.pop(ticket, None)  # last: a state that is made meanwhile then takes the stream to be under way
 
     def begin(self, tolds: list[Told]) -> None:
         """No batch has been delivered: the data sets of all workers stand where they say."""

@@ -110,3 +110,19 @@ def test_a_real_device_reads_what_is_written_after_pinning() -> None:
     pinned.close()
     del host
     arena.close()
+
+
+def test_how_much_is_pinned_may_be_asked_for_while_it_is_unpinned() -> None:
+    """``stats()`` is called by whichever thread."""
+    arena = Arena("tests", 1 << 20)
+    pinned = Pinned(arena, FakeDevice(), step=STEP)
+    pinned.cover(1)
+
+    class Closing(list[int]):
+        def __len__(self) -> int:
+            pinned.ends = []
+            return super().__len__()
+
+    pinned.ends = Closing(pinned.ends)
+    assert pinned.nbytes in (0, STEP)
+    arena.close()

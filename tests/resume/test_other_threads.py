@@ -1,0 +1,105 @@
+"""States that one thread asks for while others go on."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from minato_gpu import DataLoader
+from minato_gpu.lanes.streams import Told
+from minato_gpu.memory.board import Board
+from minato_gpu.resume.delivered import Delivered
+from minato_gpu.resume.streams import Streams
+from tests.numbers import LENGTH, Plain
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_state_may_be_asked_for_while_batches_are_delivered(
+    monkeypatch: pytest.MonkeyPatch, workers: int, ahead: int
+) -> None:
+    """By a thread that saves now and then, say."""
+    add, rewound, inside = Delivered.add, Delivered.rewound, threading.Lock()
+
+    def adds(self: Delivered, *given: Any, **more: Any) -> None:
+        assert inside.acquire(blocking=False), "a state is made meanwhile"
+        try:
+            time.sleep(1e-3)  # lets the other thread in
+            add(self, *given, **more)
+        finally:
+            inside.release()
+
+    def looks(self: Delivered, batches: int) -> Delivered:
+        assert inside.acquire(blocking=False), "a batch is delivered meanwhile"
+        try:
+            time.sleep(1e-3)
+            return rewound(self, batches)
+        finally:
+            inside.release()
+
+    monkeypatch.setattr(Delivered, "add", adds)
+    monkeypatch.setattr(Delivered, "rewound", looks)
+    loader = DataLoader(Plain(), 4, num_workers=workers, **({"worker_kind": "thread"} if workers else {}))
+    over, states = threading.Event(), []
+
+    def save() -> None:
+        while not over.is_set():
+            states.append(loader.state_dict(ahead)["progress"])
+
+    batches = iter(loader)
+    for _ in range(ahead):
+        next(batches)
+    with ThreadPoolExecutor() as pool:
+        saving = pool.submit(save)
+        try:
+            for _ in batches:
+                if saving.done():
+                    break
+        except BaseException:
+            over.set()
+            raise
+        over.set()
+        assert saving.exception() is None or "ahead" in str(saving.exception())
+    assert states and all(one["below"] == min(4 * one["batches"], LENGTH) for one in states)
+
+
+def _told(at: int, *, ended: bool = False) -> Told:
+    return Told(pickle.dumps(("dataset", {"at": at}, None)), ended)
+
+
+def test_a_state_says_that_a_stream_is_at_its_end_only_with_what_it_told_there() -> None:
+    """The pump thread learns of it, and the consumer may ask at any moment."""
+    streams, states = Streams(1), []
+
+    class Asked(set[int]):
+        def add(self, worker: int) -> None:
+            super().add(worker)
+            states.append(streams.state(0))
+
+    class Popped(dict[int, int]):
+        def pop(self, *given: Any) -> Any:
+            found = super().pop(*given)
+            states.append(streams.state(0))
+            return found
+
+    streams.turns[0] = 0
+    streams.told[0] = _told(1)
+    streams.delivered(0)
+    streams.ended, streams.turns = Asked(), Popped({1: 0})
+    streams.exhausted(1, 0, _told(7, ended=True))
+    states.append(streams.state(0))
+    found = [(state["streams"][0]["ended"], state["streams"][0]["state"]["state"]["at"]) for state in states]
+    assert found[-1] == (True, 7) and set(found) <= {(False, 1), (True, 7)}
+
+
+def test_a_board_that_is_being_closed_is_told_nothing() -> None:
+    board = Board(1)
+    board.words.release()
+    board.expect_saves(True)
+    board.words = memoryview(bytearray(8)).cast("q")
+    board.close()
