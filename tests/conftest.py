@@ -31,8 +31,8 @@ from tests.leaks import assert_no_leaks, take_snapshot
 _TIME_LIMIT_S = 180  # a hang, not a busy machine: tests take a fifth of a minute at most
 
 multiprocessing.set_forkserver_preload(["torch"])  # else each worker from a fork server would import it
-hypothesis.settings.register_profile("same", derandomize=True)
-hypothesis.settings.register_profile("search", max_examples=1000)
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("same")
 _FAILED = pytest.StashKey[bool]()
 
