@@ -236,15 +236,19 @@ class Engine:
             if self._closed:
                 raise EndOfEpoch
             epoch, order = self._epochs[number], self._epochs.order - 1
+            self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
             self._links.board.words[ATTENTION] = 0
             self._settle()
             self._pump()
-            ticket = ticket or self._next_survivor(epoch, started)
-            if ticket is None:
-                return NOTHING
-            self.pump.pad(order, order - epoch.first_order, number, ticket)
-            self._sleep_until(lambda: self.assembly.ready(order), started)
-            batch = self.assembly.take(order)
+            try:
+                ticket = ticket or self._next_survivor(epoch, started)
+                if ticket is None:
+                    return NOTHING
+                self.pump.pad(order, order - epoch.first_order, number, ticket)
+                self._sleep_until(lambda: self.assembly.ready(order), started)
+                batch = self.assembly.take(order)
+            finally:
+                self.assembly.expect(order + 1, epoch.first_order)
             self._attention()
         value, now = self.assembly.value(batch), perf_counter()
         self.log.delivered(now, number, order - epoch.first_order, 0, now - started, (), padded=1)

@@ -77,6 +77,7 @@ class Transfers:
         self._issued = self._short = self._unloaded = 0
         self._under_way = UnderWay(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
+        self._made_for = -1  # which batch the consumer waited for when room was last made
         self._squeezed = False  # nor is anything else to take memory
         self._only_due = False  # what the consumer takes from another device first is not to be waited for here
         self._closed = False
@@ -124,6 +125,7 @@ class Transfers:
         """No sample that is in no batch is on the device any more."""
         with self._changed:
             self.wants_room = False
+            self._made_for = self._due
             self._changed.notify()
 
     # --- any thread --------------------------------------------------------------------------------------------
@@ -227,11 +229,11 @@ class Transfers:
 
     def _issue(self, load: Load) -> None:
         failed = self._try(load)
-        due = load.order <= self._due  # now: what failed before the consumer waited for it is to be tried once more
+        self._made_for = -1
         if failed is not None and failed.short and self._is_due(load):
             failed = self._squeeze(load)
-        if failed is not None and failed.short and not due:
-            self._later(load)
+        if failed is not None and failed.short and load.order > self._made_for:
+            self._later(load)  # the consumer may still have had what it lets go of before it waits for this one
             return
         load.forget()
         load.error = None if failed is None else failed.error  # the consumer gets it, in the batch's place
