@@ -16,7 +16,7 @@ from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import Gated, Machine, check_content, consume, labels, loader_on, on_host
 from tests.devices.test_budget import BATCH_BYTES
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.numbers import BATCH, COSTLY, LENGTH, Plain
+from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
 from tests.waiting import wait_until
 
 SAID = "has no memory for a batch"
@@ -124,3 +124,25 @@ def test_leaving_while_room_is_made_leaves_nothing(short: Any) -> None:
         gc.collect()
         device.finish()
         assert device.used == 0
+
+
+class LosesOne(Numbers):
+    """The fourth batch cannot be read."""
+
+    def __getitem__(self, n: int) -> Any:
+        if n // BATCH == 3:
+            raise ValueError(f"number {n} cannot be read")
+        return super().__getitem__(n)
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
+def test_devices_of_one_batch_each_take_turns_also_where_one_batch_is_lost(machine: Machine, order: Order) -> None:
+    """What the consumer has of one device is free when it waits for that device's next batch, and not before."""
+    devices = machine(2, order)
+    for device in devices:
+        device.capacity = BATCH_BYTES
+    more: dict[str, Any] = {"worker_kind": "thread", "prefetch_factor": 4, "lanes": ["cpu"], "timeout": 30}
+    got = consume(devices, loader_on(devices, LosesOne(), pipeline=PIPELINE, on_error="skip", **more))
+    keys = [n for batch in labels(got) for n in batch]
+    assert len(keys) == LENGTH - BATCH + 1
+    assert differences([n for n in range(LENGTH) if n // BATCH != 3], sorted({*keys})) == NOTHING

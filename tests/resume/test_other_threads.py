@@ -44,8 +44,9 @@ def test_a_state_may_be_asked_for_while_batches_are_delivered(
 
     monkeypatch.setattr(Delivered, "add", adds)
     monkeypatch.setattr(Delivered, "rewound", looks)
-    loader = DataLoader(Plain(), 4, num_workers=workers, **({"worker_kind": "thread"} if workers else {}))
-    over, states = threading.Event(), []
+    more: dict[str, Any] = {"worker_kind": "thread"} if workers else {}
+    loader: Any = DataLoader(Plain(), 4, num_workers=workers, **more)
+    over, states = threading.Event(), list[Any]()
 
     def save() -> None:
         while not over.is_set():
@@ -74,7 +75,7 @@ def _told(at: int, *, ended: bool = False) -> Told:
 
 def test_a_state_says_that_a_stream_is_at_its_end_only_with_what_it_told_there() -> None:
     """The pump thread learns of it, and the consumer may ask at any moment."""
-    streams, states = Streams(1), []
+    streams, states = Streams(1), list[Any]()
 
     class Asked(set[int]):
         def add(self, worker: int) -> None:
