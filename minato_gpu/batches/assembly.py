@@ -306,9 +306,12 @@ class Assembly:
 
     def make_room(self) -> None:
         """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""
-        for transfers in () if self.loading is None else self.loading.short():
+        if self.loading is None:
+            return
+        for transfers in self.loading.short():
             try:
                 self._stacking.bring_to_host(transfers.accelerator)
+                self.loading.let_go_of(transfers)
             finally:
                 transfers.room_made()
 

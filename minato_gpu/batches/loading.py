@@ -82,6 +82,11 @@ class Loading:
         """The ways on which a batch is held up because its device has no memory for it."""
         return [transfers for transfers in self.transfers if transfers.wants_room]
 
+    def let_go_of(self, short: Transfers) -> None:
+        """Batches that go to other devices let go of what this one has made for them."""
+        for transfers in {*self.transfers} - {short}:
+            transfers.let_go_for_others()
+
     # --- all of them -----------------------------------------------------------------------------------------
 
     def fds(self) -> list[int]:

@@ -128,6 +128,16 @@ class Transfers:
             self._made_for = self._due
             self._changed.notify()
 
+    def let_go_for_others(self) -> None:
+        """Another device has no memory: what it has made for batches that are to be loaded here comes by way of the
+        host. Waits for what is under way."""
+        with self._changed:
+            for load in self._queue:
+                with contextlib.suppress(Exception):  # of the device: its next attempt will say so
+                    load.make_room(self._port)
+        self._under_way.wait()
+        self.sweep()
+
     # --- any thread --------------------------------------------------------------------------------------------
 
     def announce(self, nbytes: int) -> None:
@@ -305,11 +315,9 @@ class Transfers:
 
     def _let_go(self, load: Load) -> None:
         """Wait for what is under way, which may hold samples, and let those of other batches come from the host."""
-        with self._changed:
-            waiting = [load, *self._queue]
         self._under_way.wait()
-        with contextlib.suppress(Exception):  # of the device: the next attempt will say so
-            for each in waiting:
+        with self._changed, contextlib.suppress(Exception):  # of the device: the next attempt will say so
+            for each in [load, *self._queue]:
                 each.make_room(self._port)
         self.sweep()
 

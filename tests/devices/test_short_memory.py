@@ -13,7 +13,7 @@ import torch
 
 from minato_gpu.lanes import device_lane
 from tests.contracts.checks import NOTHING, differences
-from tests.devices.several import Gated, Machine, check_content, consume, labels, loader_on, on_host
+from tests.devices.several import SAMPLE_BYTES, Gated, Machine, check_content, consume, labels, loader_on, on_host
 from tests.devices.test_budget import BATCH_BYTES
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
@@ -146,3 +146,20 @@ def test_devices_of_one_batch_each_take_turns_also_where_one_batch_is_lost(machi
     keys = [n for batch in labels(got) for n in batch]
     assert len(keys) == LENGTH - BATCH + 1
     assert differences([n for n in range(LENGTH) if n // BATCH != 3], sorted({*keys})) == NOTHING
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 957])
+def test_samples_for_batches_of_other_devices_make_room_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, order: Order
+) -> None:
+    """Out of order a batch takes what any device has made, and may have to wait until its own has room for it."""
+    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
+    devices = machine(3, order)
+    for device in devices:
+        device.capacity = BATCH_BYTES + 2 * SAMPLE_BYTES
+    more: dict[str, Any] = {"in_order": False, "max_lateness": 8, "num_workers": 1, "timeout": 30}
+    for _ in range(2):
+        got = consume(devices, loader_on(devices, pipeline=COSTLY, lanes=["cpu", "device"], **more))
+        assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+    gc.collect()
+    assert all(device.used == 0 for device in devices)

@@ -742,3 +742,21 @@ def test_a_batch_that_becomes_due_while_it_is_tried_is_tried_once_more() -> None
         one.check(one.take(load), 2)
         device.finish()
         assert one.wrong == []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_batch_is_loaded(order: Order) -> None:
+    """One batch is under way, the other waits for room in the budget."""
+    device = FakeDevice(order)
+    maker = FakeDevice(order, beside=[device])
+    with bench(device, limit=1) as one:
+        first, second = one.load(1, (1, 2, 6), maker), one.load(2, (0, 3), maker)
+        one.issued(first)
+        one.transfers.let_go_for_others()
+        gc.collect()
+        assert maker.used == 0 and not second.issued
+        one.check(one.take(first), 1)
+        one.check(one.take(second), 2)
+        device.finish()
+        maker.finish()
+        assert one.wrong == []
