@@ -15,6 +15,8 @@ import torch
 import minato_gpu.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.batches.assembly import Assembly
+from minato_gpu.lanes.base import Resident
 from minato_gpu.memory.loads import Load
 from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
@@ -185,6 +187,24 @@ def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream
     got = consume(device, loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
     assert device.fetched > 0
+
+
+def test_what_a_worker_joins_is_not_brought_into_its_rows_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ``collate_fn`` may change it in place, and the device's memory is free."""
+    device, left = fake(), list[int]()
+    references = Assembly.references
+
+    def then(self: Assembly, spans: Any) -> Any:
+        found = references(self, spans)
+        serials = {serial for lo, hi in spans for serial in range(lo, hi)}
+        items = [self.window.at(serial).items.get(serial) for serial in serials]
+        left.append(sum(isinstance(item, Resident) for item in items))
+        return found
+
+    monkeypatch.setattr(Assembly, "references", then)
+    got = consume(device, _joined_by_a_worker())
+    assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
+    assert left and not any(left)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("for a copy"), RuntimeError("an illegal memory access")])

@@ -398,6 +398,7 @@ class Assembly:
         if item is None or isinstance(item, Extra):
             if self.loading is not None and isinstance(item, Resident):
                 self.loading.fetch(self._stacking.row_views(record), serial - record.first, item)
+                item = record.items[serial] = Extra(item.objects)  # nobody is to write the row while a worker reads it
             return self._stacking.row(record, serial, None if item is None else item.objects)
         return item
 
