@@ -286,10 +286,11 @@ class Transfers:
     def _later(self, load: Load) -> None:
         """The consumer does not wait for this one: it is loaded when batches before it have been taken."""
         with self._changed:
-            self._only_due = self._only_due or load.order == self._turn
             self._uncount(load)
             insort(self._queue, load, key=lambda each: each.order)
-            self._lower(0)
+            if not load.cancelled:  # else the thread drops it from there
+                self._only_due = self._only_due or load.order == self._turn
+                self._lower(0)
 
     def _squeeze(self, load: Load) -> _Failed | None:
         """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""
