@@ -59,6 +59,10 @@ class _Failed(NamedTuple):
     short: bool
 
 
+def _text(error: BaseException) -> ExceptionWrapper:
+    return ExceptionWrapper((type(error), error, error.__traceback__), "while a batch was loaded onto the device")
+
+
 class Transfers:
     """The way from ``host`` to one device."""
 
@@ -194,10 +198,13 @@ class Transfers:
     def _main(self) -> None:
         while (load := self._next()) is not None:
             self.sweep()
-            if not load.cancelled:
-                self._issue(load)
-            else:
+            if load.cancelled:
                 self.slabs.done(load.slabs)
+            else:
+                try:
+                    self._issue(load)
+                except BaseException as error:  # a filter of the user's for our log, say
+                    self._end(load, _text(error))
             del load
 
     def _next(self) -> Load | None:
@@ -245,8 +252,12 @@ class Transfers:
         if failed is not None and failed.short and load.order > self._made_for:
             self._later(load)  # the consumer may still have had what it lets go of before it waits for this one
             return
+        self._end(load, None if failed is None else failed.error)
+
+    def _end(self, load: Load, error: ExceptionWrapper | None) -> None:
+        """There will be no other attempt: the consumer gets the batch or, in its place, the error."""
         load.forget()
-        load.error = None if failed is None else failed.error  # the consumer gets it, in the batch's place
+        load.error = error
         self.slabs.done(load.slabs)
         with self._changed:
             self._correct(load)
@@ -266,9 +277,7 @@ class Transfers:
                 finally:  # also of half a load: what it reads is not free before
                     load.event = self.accelerator.event()
         except BaseException as error:
-            where = "while a batch was loaded onto the device"
-            text = ExceptionWrapper((type(error), error, error.__traceback__), where)
-            return _Failed(text, is_out_of_memory(error))
+            return _Failed(_text(error), is_out_of_memory(error))
         finally:
             self._under_way.add(load)
         return None
@@ -287,16 +296,16 @@ class Transfers:
         """The consumer does not wait for this one: it is loaded when batches before it have been taken."""
         with self._changed:
             self._uncount(load)
-            insort(self._queue, load, key=lambda each: each.order)
-            if not load.cancelled:  # else the thread drops it from there
+            if not load.cancelled:  # else the thread drops it from the queue
                 self._only_due = self._only_due or load.order == self._turn
                 self._lower(0)
+            insort(self._queue, load, key=lambda each: each.order)
 
     def _squeeze(self, load: Load) -> _Failed | None:
         """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""
         with self._changed:
-            self._squeezed = True
             self._lower(load.nbytes)
+            self._squeezed = True
             self._set_aside()
         failed: _Failed | None = None
         for attempt in range(_ATTEMPTS):

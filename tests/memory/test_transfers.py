@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad, rows_bytes
 from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.notices import LOGGER
 from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream, Order
 from tests.waiting import wait_until
 
@@ -760,3 +762,22 @@ def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_b
         device.finish()
         maker.finish()
         assert one.wrong == []
+
+
+def test_a_log_that_raises_does_not_let_the_consumer_wait_for_ever() -> None:
+    class Wrong(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise LookupError(record.getMessage())
+
+    wrong = Wrong()
+    LOGGER.addFilter(wrong)
+    try:
+        with bench(FakeDevice(capacity=100)) as one:
+            with pytest.raises(LookupError, match="has no memory for a batch"):
+                one.take(one.load(1))
+            one.device.capacity = 1 << 20
+            one.check(one.take(one.load(2)), 2)
+            one.transfers.sweep()
+            assert one.wrong == [] and one.arena.allocated == 0
+    finally:
+        LOGGER.removeFilter(wrong)
