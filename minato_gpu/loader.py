@@ -212,8 +212,8 @@ class DataLoader(TorchDataLoader[T]):
         """Where the epoch stands, to go on from there in another process: plain data, safe to load from any file.
 
         Delivered is what ``next`` has returned; with ``ahead=n`` the last n batches (at most 256) count as not
-        delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time; after the end
-        of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go on from it.
+        delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time, by any thread;
+        after the end of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go on from it.
 
         A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (where a data
         set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise
@@ -337,7 +337,7 @@ class DataLoader(TorchDataLoader[T]):
     # --- looking -------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the current or last epoch run, as plain data (times in seconds, sizes in bytes).
+        """Counters of the current or last epoch run, as plain data (times in seconds, sizes in bytes), for any thread.
 
         Raises RuntimeError before the first ``iter()``.
         """
