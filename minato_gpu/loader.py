@@ -213,8 +213,8 @@ class DataLoader(TorchDataLoader[T]):
 
         Delivered is what ``next`` has returned; with ``ahead=n`` the last n batches (at most 256) count as not
         delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time, by any thread;
-        after the end of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go on
-        from it.
+        after the end of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go
+        on from it.
 
         A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (where a data
         set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise
