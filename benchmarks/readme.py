@@ -87,6 +87,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("window", "window", "{}"),
         ("save_p50_us", "save p50, us", "{:,.0f}"),
         ("save_p99_us", "save p99, us", "{:,.0f}"),
+        ("save_cpu_p99_us", "on a core, p99, us", "{:,.0f}"),
         ("state_bytes", "state, bytes", "{:,}"),
         ("own_bytes", "of these the loader's own", "{:,}"),
         ("batch_us", "a batch, us", "{:,.0f}"),

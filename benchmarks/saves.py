@@ -6,7 +6,8 @@ one that may repeat an index, as far as the loader knows, a state says which hav
 a megabyte; one of unknown kind, whose remaining order is stored; an iterable data set with a small state, and with one
 of a megabyte. Batches of 64 numbers, two workers.
 
-``save_p50_us`` and ``save_p99_us``: microseconds of one call, of ``saves`` calls. ``state_bytes``: the last state as
+``save_p50_us`` and ``save_p99_us``: microseconds of one call, of ``saves`` calls; ``save_cpu_p99_us``: while its thread
+was on a core, which two workers and a pump thread want as well. ``state_bytes``: the last state as
 JSON; ``own_bytes``: without the states of generators, sampler and data set. ``batch_us``: the mean time between two
 batches of an epoch in which nobody saves; ``saved_batch_us``: the same where each is followed by a save, without that.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import click
@@ -29,7 +30,7 @@ WINDOWS = (256, 4096)
 _BATCH = 64
 _WORKERS = 2
 _COLUMNS = (
-    *("mode", "window", "save_p50_us", "save_p99_us", "state_bytes", "own_bytes"),
+    *("mode", "window", "save_p50_us", "save_p99_us", "save_cpu_p99_us", "state_bytes", "own_bytes"),
     *("batch_us", "batch_spread_us", "saved_batch_us"),
 )
 
@@ -147,20 +148,22 @@ def _unsaved_us(mode: str, window: int, batches: int) -> float:
     return 1e6 * (perf_counter() - begin) / count
 
 
-def _saved(mode: str, window: int, batches: int) -> tuple[list[float], float, Any]:
-    """Microseconds of each save of an epoch, those of each batch beside, and the last state but one."""
+def _saved(mode: str, window: int, batches: int) -> tuple[list[float], list[float], float, Any]:
+    """Microseconds of each save of an epoch, those on a core, those of each batch beside, and a state near the end."""
     loader = _loader(mode, window, batches)
     iterator = iter(loader)
     next(iterator)
     saves: list[float] = []
+    on_core: list[float] = []
     begin, state = perf_counter(), None
     for _ in range(batches - 2):
-        before = perf_counter()
+        spent, before = thread_time(), perf_counter()
         state = loader.state_dict()
         saves.append(1e6 * (perf_counter() - before))
+        on_core.append(1e6 * (thread_time() - spent))
         next(iterator)
     whole = 1e6 * (perf_counter() - begin)
-    return saves, (whole - sum(saves)) / len(saves), state
+    return saves, on_core, (whole - sum(saves)) / len(saves), state
 
 
 def own_bytes(state: dict[str, Any]) -> int:
@@ -175,12 +178,14 @@ def own_bytes(state: dict[str, Any]) -> int:
 def row(mode: str, window: int, batches: int, repetitions: int) -> dict[str, Any]:
     """One row; see the head of this module."""
     saves: list[float] = []
+    on_core: list[float] = []
     unsaved, beside = [], []
     state: Any = None
     for _ in range(repetitions):
         unsaved.append(_unsaved_us(mode, window, batches))
-        taken, other, state = _saved(mode, window, batches)
+        taken, spent, other, state = _saved(mode, window, batches)
         saves += taken
+        on_core += spent
         beside.append(other)
     p50, p99 = np.percentile(saves, [50, 99])
     return {
@@ -188,6 +193,7 @@ def row(mode: str, window: int, batches: int, repetitions: int) -> dict[str, Any
         "window": window,
         "save_p50_us": float(p50),
         "save_p99_us": float(p99),
+        "save_cpu_p99_us": float(np.percentile(on_core, 99)),
         "state_bytes": len(json.dumps(state)),
         "own_bytes": own_bytes(state),
         **report.summarise("batch", unsaved, "_us"),
