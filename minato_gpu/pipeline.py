@@ -160,7 +160,8 @@ class Pipeline:
 
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known
         so far. ``on_stage(name, seconds)`` is called after each stage, ``before_stage(number)`` before it.
-        Raises StageError, whose ``__cause__`` is the stage's own exception; interrupts pass through.
+        Raises StageError, whose ``__cause__`` is the stage's own exception, or says what ``fields`` lack; interrupts
+        pass through.
         """
         end = len(self.stages) if stop is None else stop
         if start == 0:
@@ -181,9 +182,9 @@ class Pipeline:
                 on_stage(stage.name, perf_counter() - began)
         return known if end < len(self.stages) else {name: known[name] for name in self.outputs}
 
-
     def _check_given(self, fields: Fields) -> None:
-        """Raise TypeError or ValueError unless the data set has returned what the stages need, as declared."""
+        """Raise TypeError, or a StageError of a ValueError, unless the data set has returned what the stages need, as
+        declared."""
         given: object = fields
         if not isinstance(given, Mapping):
             names = ", ".join(map(repr, self.input_fields))
@@ -191,14 +192,21 @@ class Pipeline:
                 f"with a pipeline the data set returns the first stage's fields, a mapping of {names}; "
                 f"it returned a {type(given).__name__}"
             )
+        problem = self._problem(fields)
+        if problem is not None:
+            error = ValueError(problem)
+            raise stage_error(None, "cpu", fields, error) from error
+
+    def _problem(self, fields: Fields) -> str | None:
         if not fields.keys() >= self._needed:
             missing = ", ".join(map(repr, sorted(self._needed - fields.keys())))
             found = ", ".join(map(repr, fields)) or "none"
-            raise ValueError(f"the pipeline needs field {missing} of the data set's samples; this one has {found}")
+            return f"the pipeline needs field {missing} of the data set's samples; this one has {found}"
         for name, one in (self.inputs or {}).items():
             problem = one.problem(fields[name]) if name in fields else None
             if problem is not None:
-                raise ValueError(f"the data set's field {name!r} {problem}")
+                return f"the data set's field {name!r} {problem}"
+        return None
 
     @cached_property
     def _needed(self) -> frozenset[str]:

@@ -213,15 +213,16 @@ class TestRun:
             Pipeline((stage(),), outputs=("x",)).run(sample, seed=0)
 
     def test_what_the_data_set_returns_is_checked(self) -> None:
-        with pytest.raises(ValueError, match="needs field 'label' of the data set's samples; this one has 'path'"):
+        with pytest.raises(StageError, match=r"needs field 'label' of .* samples; this one has 'path'") as found:
             three_stages().run({"path": "4"}, 5)
-        with pytest.raises(ValueError, match=r"needs field 'label', 'path' of .* this one has none"):
+        assert found.value.origin.path == "4" and isinstance(found.value.__cause__, ValueError)
+        with pytest.raises(StageError, match=r"needs field 'label', 'path' of .* this one has none"):
             three_stages().run({}, 5)
         pair = Field(np.float32, (2,))
         declared = Pipeline((stage(writes={"x": pair}),), outputs=("x",), inputs={"x": pair, "more": Field(object)})
-        with pytest.raises(ValueError, match="the data set's field 'x' has shape"):
+        with pytest.raises(StageError, match="the data set's field 'x' has shape"):
             declared.run({"x": np.zeros(3, np.float32)}, 0)
-        with pytest.raises(ValueError, match="the data set's field 'x' has dtype"):
+        with pytest.raises(StageError, match="the data set's field 'x' has dtype"):
             declared.run({"x": np.zeros(2)}, 0)
         assert "x" in declared.run({"x": np.zeros(2, np.float32)}, 0)
 
