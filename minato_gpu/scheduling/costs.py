@@ -74,13 +74,15 @@ class CostModel:
         Each pair is (what the model said before it learned from the sample, what the sample took); at most the
         last 4,096 per lane. ``log_sigma``: standard deviation of log(actual / predicted). ``rank_correlation``:
         Spearman's. None where fewer than two pairs, or no spread, give a value. ``by_cost``: each pair counts for the
-        deviation with the seconds that it took, where lanes are parts of samples: many take next to nothing.
+        deviation with the seconds that it took, where lanes are parts of samples: many take next to nothing. While
+        another call takes observations in, it is that of those before them.
         """
         models = [self._lanes[lane]] if lane is not None else list(self._lanes.values())
-        with self._lock:
-            for model in models:
-                model.flush()
-            pairs = np.concatenate([np.array(model.pairs, dtype=np.float64).reshape(-1, 2) for model in models])
+        if not self._lock.locked():  # else by who has it: perhaps this very thread, in which a signal's handler asks
+            with self._lock:
+                for model in models:
+                    model.flush()
+        pairs = np.array([pair for model in models for pair in model.pairs.copy()], dtype=np.float64).reshape(-1, 2)
         if len(pairs) < 2:
             return {"samples": len(pairs), "log_sigma": None, "rank_correlation": None}
         errors, weights = pairs[:, 1] - pairs[:, 0], np.exp(pairs[:, 1]) if by_cost else np.ones(len(pairs))

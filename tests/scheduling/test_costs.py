@@ -186,3 +186,19 @@ def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyP
             over.set()
         looking.result()
     assert model.report()["samples"] in (1800, 1900)  # nothing had been predicted of those taken in first
+
+
+def test_a_signal_handler_may_ask_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``stats()`` in one: it may have interrupted the thread that takes observations in."""
+    model, flush, reports = CostModel(("cpu",)), LaneCosts.flush, list[object]()
+
+    def interrupted(self: LaneCosts) -> None:
+        monkeypatch.setattr(LaneCosts, "flush", flush)
+        reports.append(model.report()["samples"])
+        flush(self)
+
+    model.observe_many("cpu", None, None, np.full(300, 1e-3))
+    model.observe_many("cpu", None, None, np.full(100, 1e-3))
+    monkeypatch.setattr(LaneCosts, "flush", interrupted)
+    model.observe_many("cpu", None, None, np.full(300, 1e-3))
+    assert reports == [0] and model.report()["samples"] == 400
