@@ -226,10 +226,12 @@ class ValueLoad(Load):
         self._value: Any = None
         self._tensors: list[torch.Tensor] = []
         self._copied: dict[int, torch.Tensor] = {}  # by the tensor's id: the memory of those that were copied here
+        self._stayed: list[torch.Tensor] = []  # the memory of those that are there still when it is issued anew
 
     def issue(self, port: Port) -> None:
         """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
-        self._value, self.measured, self.keep, self._tensors, self._copied = None, 0, [], [], {}
+        self._value, self.keep, self._tensors, self._copied = None, [], self._stayed.copy(), {}
+        self.measured = sum(part.numel() * part.element_size() for part in self._stayed)
 
         def counted(nbytes: int) -> None:
             self.measured = nbytes + (self.measured or 0)
@@ -276,6 +278,7 @@ class ValueLoad(Load):
             return fetched.view(tensor.dtype).view(tensor.shape)
 
         value = mapped(self._value, on_host)
+        self._stayed = [tensor for tensor in self._tensors if id(tensor) not in self._copied]
         self._value, self._tensors, self._copied, self._make = None, [], {}, lambda: value
 
     def hand_over(self, accelerator: Accelerator) -> Any:
@@ -283,7 +286,7 @@ class ValueLoad(Load):
         accelerator.wait(self.event)
         for tensor in self._tensors:
             accelerator.used_here(tensor)
-        value, self._value, self._tensors, self._copied = self._value, None, [], {}
+        value, self._value, self._tensors, self._copied, self._stayed = self._value, None, [], {}, []
         return value
 
 

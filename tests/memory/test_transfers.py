@@ -446,6 +446,31 @@ def test_the_consumer_is_recorded_as_user_of_unusual_tensors_too(kind: str, monk
     assert moved.layout == value.layout and moved.requires_grad == value.requires_grad
 
 
+class _Elsewhere(FakeDevice):
+    """What PyTorch itself has moved there lies on the host no more."""
+
+    device = torch.device("meta")
+
+
+def test_what_stays_when_its_batch_is_unloaded_is_counted_and_recorded_once_it_is_loaded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, recorded = _Elsewhere(), list[torch.Tensor]()
+    monkeypatch.setattr(device, "used_here", recorded.append)
+    with bench(device) as one:
+        load = ValueLoad(lambda: [torch.ones(3), torch.ones(4, requires_grad=True), torch.tensor([1j]).conj()], 48)
+        one.submit(load, 2)
+        one.issued(load)
+        measured = load.nbytes
+        for _ in range(2):
+            assert one.transfers._unload_last(Load(0, ()))
+            one.transfers.expect(0)  # it is loaded again
+            one.issued(load)
+        one.take(load)
+        assert load.nbytes == measured and not load._stayed
+    assert sorted(part.numel() for part in recorded) == [1, 3, 4]
+
+
 def test_an_error_while_making_a_batch_is_the_consumers() -> None:
     with bench(FakeDevice()) as one:
 
