@@ -332,9 +332,11 @@ class Transfers:
         self.sweep()
 
     def _unload_last(self, load: Load) -> bool:
-        """Put back the last batch behind this one that is loaded. None of them is handed over before it."""
+        """Put back the last batch behind this one that is loaded. None of them is handed over before it, unless the
+        consumer has broken off waiting for it."""
         with self._changed:
-            behind = [each for each in self._loaded.values() if each.order > load.order and each.error is None]
+            later = [each for each in self._loaded.values() if each.order > load.order and each.error is None]
+            behind = later if load.order >= self._due else []
         if not behind:
             return False
         last = max(behind, key=lambda each: each.order)

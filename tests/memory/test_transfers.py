@@ -631,6 +631,25 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
         assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0
 
 
+def test_for_a_batch_that_the_consumer_waits_for_no_more_nothing_leaves() -> None:
+    """It has been told of a time-out, say, and may be taking the next one at this very moment."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=2 * nbytes)
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2
+        due = one.load(3)
+        one.issued(due)
+        one.transfers.expect(due.order)
+        one.submitted = 1
+        one.issued(one.load(2))
+        assert due.issued and one.transfers.stats()["unloaded"] == 0
+        one.check(one.take(due), 3)
+        one.check(held, 1)
+        device.finish()
+        assert one.wrong == []
+
+
 def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> None:
     """One of its two tensors found memory, which the batch that is due needs."""
     device, seen = FakeDevice(capacity=1000), []
