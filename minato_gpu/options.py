@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Options:
 def _positive(name: str, value: Any, otherwise: str) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):  # NumPy's are
         raise TypeError(f"{name} must be a whole number or None, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}; {otherwise}")

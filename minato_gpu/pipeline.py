@@ -202,11 +202,15 @@ class Pipeline:
             missing = ", ".join(map(repr, sorted(self._needed - fields.keys())))
             found = ", ".join(map(repr, fields)) or "none"
             return f"the pipeline needs field {missing} of the data set's samples; this one has {found}"
-        for name, one in (self.inputs or {}).items():
+        for name, one in self._declared:
             problem = one.problem(fields[name]) if name in fields else None
             if problem is not None:
                 return f"the data set's field {name!r} {problem}"
         return None
+
+    @cached_property
+    def _declared(self) -> tuple[tuple[str, Field], ...]:
+        return tuple((name, one) for name, one in (self.inputs or {}).items() if one.dtype != object)
 
     @cached_property
     def _needed(self) -> frozenset[str]:

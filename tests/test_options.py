@@ -97,6 +97,10 @@ def test_the_cpu_as_the_device(device: Any) -> None:
     assert options(device=device).device == torch.device("cpu")
 
 
+def test_whole_numbers_may_be_numpys() -> None:
+    assert options(num_workers=1, prefetch_factor=np.int64(3), host_memory_budget=np.int64(1 << 20)).lateness == 0
+
+
 def test_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda device: (device.index or 0) < 4)
     assert options(device=["cuda:0", torch.device("cuda:3")]).devices == (

@@ -21,6 +21,8 @@ from numpy.typing import ArrayLike
 from minato_gpu.scheduling.history import Array, Keys
 from minato_gpu.scheduling.lane_costs import LaneCosts
 
+_WAIT_S = 0.1  # for who takes observations in: perhaps it is this very thread, in which a signal's handler asks
+
 
 class CostModel:
     """Online cost predictions: a function of the calls made so far. Every method may be called by any thread.
@@ -75,13 +77,15 @@ class CostModel:
         last 4,096 per lane. ``log_sigma``: standard deviation of log(actual / predicted). ``rank_correlation``:
         Spearman's. None where fewer than two pairs, or no spread, give a value. ``by_cost``: each pair counts for the
         deviation with the seconds that it took, where lanes are parts of samples: many take next to nothing. While
-        another call takes observations in, it is that of those before them.
+        another call is taking observations in, for long, it is that of those before them.
         """
         models = [self._lanes[lane]] if lane is not None else list(self._lanes.values())
-        if not self._lock.locked():  # else by who has it: perhaps this very thread, in which a signal's handler asks
-            with self._lock:
+        if self._lock.acquire(timeout=_WAIT_S):
+            try:
                 for model in models:
                     model.flush()
+            finally:
+                self._lock.release()
         pairs = np.array([pair for model in models for pair in model.pairs.copy()], dtype=np.float64).reshape(-1, 2)
         if len(pairs) < 2:
             return {"samples": len(pairs), "log_sigma": None, "rank_correlation": None}

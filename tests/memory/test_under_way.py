@@ -10,7 +10,7 @@ import torch
 
 from minato_gpu.memory.loads import Load
 from tests.fake_device import LAZY_COPIES, FakeDevice
-from tests.memory.test_transfers import Bench, bench
+from tests.memory.bench import Bench, bench
 from tests.waiting import wait_until
 
 

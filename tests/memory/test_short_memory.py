@@ -1,0 +1,341 @@
+"""Where a device has no memory for a batch: what leaves it, what waits, and when that is the consumer's error."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu.memory.loads import Load, ValueLoad, rows_bytes
+from minato_gpu.notices import LOGGER
+from tests.fake_device import FakeDevice, FakeEvent, Order
+from tests.memory.bench import ORDERS, ROWS, bench, layout
+from tests.waiting import wait_until
+
+
+def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_on() -> None:
+    with bench(FakeDevice(capacity=100)) as one:
+        load = one.load(1)
+        with pytest.raises(torch.OutOfMemoryError):
+            one.take(load)
+        one.device.capacity = 1 << 20
+        one.check(one.take(one.load(2)), 2)
+        one.transfers.sweep()
+        assert one.wrong == [] and one.arena.allocated == 0
+
+
+class _EventFails(FakeDevice):
+    """There is no memory for the first event after a load."""
+
+    failed = False
+
+    def event(self, timed: bool = False) -> FakeEvent:
+        if threading.current_thread().name == "minato-copies" and not self.failed:
+            self.failed = True
+            raise torch.OutOfMemoryError("for an event")
+        return super().event(timed)
+
+
+@pytest.mark.parametrize("order", ORDERS[:2])
+def test_a_load_whose_event_finds_no_memory_is_issued_once_more_with_all_its_rows(order: Order) -> None:
+    device = _EventFails(order)
+    with bench(device) as one:
+        one.check(one.take(one.load(1, on_device=(1, 2, 5))), 1)
+        device.finish()
+        assert one.wrong == [] and device.failed
+    gc.collect()
+    assert device.used == 0
+
+
+def test_a_batch_that_is_no_rows_is_issued_once_more_too() -> None:
+    device, seen = _EventFails(), []
+    with bench(device) as one:
+        load = ValueLoad(lambda: torch.arange(3), 24)
+        one.submit(load)
+        device.read(one.take(load), lambda tensor: seen.append(tensor.tolist()))
+        device.finish()
+    assert seen == [[0, 1, 2]] and device.failed
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("later", ["rows", "scattered", "value"])
+def test_batches_that_are_loaded_ahead_leave_for_the_one_that_is_due(order: Order, later: str) -> None:
+    """The device holds two batches: one that the consumer has, and whichever came first of those to come."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device, seen = FakeDevice(order, capacity=2 * nbytes + nbytes // 2), []
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2  # the batch before it is not complete yet
+        if later == "rows":
+            behind: Load = one.load(3, on_device=(1, 2))
+        elif later == "scattered":
+            behind = one.scattered(3)
+        else:
+            behind = ValueLoad(lambda: {"image": torch.full((nbytes // 4,), 3.0), "other": ("a", 3)}, nbytes)
+            one.submit(behind)
+        one.issued(behind)
+        one.submitted = 1
+        one.check(one.take(one.load(2)), 2)
+        assert one.transfers.stats()["unloaded"] == 1
+        one.check(held, 1)
+        del held
+        gc.collect()
+        batch = one.take(behind)
+        if later == "value":
+            assert batch["other"] == ("a", 3)
+            device.read(batch["image"], lambda t: seen.append(t.unique().tolist()))
+        else:
+            one.check(batch, 3)
+        del batch
+        device.finish()
+        assert one.wrong == [] and seen == [[3.0]] * (later == "value")
+        one.transfers.sweep()
+        assert one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0
+    gc.collect()
+    assert device.used == 0
+
+
+class _FetchFails(FakeDevice):
+    def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_a_batch_that_cannot_leave_stays() -> None:
+    nbytes = rows_bytes(layout(), ROWS)
+    device = _FetchFails(capacity=2 * nbytes)
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2
+        behind = one.load(3)
+        one.issued(behind)
+        one.submitted = 1
+        with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
+            one.take(one.load(2))
+        one.check(one.take(behind), 3)
+        one.check(held, 1)
+        device.finish()
+        one.transfers.sweep()
+        assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.stats()["unloaded"] == 0
+
+
+def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took() -> None:
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=2 * nbytes)
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2
+        behind = one.load(3)
+        one.issued(behind)
+        unload = behind.unload
+
+        def left_meanwhile(port: Any) -> None:
+            unload(port)
+            one.transfers.leave(behind)
+
+        behind.unload = left_meanwhile  # type: ignore[method-assign]
+        one.submitted = 1
+        one.check(one.take(one.load(2)), 2)
+        one.check(held, 1)
+        device.finish()
+        one.transfers.sweep()
+        assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0
+
+
+def test_for_a_batch_that_the_consumer_waits_for_no_more_nothing_leaves() -> None:
+    """It has been told of a time-out, say, and may be taking the next one at this very moment."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=2 * nbytes)
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2
+        due = one.load(3)
+        one.issued(due)
+        one.transfers.expect(due.order)
+        one.submitted = 1
+        one.issued(one.load(2))
+        assert due.issued and one.transfers.stats()["unloaded"] == 0
+        one.check(one.take(due), 3)
+        one.check(held, 1)
+        device.finish()
+        assert one.wrong == []
+
+
+def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> None:
+    """One of its two tensors found memory, which the batch that is due needs."""
+    device, seen = FakeDevice(capacity=1000), []
+    with bench(device) as one:
+        later = ValueLoad(lambda: (torch.zeros(200), torch.full((75,), 2.0)), 8)
+        one.submit(later, 1)
+        assert wait_until(lambda: one.transfers.stats()["short_of_memory"])
+        due = ValueLoad(lambda: torch.ones(100), 8)
+        one.submit(due, 0)
+        device.read(one.take(due), lambda tensor: seen.append(tensor.unique().tolist()))
+        device.capacity = 2000
+        device.read(one.take(later)[1], lambda tensor: seen.append(tensor.unique().tolist()))
+        device.finish()
+    assert seen == [[1.0], [2.0]]
+
+
+def test_what_was_loaded_of_a_batch_that_fails_is_free_again_at_once() -> None:
+    device = FakeDevice(capacity=1000)
+    with bench(device) as one:
+        load = ValueLoad(lambda: (torch.zeros(200), torch.zeros(100)), 8)
+        one.submit(load)
+        one.issued(load)
+        assert load.error is not None and device.used == 0
+
+
+def test_a_batch_waits_for_samples_that_an_executor_is_slow_to_let_go_of() -> None:
+    """On a busy machine a micro-batch takes as long as it takes: who waits is asked for room again and again."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device, asked = FakeDevice(capacity=nbytes + 100), 0
+    with bench(device) as one:
+        with device.running(device.stream()):
+            making = [device.empty(nbytes // 2)]
+        one.transfers.budget.take("samples", nbytes // 2)
+        load = one.load(1)
+
+        def look() -> bool:
+            nonlocal asked
+            if one.transfers.wants_room:
+                asked += 1
+                if asked == 40:
+                    making.clear()
+                    one.transfers.budget.give("samples", nbytes // 2)
+                one.transfers.room_made()
+            return load.issued
+
+        assert wait_until(look)
+        one.check(one.take(load), 1)
+        assert one.wrong == [] and asked >= 40
+
+
+class _Counts(FakeDevice):
+    """Counts how often it is asked for memory."""
+
+    asked = 0
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        self.asked += 1
+        return super().empty(nbytes)
+
+
+@pytest.mark.parametrize("how", ["closed", "left"])
+def test_a_batch_that_nobody_waits_for_any_more_is_given_up(how: str) -> None:
+    """Samples stay on the device, so that it would be tried for long."""
+    device = _Counts(capacity=100)
+    with bench(device) as one:
+        one.transfers.budget.take("samples", 50)
+        load = one.load(1)
+        assert wait_until(lambda: one.transfers.wants_room)
+        before = device.asked
+        if how == "left":
+            one.transfers.leave(load)
+            assert wait_until(lambda: one.arena.allocated == 0)
+        else:
+            one.transfers.close()
+        assert device.asked <= before + 1
+
+
+def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_it_is() -> None:
+    """Before it the consumer takes one from another device, and what it has of this one is then free."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=nbytes + nbytes // 2)
+    with bench(device) as one:
+        one.transfers.expect(0, 0)
+        held = one.take(one.load(1))
+        one.transfers.expect(1, 2)
+        one.submitted = 2
+        load = one.load(2)
+        assert wait_until(lambda: one.transfers.wants_room)
+        one.transfers.room_made()  # the consumer waits for the other device's
+        assert wait_until(lambda: load.issued or load in one.transfers._queue)
+        one.check(held, 1)
+        del held
+        gc.collect()
+        one.transfers.expect(2, 2)
+        one.check(one.take(load), 2)
+        device.finish()
+        assert one.wrong == []
+
+
+class _Meanwhile(FakeDevice):
+    """Something happens when it has no memory."""
+
+    def happens(self) -> None:
+        pass
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        try:
+            return super().empty(nbytes)
+        except torch.OutOfMemoryError:
+            self.happens()
+            raise
+
+
+def test_a_batch_that_becomes_due_while_it_is_tried_is_tried_once_more() -> None:
+    """It had no memory for what the consumer has let go of since then."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device = _Meanwhile(capacity=nbytes + nbytes // 2)
+    with bench(device) as one:
+        one.transfers.expect(0, 0)
+        held = [one.take(one.load(1))]
+        one.transfers.expect(1, 2)
+        one.submitted = 2
+        load = one.load(2)
+        assert wait_until(lambda: one.transfers.wants_room)
+        device.happens = lambda: one.transfers.expect(2, 2)  # type: ignore[method-assign]
+        one.transfers.room_made()
+
+        def look() -> bool:
+            if one.transfers.wants_room:
+                held.clear()
+                gc.collect()
+                one.transfers.room_made()
+            return load.issued
+
+        assert wait_until(lambda: one.transfers._due == 2) and wait_until(look)
+        one.check(one.take(load), 2)
+        device.finish()
+        assert one.wrong == []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_batch_is_loaded(order: Order) -> None:
+    """One batch is under way, the other waits for room in the budget."""
+    device = FakeDevice(order)
+    maker = FakeDevice(order, beside=[device])
+    with bench(device, limit=1) as one:
+        first, second = one.load(1, (1, 2, 6), maker), one.load(2, (0, 3), maker)
+        one.issued(first)
+        one.transfers.let_go_for_others()
+        gc.collect()
+        assert maker.used == 0 and not second.issued
+        one.check(one.take(first), 1)
+        one.check(one.take(second), 2)
+        device.finish()
+        maker.finish()
+        assert one.wrong == []
+
+
+def test_a_log_that_raises_does_not_let_the_consumer_wait_for_ever() -> None:
+    class Wrong(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise LookupError(record.getMessage())
+
+    wrong = Wrong()
+    LOGGER.addFilter(wrong)
+    try:
+        with bench(FakeDevice(capacity=100)) as one:
+            with pytest.raises(LookupError, match="has no memory for a batch"):
+                one.take(one.load(1))
+            one.device.capacity = 1 << 20
+            one.check(one.take(one.load(2)), 2)
+            one.transfers.sweep()
+            assert one.wrong == [] and one.arena.allocated == 0
+    finally:
+        LOGGER.removeFilter(wrong)
