@@ -85,7 +85,7 @@ class Occurrences:
 
     def _uncounted_at_once(self, keys: list[Any]) -> bool:
         """A window of them with every save: the usual ones together, if they all are."""
-        if self._seen is None or self._others or not set(map(type, keys)) <= {int} or not keys:
+        if self._seen is None or self._others or not keys or not {int}.issuperset(map(type, keys)):
             return False
         indices = np.array(keys)
         if indices.dtype.kind != "i" or indices.min() < 0 or indices.max() >= len(self._seen):

@@ -85,7 +85,7 @@ class Loading:
     def let_go_of(self, short: Transfers) -> None:
         """Batches that go to other devices let go of what this one has made for them."""
         for transfers in {*self.transfers} - {short}:
-            transfers.let_go_for_others()
+            transfers.let_go()
 
     # --- all of them -----------------------------------------------------------------------------------------
 

@@ -63,17 +63,12 @@ class Outlet:
         self._made = self._new_made()
         self._placed: list[tuple[list[Any], int, Resident]] = []
         self._each = 0  # bytes of a sample on the device, once they are known
-        self._held = 0
+        self.held = 0  # bytes taken for samples that are not made yet
         self._beyond = False  # they were taken although there was no room
         self._begin: Event | None = None
 
     def _new_made(self) -> Made | None:
         return None if self._transfers is None else Made(None, self._transfers.accelerator)
-
-    @property
-    def held(self) -> int:
-        """Bytes taken for samples that are not made yet."""
-        return self._held
 
     @property
     def stream(self) -> Any:
@@ -103,7 +98,7 @@ class Outlet:
         if not found:
             self._transfers.sweep()
             found = budget.take_some("samples", self._each, count)
-        self._held = found * self._each
+        self.held = found * self._each
         if not found:
             self._take(self._each)
         return max(1, found)
@@ -124,7 +119,7 @@ class Outlet:
         if not budget.take_some("samples", nbytes, 1):
             self._beyond = True
             budget.take("samples", nbytes)
-        self._held += nbytes
+        self.held += nbytes
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -143,9 +138,9 @@ class Outlet:
 
     def let_go(self) -> None:
         """What was taken for samples that do not stay, or were not even begun, is free again."""
-        if self._transfers is not None and self._held:
-            self._transfers.budget.give("samples", self._held)
-        self._held, self._placed = 0, []
+        if self._transfers is not None and self.held:
+            self._transfers.budget.give("samples", self.held)
+        self.held, self._placed = 0, []
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], made: frozenset[str]) -> Any:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
@@ -197,9 +192,9 @@ class Outlet:
             assert made is not None
             made.event = end
             nbytes = sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values())
-            if nbytes > self._held:  # the first sample: nobody knew
-                self._take(nbytes - self._held)
-            self._held -= nbytes
+            if nbytes > self.held:  # the first sample: nobody knew
+                self._take(nbytes - self.held)
+            self.held -= nbytes
             weakref.finalize(made, self._transfers.budget.give, "samples", nbytes).atexit = False
         return Issued(items, placed, self._beyond, self._begin, end)
 

@@ -132,16 +132,6 @@ class Transfers:
             self._made_for = self._due
             self._changed.notify()
 
-    def let_go_for_others(self) -> None:
-        """Another device has no memory: what it has made for batches that are to be loaded here comes by way of the
-        host. Waits for what is under way."""
-        with self._changed:
-            for load in self._queue:
-                with contextlib.suppress(Exception):  # of the device: its next attempt will say so
-                    load.make_room(self._port)
-        self._under_way.wait()
-        self.sweep()
-
     # --- any thread --------------------------------------------------------------------------------------------
 
     def announce(self, nbytes: int) -> None:
@@ -160,6 +150,16 @@ class Transfers:
                 return False
             self.budget.lower(max(self.batch_bytes, held // 2))
             return True
+
+    def let_go(self, *also: Load) -> None:
+        """A device has no memory: what was made there for batches that are to be loaded here, and for ``also``, comes
+        by way of the host. Waits for what is under way, which may hold samples too."""
+        with self._changed:
+            for load in (*also, *self._queue):
+                with contextlib.suppress(Exception):  # of the device: its next attempt will say so
+                    load.make_room(self._port)
+        self._under_way.wait()
+        self.sweep()
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
@@ -311,7 +311,7 @@ class Transfers:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._ask_for_room(load)
-            self._let_go(load)
+            self.let_go(load)
             alone = attempt > 0 and not self.budget.held.get("samples")  # asked first: those that go later go too late
             failed = self._try(load)
             while failed is not None and failed.short and attempt and self._unload_last(load):
@@ -322,14 +322,6 @@ class Transfers:
             self._squeezed = False
             self._set_aside()
         return failed
-
-    def _let_go(self, load: Load) -> None:
-        """Wait for what is under way, which may hold samples, and let those of other batches come from the host."""
-        self._under_way.wait()
-        with self._changed, contextlib.suppress(Exception):  # of the device: the next attempt will say so
-            for each in [load, *self._queue]:
-                each.make_room(self._port)
-        self.sweep()
 
     def _unload_last(self, load: Load) -> bool:
         """Put back the last batch behind this one that is loaded. None of them is handed over before it, unless the

@@ -208,7 +208,7 @@ def failed_of(progress: Mapping[str, Any]) -> int:
 
 def plain_keys(keys: list[Any]) -> list[Any]:
     """``plain_key`` of each, as a new list."""
-    if set(map(type, keys)) <= _AS_THEY_ARE:  # a window of them with every save
+    if _AS_THEY_ARE.issuperset(map(type, keys)):  # a window of them with every save
         return keys.copy()
     return [plain_key(key) for key in keys]
 

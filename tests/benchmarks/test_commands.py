@@ -63,7 +63,7 @@ def test_saves() -> None:
             assert row["own_bytes"] < 1024 + row["window"] / 8 * 4 / 3 + 4
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 def test_overhead() -> None:
     document = _document("overhead")
     loaders = [row for row in document["rows"] if "samples_per_s" in row]
@@ -77,7 +77,7 @@ def test_overhead() -> None:
     assert {row["samples"].split(",")[0] for row in decisions} == {"costly", "trivial"}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 def test_tails() -> None:
     rows = _document("tails", "--case", "scattered, 81", "--loader", "in order", "--loader", "bounded")["rows"]
     assert {row["case"] for row in rows} == {"scattered, 81 %"}
@@ -86,7 +86,7 @@ def test_tails() -> None:
     _check_tails(rows)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(120)
 def test_rare() -> None:
     rows = _document("tails", "--case", "rare", "--loader", "in order")["rows"]
     assert {row["case"] for row in rows} == {"rare, 81 %"}
@@ -104,13 +104,13 @@ def _check_tails(rows: list[dict[str, Any]]) -> None:
         assert row["peak_rss_bytes"] > 1_000_000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(120)
 def test_short_epochs() -> None:
     document = _document("tails", "--case", "short epochs, 105", "--loader", "in order")
     assert {"pytorch in order", "spdl processes in order"} <= {row["loader"] for row in document["rows"]}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(120)
 def test_large() -> None:
     document = _document("large")
     assert {row["sampler"] for row in document["rows"]} == {"sequential", "random"}

@@ -110,7 +110,7 @@ def test_lateness_counts_batches(asked: Job) -> None:
     assert reader.late == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240)
 def test_a_run_at_toy_size(tmp_path: Path) -> None:
     names = ["--loader", "pytorch in order", "--loader", "minato_gpu in order"]
     said = programs.run("benchmarks.compare", "image_classification", *names, "--quick", "--json", "-")

@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings.usual("cpu", tmp_path, quick=True)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240)
 def test_every_part_at_toy_size(tmp_path: Path) -> None:
     path = tmp_path / "session.json"
     command = [sys.executable, "-m", "benchmarks.gpu_session", "--device", "cpu", "--quick", "--out", str(path)]

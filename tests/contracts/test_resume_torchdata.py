@@ -131,6 +131,7 @@ def test_every_save_point(name: str, way: str) -> None:
     _every_save_point(*_WAYS[way], name)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ["distributed, shuffled", "batches of random", "drawn, lazily"])
 def test_every_save_point_by_processes(name: str) -> None:
     """See ``_every_save_point``."""

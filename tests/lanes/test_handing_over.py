@@ -226,7 +226,7 @@ def test_the_rate_at_which_values_come_to_the_device_is_measured() -> None:
     assert 1e7 < measured_rate(None) < 1e13
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(name: str, links: Links, tmp_path: Path) -> None:
     module = importlib.import_module(f"pipelines.{name}")

@@ -13,7 +13,7 @@ import torch
 from minato_gpu.memory.loads import Load, ValueLoad, rows_bytes
 from minato_gpu.notices import LOGGER
 from tests.fake_device import FakeDevice, FakeEvent, Order
-from tests.memory.bench import ORDERS, ROWS, bench, layout
+from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.waiting import wait_until
 
 
@@ -99,6 +99,16 @@ def test_batches_that_are_loaded_ahead_leave_for_the_one_that_is_due(order: Orde
     assert device.used == 0
 
 
+def _one_too_early(one: Bench) -> tuple[Any, Load]:
+    """The first batch, which the consumer has, and the third, which is loaded; the second is submitted next."""
+    held = one.take(one.load(1))
+    one.submitted = 2
+    early = one.load(3)
+    one.issued(early)
+    one.submitted = 1
+    return held, early
+
+
 class _FetchFails(FakeDevice):
     def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
@@ -108,11 +118,7 @@ def test_a_batch_that_cannot_leave_stays() -> None:
     nbytes = rows_bytes(layout(), ROWS)
     device = _FetchFails(capacity=2 * nbytes)
     with bench(device) as one:
-        held = one.take(one.load(1))
-        one.submitted = 2
-        behind = one.load(3)
-        one.issued(behind)
-        one.submitted = 1
+        held, behind = _one_too_early(one)
         with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
             one.take(one.load(2))
         one.check(one.take(behind), 3)
@@ -126,10 +132,7 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
     nbytes = rows_bytes(layout(), ROWS)
     device = FakeDevice(capacity=2 * nbytes)
     with bench(device) as one:
-        held = one.take(one.load(1))
-        one.submitted = 2
-        behind = one.load(3)
-        one.issued(behind)
+        held, behind = _one_too_early(one)
         unload = behind.unload
 
         def left_meanwhile(port: Any) -> None:
@@ -137,7 +140,6 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
             one.transfers.leave(behind)
 
         behind.unload = left_meanwhile  # type: ignore[method-assign]
-        one.submitted = 1
         one.check(one.take(one.load(2)), 2)
         one.check(held, 1)
         device.finish()
@@ -150,12 +152,8 @@ def test_for_a_batch_that_the_consumer_waits_for_no_more_nothing_leaves() -> Non
     nbytes = rows_bytes(layout(), ROWS)
     device = FakeDevice(capacity=2 * nbytes)
     with bench(device) as one:
-        held = one.take(one.load(1))
-        one.submitted = 2
-        due = one.load(3)
-        one.issued(due)
+        held, due = _one_too_early(one)
         one.transfers.expect(due.order)
-        one.submitted = 1
         one.issued(one.load(2))
         assert due.issued and one.transfers.stats()["unloaded"] == 0
         one.check(one.take(due), 3)
@@ -312,7 +310,7 @@ def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_b
     with bench(device, limit=1) as one:
         first, second = one.load(1, (1, 2, 6), maker), one.load(2, (0, 3), maker)
         one.issued(first)
-        one.transfers.let_go_for_others()
+        one.transfers.let_go()
         gc.collect()
         assert maker.used == 0 and not second.issued
         one.check(one.take(first), 1)

@@ -109,6 +109,7 @@ def _endless() -> Any:
     )
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("below", [_FAR, (1 << 28) + 2])
 def test_keys_are_not_drawn_again_for_ever(below: int) -> None:
     loader = _endless()

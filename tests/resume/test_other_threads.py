@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +14,7 @@ from minato_gpu.lanes.streams import Told
 from minato_gpu.memory.board import Board
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.streams import Streams
+from tests.alone import alone
 from tests.numbers import LENGTH, Plain
 
 
@@ -27,20 +27,12 @@ def test_a_state_may_be_asked_for_while_batches_are_delivered(
     add, rewound, inside = Delivered.add, Delivered.rewound, threading.Lock()
 
     def adds(self: Delivered, *given: Any, **more: Any) -> None:
-        assert inside.acquire(blocking=False), "a state is made meanwhile"
-        try:
-            time.sleep(1e-3)  # lets the other thread in
+        with alone(inside, "a state is made meanwhile"):
             add(self, *given, **more)
-        finally:
-            inside.release()
 
     def looks(self: Delivered, batches: int) -> Delivered:
-        assert inside.acquire(blocking=False), "a batch is delivered meanwhile"
-        try:
-            time.sleep(1e-3)
+        with alone(inside, "a batch is delivered meanwhile"):
             return rewound(self, batches)
-        finally:
-            inside.release()
 
     monkeypatch.setattr(Delivered, "add", adds)
     monkeypatch.setattr(Delivered, "rewound", looks)

@@ -230,6 +230,7 @@ def _damaged_stream(draw: st.DrawFn) -> Any:
     return state
 
 
+@pytest.mark.timeout(60)
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=5_000, max_examples=200)
 @given(_damaged_stream())
 @example(_with(_with(_STREAM, ("source", "batches"), 2501), ("source", "streams", 0, "batches"), 2501))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from minato_gpu.scheduling.costs import CostModel, rank_correlation
 from minato_gpu.scheduling.history import History
 from minato_gpu.scheduling.lane_costs import LaneCosts
+from tests.alone import alone
 
 
 def observe(model: CostModel, keys: np.ndarray, features: np.ndarray, seconds: np.ndarray) -> None:
@@ -161,15 +161,11 @@ def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyP
     model = CostModel(("cpu",), features=1, length=100)
     flush, inside = LaneCosts.flush, threading.Lock()
 
-    def alone(self: LaneCosts) -> None:
-        assert inside.acquire(blocking=False), "two threads take in observations"
-        try:
-            time.sleep(1e-3)  # lets the other thread in
+    def flush_alone(self: LaneCosts) -> None:
+        with alone(inside, "two threads take in observations"):
             flush(self)
-        finally:
-            inside.release()
 
-    monkeypatch.setattr(LaneCosts, "flush", alone)
+    monkeypatch.setattr(LaneCosts, "flush", flush_alone)
     over = threading.Event()
 
     def look() -> None:
