@@ -1,9 +1,9 @@
 """What starts next on which lane: picks waiting tickets, gathers them into chunks, keeps what is under way.
 
 A free lane takes the ticket of its side that must start first; with none there it steals the one nearest to the
-threshold, if it would finish it sooner than its own side. Cheap samples are dispatched by the chunk, so that a
-dispatch is worth ``chunk_s`` seconds of work. What a slow sample holds up in its chunk is taken back and given to
-others.
+threshold, if it would finish it sooner than its own side. Workers get *leases*: neighbouring tickets that are worth a
+share of the time that the window takes (``pacing``), so that a dispatch costs little against its work. What a slow
+sample holds up in its lease is taken back and given to others.
 """
 
 from __future__ import annotations
@@ -179,14 +179,12 @@ class Dispatcher:
 
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
-        limit, target = lane.chunk_limits()
-        if not lane.is_device:
-            target = max(target, self.intake.pace.chunk_s())
+        limit, target = self._worth(lane, entry)
         parts: list[Entry] = []
         total, seconds = 0, 0.0
         following: Entry | None = entry
         while following is not None:
-            each = lane.predict(following) if plan is None else plan.cpu
+            each = self._each(lane, following) if plan is None else plan.cpu
             if total and (following.inspect or seconds + each > target):
                 break
             count = min(following.hi - following.lo, limit - total)
@@ -194,15 +192,16 @@ class Dispatcher:
                 if total and seconds + count * each > target:
                     break
             elif count > 1:
-                count = min(count, max(1, int((target - seconds) / each))) if each > 0 else 1
+                count = min(count, following.within(target - seconds, each))
             count = self._within_budget(following, count, total, handing=plan is not None)
             if count == 0:
                 break
             whole = count == following.hi - following.lo
+            taken = following.seconds(count, each)
             self.waiting.take(following, count)
             parts.append(following if whole else following.part(following.lo, following.lo + count))
             total += count
-            seconds += count * each
+            seconds += taken
             if total >= limit or not whole or each == 0.0:
                 break
             following = self._next_after(lane, following)
@@ -211,6 +210,24 @@ class Dispatcher:
                 if _split(before) != _split(plan):
                     break
         return parts, seconds
+
+    def _worth(self, lane: LaneState, entry: Entry) -> tuple[int, float]:
+        """The most samples of a dispatch that begins with ``entry``, and its target in predicted seconds.
+
+        Samples of a batch that the consumer waits for, and that have not been started, travel alone. Towards the end of
+        the data leases become shorter, so that all slots are through together.
+        """
+        limit, target = lane.chunk_limits()
+        if lane.is_device or (self.consumer_starves and entry.base == self.oldest_place):
+            return limit, target
+        lease = self.intake.pace.lease_s(lane.typical)
+        if self.intake.pace.ending:
+            lease = min(lease, self.waiting.seconds(m.CPU) / (2 * max(lane.slots, 1)))
+        return limit, max(target, lease)
+
+    def _each(self, lane: LaneState, entry: Entry) -> float:
+        """Predicted seconds of each sample; where nothing is known of it, what few of the others exceed."""
+        return lane.predict(entry) if lane.is_device or entry.cpu is not None else lane.typical
 
     def _next_after(self, lane: LaneState, entry: Entry) -> Entry | None:
         """What may travel in the same chunk: for a device the next of its side, else the contiguous cheap run.

@@ -72,7 +72,7 @@ class Intake:
         if entry.steps is not None and entry.side == CPU and (plan := self.router.cut(entry)) is not None:
             cost = plan.cpu + plan.device
         if cost is not None and entry.hi - entry.lo == 1:
-            entry.slow = self.pace.is_slow(cost)
+            entry.slow = cost > self.pace.slow_s()
             entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
 
     def enter(self, epoch: int, first: int) -> None:
@@ -104,43 +104,45 @@ class Intake:
         between: Sequence[Sequence[Plan]] | None = None,
         home: str = DEVICE,
     ) -> None:
-        """Queue tickets with predicted costs: neighbours that are cheap as one entry, costly ones alone.
+        """Queue tickets with predicted costs: where there is no device, neighbours as runs, else each alone.
 
         ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
         ``between``: the plans of each ticket that do a part on either lane. ``home``: the device lane that may.
         """
         self.newest = max(self.newest, spans[-1][1])
-        if self._policy.whole_places:
-            for lo, hi in spans:
-                self._add_run(hi, base, list(cpu[lo - spans[0][0] : hi - spans[0][0]]))
-            return
-        cheap = self._policy.chunk_s / 4
         at = 0
         for lo, hi in spans:
-            run: list[float] = []
-            for serial in range(lo, hi):
-                cost = cpu[at]
-                if device is None and cost < cheap:
-                    run.append(cost)
-                else:
-                    self._add_run(serial, base, run)
-                    run = []
-                    plans = () if between is None else between[at]
-                    self._add_one(serial, base, cost, None if device is None else device[at], read, plans, home)
-                at += 1
-            self._add_run(hi, base, run)
+            if device is None:
+                self._add_runs(lo, base, cpu[at : at + hi - lo], home)
+            else:
+                for number in range(at, at + hi - lo):
+                    plans = () if between is None else between[number]
+                    self._add_one(lo + number - at, base, cpu[number], device[number], read, plans, home)
+            at += hi - lo
         self._since_route += at
         if self._has_device and self._since_route >= max(8, self._policy.window // 8):
             self._since_route = 0
             self.router.update(self.rank)
 
-    def _add_run(self, end: int, base: int, costs: list[float]) -> None:
+    def _add_runs(self, first: int, base: int, costs: Sequence[float], home: str) -> None:
+        """Neighbours for the CPU, as runs from which leases are cut; those that are slow, or would be a lease by
+        themselves, alone."""
+        count, total = len(costs), sum(costs)
+        if total == total:
+            self.pace.expect(total / count, None, count)
+        limit = min(self.pace.lease_s(0.0) / 2, self.pace.slow_s())
+        limit = max(limit, self._policy.chunk_s / 4)
+        start = 0
+        for at in () if self._policy.whole_places or max(costs) <= limit else range(count):
+            if not costs[at] <= limit:  # nan: nothing is known of it
+                self._add_run(first + start, base, costs[start:at])
+                self._add_one(first + at, base, costs[at], None, False, (), home, expected=True)
+                start = at + 1
+        self._add_run(first + start, base, costs[start:])
+
+    def _add_run(self, first: int, base: int, costs: Sequence[float]) -> None:
         if costs:
-            mean = sum(costs) / len(costs)
-            known = mean == mean
-            if known:
-                self.pace.expect(mean, None, len(costs))
-            self._waiting.add(Entry(end - len(costs), end, base, mean if known else None))
+            self._waiting.add(Entry.run(first, base, costs))
 
     def add_rest(self, entry: Entry) -> None:
         """A sample that was handed over waits for a lane that goes on with it."""
@@ -163,7 +165,16 @@ class Intake:
             self.rank(entry)
 
     def _add_one(
-        self, serial: int, base: int, cpu: float, device: float | None, read: bool, between: Sequence[Plan], home: str
+        self,
+        serial: int,
+        base: int,
+        cpu: float,
+        device: float | None,
+        read: bool,
+        between: Sequence[Plan],
+        home: str,
+        *,
+        expected: bool = False,
     ) -> None:
         cost, other = self._guess(cpu, device)
         entry = Entry(serial, serial + 1, base, cost, other, home)
@@ -172,7 +183,8 @@ class Intake:
         if cost is not None:
             if between and all(plan.cpu >= 0 <= plan.device for plan in between):  # none is nan
                 entry.set_steps(hull(cost, other, between), between)
-            self.pace.expect(cost, other, 1, entry.steps)
+            if not expected:
+                self.pace.expect(cost, other, 1, entry.steps)
             self._settle(entry)
         elif other is not None and not self._policy.cpu_runs:
             entry.side = home

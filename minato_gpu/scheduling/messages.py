@@ -288,8 +288,9 @@ class Policy:
     in flight, None for no limit. ``whole_places``: a dispatch takes batches whole, however costly, because their
     samples must be joined where they were prepared. ``inspect``: read headers first where costs are unknown and a
     device lane is open. ``cpu_runs``: without it the CPU lane only reads (``inspect``) and joins, and devices prepare
-    every sample. ``chunk_s``: predicted seconds of one dispatch for cheap samples; ``chunk_samples``: its limit;
-    ``chunk_share``: costlier samples share one while it takes at most this share of the time that a batch takes.
+    every sample. ``chunk_s``: the least that a dispatch is worth where samples are that cheap, in predicted seconds;
+    ``chunk_samples``: the most samples of one; ``lease_share``: of the time that the window takes, what a slot is given
+    at once.
     ``ahead_s``: seconds of work each slot holds ahead of need. ``slow_factor``: a sample is slow when it costs
     this many times the mean (and more than a batch or two take). ``early``: start predicted-slow samples early.
     ``reserve``: out of order, slow work never takes every slot. ``threshold``: route by the window's threshold;
@@ -313,7 +314,7 @@ class Policy:
     cpu_runs: bool = True
     chunk_s: float = 2e-3
     chunk_samples: int = 1024
-    chunk_share: float = 1 / 6
+    lease_share: float = 1 / 8
     ahead_s: float = 2e-3
     slow_factor: float = 2.0
     early: bool = True

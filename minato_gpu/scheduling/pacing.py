@@ -24,7 +24,8 @@ SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do,
 MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it takes more of the capacity with it
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
-LONGEST_CHUNK_S = 20e-3
+LONGEST_LEASE_S = 50e-3  # or, where samples cost more than that,
+LEAST_TICKETS = 8  # so many of them
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
@@ -78,16 +79,26 @@ class Pace:
             left += steps[-1].plan.cpu
         return threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots, left)[1]
 
-    def is_slow(self, cost: float) -> bool:
-        """Whether a sample takes much longer than the others, and long enough to keep a batch from the consumer."""
+    def slow_s(self) -> float:
+        """From where on a sample is slow: it takes much longer than the others, and long enough to keep a batch from
+        the consumer."""
         if self.tau <= 0:
-            return False
+            return float("inf")
         batches = SLOW_BATCHES * min(1.0, self.slots / MANY_SLOTS)
-        return cost / self.tau > max(batches * self.batch, self._policy.slow_factor * self.slots)
+        return self.tau * max(batches * self.batch, self._policy.slow_factor * self.slots)
 
-    def chunk_s(self) -> float:
-        """Seconds of work that are worth a dispatch: every one costs the lane and the scheduler a change of context."""
-        return min(self.tau * self.batch * self._policy.chunk_share, LONGEST_CHUNK_S)
+    def lease_s(self, each: float) -> float:
+        """Seconds of work that a slot is given at once: a share of the time that the whole window takes.
+
+        Every lease costs the training process a wake-up and the scheduler a decision, whatever it is worth; so it is
+        long where much is admitted ahead, and short where little is. ``each``: what a sample takes on average, for
+        while no costs have been predicted.
+        """
+        if each > 0 and self.cpu_tau <= 0 and self.cpu_slots:
+            tau, mean = each / self.cpu_slots, each
+        else:
+            tau, mean = self.tau, self.cpu_tau * self.cpu_slots
+        return min(tau * self._policy.window * self._policy.lease_share, max(LONGEST_LEASE_S, LEAST_TICKETS * mean))
 
     def defer(self, samples_ready: int) -> float:
         """By how many positions slow tickets should start later than they ask.

@@ -1,15 +1,16 @@
 """Tickets that wait for a lane, in the order in which they should start.
 
-An entry is a run of neighbouring serials that are predicted to cost the same (cheap ones are handled by the
-hundred) or one costly sample. Each entry waits on one *side*, which has a lane's name: the CPU's, or that of its
+An entry is a run of neighbouring serials, from which leases are cut, or one sample that travels alone. Each entry waits on one *side*, which has a lane's name: the CPU's, or that of its
 *home*, ``DEVICE`` for any device lane, or that of the one that may have it where batches live on several devices. All
 heaps delete lazily: an item counts only while its entry still waits on the heap's side.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.messages import DEVICE as DEVICE
@@ -23,6 +24,7 @@ INFINITE = float("inf")
 class Entry:
     """A run of serials ``lo`` to ``hi`` with the predicted seconds of each on either kind of lane.
 
+    Of a run ``cpu`` is the mean; ``sums`` are its costs added up, from serial ``begin`` on (empty: all cost the same).
     A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``ratio`` says how much dearer
     the CPU is than the device: the larger, the more the device lane gains. ``base`` is the first serial of its place,
     ``home`` the side of the device lane that may have it.
@@ -38,6 +40,7 @@ class Entry:
     __slots__ = (
         "at",
         "base",
+        "begin",
         "between",
         "charge",
         "cold",
@@ -54,6 +57,7 @@ class Entry:
         "side",
         "slow",
         "steps",
+        "sums",
         "waits",
     )
 
@@ -80,13 +84,42 @@ class Entry:
         self.slow = False
         self.waits = False
         self.at = 0
+        self.begin = lo
+        self.sums: Sequence[float] = ()
         self.between: Sequence[Plan] = ()
         self.steps: tuple[Step, ...] | None = None
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
+    @classmethod
+    def run(cls, first: int, base: int, costs: Sequence[float]) -> Entry:
+        """Serials from ``first`` on, which cost so much on the CPU; nan where that is not known."""
+        sums = list(accumulate(costs, initial=0.0))
+        known = sums[-1] == sums[-1]
+        entry = cls(first, first + len(costs), base, sums[-1] / len(costs) if known else None)
+        if known:
+            entry.sums = sums
+        return entry
+
+    def seconds(self, count: int, each: float) -> float:
+        """What the first ``count`` cost, predicted; ``each``: where all cost the same."""
+        if not self.sums:
+            return count * each
+        at = self.lo - self.begin
+        return self.sums[at + count] - self.sums[at]
+
+    def within(self, seconds: float, each: float) -> int:
+        """How many of the first take no longer than so many seconds together; at least one."""
+        if not self.sums:
+            return max(1, int(seconds / each)) if each > 0 else 1
+        at = self.lo - self.begin
+        return max(1, bisect_right(self.sums, self.sums[at] + seconds, at) - at - 1)
+
     def part(self, lo: int, hi: int) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
         entry = Entry(lo, hi, self.base, self.cpu, self.device, self.home)
+        if self.sums:
+            entry.begin, entry.sums = self.begin, self.sums
+            entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
         entry.at, entry.between = self.at, self.between

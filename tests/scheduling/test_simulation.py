@@ -128,7 +128,7 @@ def test_with_nothing_to_decide_the_scheduler_does_what_first_come_first_served_
     scenario = replace(small("burst"), stagger_s=5e-3)
     work = scenario.work(3, 0.3)
     period = lp_bound(work) / work.batches
-    plain = simulation._ours(scenario, 256, 0, early=False, reserve=False, ahead_s=0.0, chunk_share=0.0)
+    plain = simulation._ours(scenario, 256, 0, early=False, reserve=False, ahead_s=0.0, lease_share=0.0)
     peer = simulate_peer(BY_COMPLETION, work, 256, 0, period)
     assert plain(work, period).times == pytest.approx(peer.times)
 
