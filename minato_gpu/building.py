@@ -65,8 +65,8 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         _cuts(loader),
         replaceable,
     )
-    links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads)
     policy = _policy(loader)
+    links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads, window=policy.window)
     lanes: dict[str, Any] = {}
     loading: Loading | None = None
     try:
@@ -179,6 +179,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading |
     assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
     estimator = None if iterable else _estimator(loader, lanes)
     pump = Pump(
+        links,
         lanes,
         assembly,
         lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),

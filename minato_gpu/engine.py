@@ -24,7 +24,7 @@ from minato_gpu.faults.minder import Minder
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.base import Failure, failure
 from minato_gpu.lanes.links import Links
-from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.board import ATTENTION, CONSUMER, NOBODY, PUMP
 from minato_gpu.pump import Pump
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
@@ -179,7 +179,7 @@ class Engine:
             epoch = epochs[number]
             at_hand = self._at_hand(epoch)
             if not at_hand:
-                self._links.board.words[ATTENTION] = 0
+                self._links.board.words[ATTENTION] = NOBODY
                 epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
                 self._settle()
                 self._pump()
@@ -195,7 +195,7 @@ class Engine:
             epochs.draw_on()
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
-                self._links.board.words[ATTENTION] = 0
+                self._links.board.words[ATTENTION] = NOBODY
                 self._settle()
                 self._pump()
                 self._attention()
@@ -237,7 +237,7 @@ class Engine:
                 raise EndOfEpoch
             epoch, order = self._epochs[number], self._epochs.order - 1
             self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
-            self._links.board.words[ATTENTION] = 0
+            self._links.board.words[ATTENTION] = NOBODY
             self._settle()
             self._pump()
             try:
@@ -279,6 +279,7 @@ class Engine:
             self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
             self._sleep(started)
             self._pump()
+        self.pump.stop_listening()
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
@@ -304,6 +305,12 @@ class Engine:
             stuck = self.pump.lanes[m.CPU].stuck()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
         until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
+        if self._links.board.words[ATTENTION] != CONSUMER:
+            self._links.board.words[ATTENTION] = CONSUMER
+            self._links.board.fence()
+            return  # to look at what was told before workers could see that
+        if self.pump.listen():
+            return
         ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
         if any(fd in self._minder.exit_fds for fd, _ in ready):
             self._pump()
@@ -341,7 +348,7 @@ class Engine:
         """
         with self._lock:
             if not self._closed:
-                self._links.board.words[ATTENTION] = 1
+                self._links.board.words[ATTENTION] = PUMP
                 self._links.board.fence()
                 if len(self.pump.lanes) > 1 or not self._links.board.all_busy():
                     os.eventfd_write(self._links.wake, 1)
@@ -375,9 +382,9 @@ class Engine:
         """Ask workers to wake the pump thread if their reports will need an answer before the consumer is back."""
         words = self._links.board.words
         if not self.pump.needs_attention:
-            words[ATTENTION] = 0
-        elif not words[ATTENTION]:
-            words[ATTENTION] = 1
+            words[ATTENTION] = NOBODY
+        elif words[ATTENTION] != PUMP:
+            words[ATTENTION] = PUMP
             self._links.board.fence()
             self._pump()  # what was reported before workers could see the flag
 

@@ -21,6 +21,7 @@ from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.event_log import EventLog
 from minato_gpu.faults.deaths import Deaths
 from minato_gpu.lanes.base import Features, Handed, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.memory.board import Claim
@@ -40,6 +41,10 @@ class AnyScheduler(Protocol):
     @property
     def pending(self) -> bool:
         """Whether something waits for a lane to become free."""
+
+    @property
+    def awaited(self) -> m.Awaited | None:
+        """What the next batch still needs, where that is known."""
 
     def wake_at(self) -> float | None:
         """When to report unfinished chunks."""
@@ -71,6 +76,7 @@ class Pump:
 
     def __init__(
         self,
+        links: Links,
         lanes: dict[str, Any],
         assembly: Assembly,
         make_scheduler: Callable[[], AnyScheduler],
@@ -81,6 +87,7 @@ class Pump:
         cuts: bool = False,
         deaths: Deaths | None = None,
     ) -> None:
+        self.bell, self.completions = links.bell, links.completions
         self.lanes = lanes
         self.assembly = assembly
         self.estimates = estimates
@@ -157,8 +164,8 @@ class Pump:
         """Whether reports will need an answer before the consumer asks for its next batch."""
         return self.scheduler.pending or bool(self._closed) or (self.assembly.needs_jobs and bool(self._sent))
 
-    def receive(self) -> None:
-        """Take in all reports that have arrived, and do what follows from them."""
+    def receive(self, *, unfinished: bool = False) -> None:
+        """Take in all that lanes have told, and do what follows from it; ``unfinished``: of every lease."""
         if self._closed:
             self._closed = [lane for lane in self._closed if not getattr(lane, "retired", False)]
         for lane in [lane for lane in self._closed if lane.ready]:
@@ -173,13 +180,50 @@ class Pump:
         if self.assembly.loading is not None:
             self.assembly.loading.clear()
         for lane in self.lanes.values():
-            self._arrived.extend((lane, report) for report in lane.receive())
+            self._arrived.extend((lane, report) for report in lane.receive(unfinished=unfinished))
             while self._arrived:
                 sender, report = self._arrived.popleft()
                 if report.run == self._run:
                     self._reported(sender, report)
                 else:
                     self._drop(report)
+        if not unfinished:
+            self._take_awaited()
+
+    # --- what the consumer waits for ------------------------------------------------------------------------
+
+    def listen(self) -> bool:
+        """Let workers ring once the batch that the consumer waits for is complete; returns whether it is."""
+        awaited = self.scheduler.awaited
+        return awaited is not None and self.bell.await_tickets(*self._marks(awaited), awaited.need)
+
+    def stop_listening(self) -> None:
+        """The consumer waits no more."""
+        self.bell.await_nothing()
+
+    def _marks(self, awaited: m.Awaited) -> tuple[int, int]:
+        """The marks among which it is to be looked for what is awaited."""
+        lo, hi = awaited.span
+        record = self.assembly.window.at(lo)
+        if awaited.exactly and record.marks >= 0 and record.first == lo and record.rows == hi - lo:
+            return record.marks, record.marks + record.rows
+        return self.completions.ready_anywhere
+
+    def _take_awaited(self) -> None:
+        """Take in what is finished of leases that are under way, if that completes the next batch."""
+        awaited = self.scheduler.awaited
+        if awaited is None or self.completions.ready(*self._marks(awaited)) < awaited.need:
+            return
+        lo, hi = awaited.span
+        for sent in list(self._sent.values()):
+            chunk = sent.chunk
+            if chunk.kind == "run" and any(a < hi and lo < b for a, b in chunk.spans):
+                lane = self.lanes[_lane_of(chunk)]
+                report = lane.report(self._run, chunk.number)
+                if report is not None:
+                    self._reported(lane, report)
+                    if self.scheduler.awaited is None:
+                        return
 
     def _drop(self, report: Report) -> None:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through.
@@ -292,6 +336,7 @@ class Pump:
     def look(self) -> None:
         """Tell the scheduler how far the unfinished chunks have come."""
         now = perf_counter()
+        self.receive(unfinished=True)
         for sent in list(self._sent.values()):
             if sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._cuts):
                 since = self.lanes[_lane_of(sent.chunk)].running_s(self._run, sent.chunk.number)

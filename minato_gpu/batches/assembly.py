@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from minato_gpu.batches.holdings import Block, Holdings, lying
+from minato_gpu.batches.holdings import MARKS, Block, Holdings, lying
 from minato_gpu.batches.loading import Loading
 from minato_gpu.batches.records import Batch, Record, Window
 from minato_gpu.batches.stacking import Stacking
@@ -53,6 +53,7 @@ class Assembly:
     ) -> None:
         self.loading = loading
         self.holdings = Holdings(links, leases, loading)
+        self._completions = links.completions
         self._joins_whole = joins_whole
         self._skips = skips
         self.window = Window()
@@ -66,6 +67,7 @@ class Assembly:
 
     def admit(self, record: Record) -> None:
         """A place enters the window; places come in rising order of serials."""
+        record.marks = self._completions.reserve(record.rows)
         self.window.admit(record)
         if self.loading is not None:
             self.loading.admit(record)
@@ -116,6 +118,7 @@ class Assembly:
             (complete and self._joins_whole) or empty,
             sources,
             None if isinstance(positions, range) else positions,
+            -1 if record.marks < 0 else record.marks + a,
         )
 
     # --- samples -------------------------------------------------------------------------------------------
@@ -344,7 +347,8 @@ class Assembly:
     def clear(self) -> list[Block]:
         """Forget every ticket and batch; returns the blocks that they held, for ``free``."""
         blocks = self._blobs()
-        blocks += [(-1, record.slab, 0) for record in self.window.clear() if record.slab >= 0]
+        for record in self.window.clear():
+            blocks += [(owner, at, 0) for owner, at in ((-1, record.slab), (MARKS, record.marks)) if at >= 0]
         if self.loading is not None:
             for batch in self._batches.values():
                 self.loading.leave(batch)
@@ -418,3 +422,5 @@ class Assembly:
                 self.window.remove(record)
                 if record.slab >= 0:
                     self.holdings.free_slab(record.slab)
+                if record.marks >= 0:
+                    self._completions.give_back(record.marks)

@@ -13,7 +13,9 @@ from minato_gpu.memory import blobs
 from minato_gpu.memory.leases import Leases
 
 Block = tuple[int, int, int]
-"""Owner, offset and bytes (0: not known) of memory in an arena."""
+"""Owner, offset and bytes (0: not known) of memory in an arena; or of owner MARKS a block of marks."""
+
+MARKS = -2
 
 
 def lying(item: Any) -> Any:
@@ -44,7 +46,11 @@ class Holdings:
 
     def free(self, held: Iterable[Block]) -> None:
         """Give blocks back that no lane uses any more."""
-        self._leases.give_back((owner, offset) for owner, offset, _ in held)
+        for owner, offset, _ in held:
+            if owner == MARKS:
+                self._links.completions.give_back(offset)
+            else:
+                self._leases.give_back([(owner, offset)])
 
     def free_slab(self, slab: int) -> None:
         """A place's slab has been used."""

@@ -15,12 +15,12 @@ class Record:
     """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
 
     ``begins``: the order of its epoch's first batch (see ``scheduling.messages``). ``rows``: of the slab;
-    ``place_rows``: of the whole place, where this is a piece.
+    ``place_rows``: of the whole place, where this is a piece. ``marks``: see memory/completions.py.
     """
 
     __slots__ = (
-        *("begins", "epoch", "first", "items", "keys", "left", "occurrences", "place_rows", "positions", "rows"),
-        *("slab", "sources"),
+        *("begins", "epoch", "first", "items", "keys", "left", "marks", "occurrences", "place_rows", "positions"),
+        *("rows", "slab", "sources"),
     )
 
     def __init__(
@@ -38,7 +38,7 @@ class Record:
         self.positions = positions
         self.keys = keys
         self.occurrences = occurrences
-        self.slab = -1
+        self.slab = self.marks = -1
         self.rows = self.place_rows = len(keys)
         self.left = len(keys)  # samples that no batch has taken yet
         self.items: dict[int, Any] = {}  # serial -> reference, for all that is not a plain row

@@ -74,7 +74,7 @@ class Minder:
         if not self._replaces:
             return
         if exits:
-            self._pump.receive()  # all that they had reported
+            self._pump.receive(unfinished=True)  # all that they had told
         for exit_ in exits:
             LOGGER.warning("%s It is being replaced.", exit_.message().rstrip())
             self._pump.lost(lane, exit_, log)

@@ -31,6 +31,7 @@ class Piece(NamedTuple):
     ticket goes to row ``row``. ``whole``: these are all tickets of a batch whose composition is settled, so the
     worker may collate it. ``occurrences`` are None when all are 0. ``sources`` are references to what the host read
     left, for tickets that were inspected before. ``positions`` where they are not neighbours (a replayed order).
+    ``marks``: the first ticket's mark, and those of the others follow (-1: none; see memory/completions.py).
     """
 
     position: int
@@ -42,6 +43,7 @@ class Piece(NamedTuple):
     whole: bool
     sources: list[Any] | None = None
     positions: list[int] | None = None
+    marks: int = -1
 
     def position_of(self, at: int) -> int:
         """Place of ticket ``at`` in the sampler's order."""
@@ -260,8 +262,12 @@ class Lane(Protocol):
     def recall(self) -> list[tuple[int, int]]:
         """Take back the tasks that have not begun; returns their (run, chunk)."""
 
-    def receive(self) -> list[Report]:
-        """All reports that have arrived; never blocks."""
+    def receive(self, *, unfinished: bool = False) -> list[Report]:
+        """What has been told since the last call, in reports; never blocks. ``unfinished``: also of leases that have not
+        ended and that nobody has told of by a message."""
+
+    def report(self, run: int, chunk: int) -> Report | None:
+        """The same of one lease; None where there is nothing to tell."""
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there may be something to receive."""

@@ -21,6 +21,7 @@ import torch.multiprocessing
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, Workers
 from minato_gpu.lanes.produce import Job
@@ -45,16 +46,30 @@ class _CpuLane:
     def __init__(self, links: Links) -> None:
         self.links = links
         self.slots = links.workers
+        self.leases = Leases(links.completions)
+
+    def receive(self, *, unfinished: bool = False) -> list[Report]:
+        """What has been told since the last call, in reports; never blocks. ``unfinished``: also of leases that have not
+        ended and that nobody has told of by a message."""
+        self._clear_bell()
+        return self.leases.reports(self._messages(), unfinished=unfinished)
+
+    def report(self, run: int, chunk: int) -> Report | None:
+        """The same of one lease, without what messages tell; None where there is nothing to tell."""
+        return self.leases.report(run, chunk)
+
+    def _clear_bell(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.links.consumer_wake)
+
+    def _messages(self) -> list[Report]:
+        raise NotImplementedError
 
     def running_s(self, run: int, chunk: int) -> float | None:
-        """For how long the chunk's current sample has run; None when no worker is at the chunk.
-
-        The worker is asked to report what it has finished of it.
-        """
+        """For how long the chunk's current sample has run; None when no worker is at the chunk."""
         worker = self.links.board.find(run, chunk)
         if worker is None:
             return None
-        os.eventfd_write(self.links.pokes[worker], 1)
         row, words = self.links.board.row(worker), self.links.board.words
         return perf_counter() - words[row + SINCE_NS] / 1e9
 
@@ -118,6 +133,7 @@ class ProcessLane(_CpuLane):
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
+        self.leases.add(task)
         head, data = HEAD.pack(task.run, task.chunk), pickle.dumps(tuple(task), 5)
         if len(data) > LARGE:
             arena = self.links.engine_arena
@@ -144,6 +160,7 @@ class ProcessLane(_CpuLane):
         for data in recalled:
             run, chunk = HEAD.unpack_from(data)
             self._free_large(run, chunk)
+            self.leases.drop(run, chunk)
             out.append((run, chunk))
         return out
 
@@ -161,8 +178,7 @@ class ProcessLane(_CpuLane):
                 return
             queue.popleft()
 
-    def receive(self) -> list[Report]:
-        """All reports that have arrived; never blocks."""
+    def _messages(self) -> list[Report]:
         reports: list[Report] = []
         receiver = self.links.report_receiver
         while True:
@@ -175,13 +191,18 @@ class ProcessLane(_CpuLane):
                 worker, offset, nbytes = message
                 message = blobs.load(np.ndarray((nbytes,), np.uint8, self.links.buffer(worker), offset).copy())
                 self.links.board.give_back(worker, offset)
-            report = Report(*message)
-            reports.append(report)
-            if report.final and self._large:
-                self._free_large(report.run, report.chunk)
+            reports.append(Report(*message))
         for number in self._waiting:
             if self._waiting[number]:
                 self._flush(number)
+        return reports
+
+    def receive(self, *, unfinished: bool = False) -> list[Report]:
+        """See Lane."""
+        reports = super().receive(unfinished=unfinished)
+        for report in reports if self._large else ():
+            if report.final:
+                self._free_large(report.run, report.chunk)
         return reports
 
     def stuck(self) -> str:
@@ -210,6 +231,7 @@ class ProcessLane(_CpuLane):
         """What a worker had taken last; it has ended, and all its reports have been received."""
         claim = self.links.board.claim(worker)
         self._free_large(claim.run, claim.chunk)
+        self.leases.drop(claim.run, claim.chunk)
         return claim
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
@@ -229,7 +251,7 @@ class ProcessLane(_CpuLane):
     def fds(self) -> list[int]:
         """Readable when there is something to receive; when a worker has ended, or a replacement has started."""
         exits = [] if self._pool is None else self._pool.fds()
-        return [self.links.report_receiver.fileno(), *exits]
+        return [self.links.consumer_wake, *exits]
 
     def close(self, timeout: float) -> bool:
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
@@ -269,13 +291,14 @@ class ThreadLane(_CpuLane):
         """In the thread. What ends a process (``SystemExit``, a panic of compiled code) ends no more than this one: it
         is told, or the loader would wait for its samples for ever."""
         try:
-            Worker(number, job, channel, store, self.links.board, self.links.pokes[number]).run()
+            Worker(number, job, channel, store, self.links).run()
         except BaseException:
             self._ended.append(Exit(number, os.getpid(), None, raised=traceback.format_exc()))
             os.eventfd_write(self._bell, 1)
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
+        self.leases.add(task)
         self._channels[worker % len(self._channels)].tasks.put(task)
 
     def recall(self) -> list[tuple[int, int]]:
@@ -284,19 +307,14 @@ class ThreadLane(_CpuLane):
         for channel in self._channels:
             try:
                 while (task := channel.tasks.get_nowait()) is not None:
+                    self.leases.drop(task.run, task.chunk)
                     out.append((task.run, task.chunk))
             except queue.Empty:
                 pass
         return out
 
-    def receive(self) -> list[Report]:
-        """All reports that have arrived; never blocks."""
+    def _messages(self) -> list[Report]:
         reports: list[Report] = []
-        try:
-            while True:
-                self.links.report_receiver.recv(16)
-        except BlockingIOError:
-            pass
         for channel in self._channels:
             while channel.reports:
                 reports.append(channel.reports.popleft())
@@ -318,7 +336,7 @@ class ThreadLane(_CpuLane):
 
     def fds(self) -> list[int]:
         """Readable when there is something to receive; when a thread has ended."""
-        return [self.links.report_receiver.fileno(), self._bell]
+        return [self.links.consumer_wake, self._bell]
 
     def close(self, timeout: float) -> bool:
         """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""

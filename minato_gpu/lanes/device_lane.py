@@ -35,7 +35,7 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.board import ATTENTION, Claim
+from minato_gpu.memory.board import ATTENTION, PUMP, Claim
 from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
@@ -122,11 +122,15 @@ class DeviceLane:
             pass
         return out
 
-    def receive(self) -> list[Report]:
-        """All reports that have arrived; never blocks."""
+    def receive(self, *, unfinished: bool = False) -> list[Report]:
+        """All reports that have arrived; never blocks. What is finished is reported without being asked for."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._arrived)
         return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def report(self, run: int, chunk: int) -> Report | None:
+        """Nothing more than ``receive`` tells."""
+        return None
 
     def fds(self) -> list[int]:
         """Readable when there is something to receive."""
@@ -285,7 +289,7 @@ class DeviceLane:
 
     def _signal(self) -> None:
         os.eventfd_write(self._arrived, 1)
-        if self._links.board.words[ATTENTION]:
+        if self._links.board.words[ATTENTION] == PUMP:
             os.eventfd_write(self._links.wake, 1)
 
     def offers(self, split: int) -> bool:

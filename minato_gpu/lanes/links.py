@@ -1,10 +1,10 @@
-"""What connects the engine and its CPU workers: arenas, the board, two sockets and a wake-up.
+"""What connects the engine and its CPU workers: arenas, the board, completions, two sockets and two bells.
 
 Tasks go through one socket that all workers read: the kernel hands each message to exactly one of them, whole, so
-a free worker takes the next chunk without asking, and a killed one takes at most its own chunk along. A data set
-that each worker iterates for itself needs addressed tasks, so there every worker has a socket of its own. Reports
-come back through one socket that all workers write. A poke asks one worker to report what it has finished while a
-slow sample runs. Everything ends when the parent's ends are closed.
+a free worker takes the next lease without asking, and a killed one takes at most its own lease along. A data set
+that each worker iterates for itself needs addressed tasks, so there every worker has a socket of its own. Samples
+that lie in their rows, or in one piece of a worker's arena, are told by the completions alone (memory/completions.py);
+all else comes back through one socket that all workers write. Everything ends when the parent's ends are closed.
 
 Decision: SOCK_SEQPACKET instead of ``multiprocessing.Queue``: no feeder thread, no lock that a killed worker can
 take with it, and message boundaries are kept by the kernel.
@@ -21,8 +21,11 @@ from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.board import Board
+from minato_gpu.memory.completions import Bell, Completions
 
 _SEND_BUFFER = 1 << 20
+_MARKS = 4  # for each ticket of the window: some of runs that were given up are still in use
+_LEAST_MARKS = 1 << 12
 
 _open_links: WeakSet[Links] = WeakSet()
 """Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
@@ -31,11 +34,13 @@ _open_links: WeakSet[Links] = WeakSet()
 class Links:
     """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
 
-    def __init__(self, workers: int, *, addressed: bool, arenas: bool) -> None:
+    def __init__(self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024) -> None:
+        """``window``: tickets that are admitted and not delivered."""
         self.workers = workers
         self.engine_arena = Arena("engine")
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
         self.board = Board(workers)
+        self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
         pairs = [_pair() for _ in range(workers if addressed else 1)]
         self.task_senders = [pair[0] for pair in pairs]
         self.task_receivers = [pair[1] for pair in pairs]
@@ -44,7 +49,8 @@ class Links:
         for sender in self.task_senders:
             sender.setblocking(False)
         self.wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self.pokes = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(workers)]
+        self.consumer_wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
         stacks = [socket.socketpair() for _ in range(workers if arenas else 0)]  # process workers write theirs there
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
@@ -76,10 +82,11 @@ class Links:
         for end in (*self.parent_ends, *self.late_ends, *self.task_receivers, self.report_sender, *self.stack_writers):
             end.close()
         if self.wake >= 0:
-            for fd in (self.wake, *self.pokes):
-                os.close(fd)
-            self.wake = -1
+            os.close(self.wake)
+            os.close(self.consumer_wake)
+            self.wake = self.consumer_wake = -1
             self.board.close()
+            self.completions.close()
             self.engine_arena.close()
             for arena in self.arenas:
                 arena.close()
@@ -91,8 +98,9 @@ class Links:
             "workers": self.workers,
             "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
             "board": reduction.DupFd(self.board.fd),
+            "completions": (reduction.DupFd(self.completions.fd), self.completions.capacity),
             "wake": reduction.DupFd(self.wake),
-            "pokes": [reduction.DupFd(fd) for fd in self.pokes],
+            "consumer_wake": reduction.DupFd(self.consumer_wake),
             "receivers": [reduction.DupFd(end.fileno()) for end in self.task_receivers],
             "reports": reduction.DupFd(self.report_sender.fileno()),
             "stacks": [reduction.DupFd(end.fileno()) for end in self.stack_writers],
@@ -103,8 +111,10 @@ class Links:
         arenas = [Arena("attached", capacity, fd=dup.detach()) for dup, capacity in state["arenas"]]
         self.engine_arena, self.arenas = arenas[0], arenas[1:]
         self.board = Board(self.workers, fd=state["board"].detach())
-        self.wake = state["wake"].detach()
-        self.pokes = [dup.detach() for dup in state["pokes"]]
+        marks, capacity = state["completions"]
+        self.completions = Completions(capacity, fd=marks.detach())
+        self.wake, self.consumer_wake = state["wake"].detach(), state["consumer_wake"].detach()
+        self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
         self.task_senders = []
         self.task_receivers = [socket.socket(fileno=dup.detach()) for dup in state["receivers"]]
         self.report_sender = socket.socket(fileno=state["reports"].detach())

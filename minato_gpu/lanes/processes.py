@@ -115,7 +115,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = 
     store = Store(number, links, links.arenas[number], links.board)
     if store.handover is not None:
         store.handover.serve()
-    Worker(number, job, SocketChannel(links, number), store, links.board, links.pokes[number]).run()
+    Worker(number, job, SocketChannel(links, number), store, links).run()
 
 
 def keep_freed_memory() -> None:

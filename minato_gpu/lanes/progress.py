@@ -1,8 +1,4 @@
-"""How far a worker has come with its task, and what of it is not reported yet.
-
-The worker adds, and reports either itself or through its watcher thread. The two share nothing but the lists below,
-which only ever grow at the end and are cut at the front, each in one step; so adding takes no lock.
-"""
+"""How far a worker has come with its task, and what of it is not told yet."""
 
 from __future__ import annotations
 
@@ -12,9 +8,10 @@ from typing import Any
 
 from minato_gpu.lanes.base import Part, Report, Task
 
-REPORT_S = 10e-3  # a chunk in the making is reported at the first sample boundary after so long
+REPORT_S = 10e-3  # what no mark can tell is reported at the first sample boundary after so long
+MARK_S = 300e-6  # what one can tell is marked after so long: costly samples at once, cheap ones together
 _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
-_COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
+COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
 
 class Progress:
@@ -33,10 +30,11 @@ class Progress:
         self.parts: list[Part | None] | None = None  # of pipelines that can be cut
         self.layout: bytes | None = None
         self.repeated = 0  # samples that had been prepared before
-        self.told: Any = None  # where the worker's own stream stands
+        self.told_of_stream: Any = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
+        self.marks = False  # whether marks tell what is finished; see ``by_message``
         self._every = 0.0 if task.singly else REPORT_S
-        self.report_at = self.begin + self._every
+        self.report_at = self.begin + (0.0 if task.singly else MARK_S)
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
         self._delay = delay
         self._before = delay() if self.delayed else 0.0
@@ -67,19 +65,32 @@ class Progress:
         self.done = self.reported
         return items
 
-    def report(self, worker: int, *, final: bool, status: str = "", ready: int | None = None) -> Report:
-        """The first ``ready`` of what is not reported yet (all of it); one thread at a time."""
-        count = len(self.times) if ready is None else ready
-        items, times = self.items[:count], self.times[:count]
-        parts = None if self.parts is None else self.parts[:count]
-        if self.parts is not None:
-            del self.parts[:count]
-        first = self.reported
-        self.reported += count
+    def by_message(self) -> None:
+        """The rest of the task is told by messages."""
+        self.marks = False
+        self.report_at = self.now + self._every
+
+    def told(self, count: int) -> tuple[list[float], float]:
+        """The next ``count`` samples are marked; returns what each took, and all seconds since those before them."""
+        times = self.times[:count]
         del self.items[:count], self.times[:count]
+        elapsed = sum(times) + self._waited
+        self._waited = 0.0
+        self.reported += count
+        self.report_at = self.now + min(self._every, MARK_S)
+        return times, elapsed
+
+    def report(self, worker: int, *, final: bool, status: str = "") -> Report:
+        """All that is not reported yet."""
+        items, times, parts = self.items, self.times, self.parts
+        self.items, self.times = [], []
+        if parts is not None:
+            self.parts = []
+        first, count = self.reported, len(times)
+        self.reported += count
         seconds = sum(times) + self._waited
         self._waited = 0.0
-        telling = seconds > _COSTLY_S and max(times, default=0.0) > _COSTLY_S
+        telling = seconds > COSTLY_S and max(times, default=0.0) > COSTLY_S
         plain = items.count(None) == count
         layout, self.layout = self.layout, None
         self.report_at = self.now + self._every
@@ -99,6 +110,6 @@ class Progress:
             layout,
             status,
             self.repeated,
-            told=self.told,
+            told=self.told_of_stream,
             parts=parts if telling else None,
         )

@@ -6,7 +6,6 @@ task (which the engine frees when the chunk is through).
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
 import struct
@@ -19,7 +18,6 @@ import numpy as np
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory import blobs
-from minato_gpu.memory.board import ATTENTION
 
 LARGE = 96 * 1024
 BUFFER = 1 << 18
@@ -44,8 +42,6 @@ class SocketChannel:
         self._worker = worker
         self._tasks = links.receiver(worker)
         self._reports = links.report_sender
-        self._words = links.board.words
-        self._wake = links.wake
         self._inbox = links.board.inbox(worker)
 
     def receive(self) -> Task | None:
@@ -71,8 +67,7 @@ class SocketChannel:
             self._reports.send(data)
         except ConnectionError:
             return  # the loader has closed; the next receive says so
-        if self._words[ATTENTION]:
-            os.eventfd_write(self._wake, 1)
+        self._links.bell.ring()
 
 
 class QueueChannel:
@@ -88,6 +83,4 @@ class QueueChannel:
 
     def send(self, report: Report) -> None:
         self.reports.append(report)
-        self._links.report_sender.send(b"r")
-        if self._links.board.words[ATTENTION]:
-            os.eventfd_write(self._links.wake, 1)
+        self._links.bell.ring()

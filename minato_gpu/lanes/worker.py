@@ -2,20 +2,20 @@
 
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
-others. Finished samples are reported when the chunk ends, at the first sample boundary a few milliseconds after the
-last report, or when the engine *pokes* the worker because a slow sample is keeping the others from being reported.
+others. A finished sample that lies in its row, or in one piece of the worker's arena, is told by its mark alone (see
+memory/completions.py): at once if it was costly, cheap ones together. From the first that is anything else, an error or
+one with strings, the rest of the lease is told by messages.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Report, Task
+from minato_gpu.lanes.base import Blob, Failure, Handed, NoSample, Piece, Task
 from minato_gpu.lanes.delay import RunQueueDelay
+from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import Progress
@@ -36,9 +36,9 @@ from minato_gpu.memory.board import (
     SINCE_NS,
     STAGE,
     STARTED,
-    Board,
 )
-from minato_gpu.threads import OwnThread, await_event
+
+from minato_gpu.memory.completions import Lying
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -46,12 +46,13 @@ _SINCE_S = 50e-6  # the board says that precisely how long a sample has been run
 class Worker:
     """Worker ``number``: ``run`` takes tasks until the channel ends."""
 
-    def __init__(self, number: int, job: Job, channel: Channel, store: Store, board: Board, poke: int) -> None:
+    def __init__(self, number: int, job: Job, channel: Channel, store: Store, links: Links) -> None:
         self._number = number
         self._job = job
         self._channel = channel
         self._store = store
-        self._board = board
+        self._board = board = links.board
+        self._bell = links.bell
         self._words = board.words
         self._row = board.row(number)
         self._producer = Producer(number, job, store, self._show_stage)
@@ -59,20 +60,14 @@ class Worker:
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None
-        self._poke = poke  # an event descriptor
-        self._lock = threading.Lock()  # over the progress below, which the watcher reports from
-        self._open: tuple[Progress, bool] | None = None  # a chunk that may be reported at any time; unseeded?
-        self._watcher: threading.Thread | None = None
-        self._ended = False
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
         delay = RunQueueDelay()
         try:
             self._serve(delay)
-        finally:  # a thread may be ended by what it is at, and must not leave another behind
+        finally:
             delay.close()
-            self._end()
 
     def _serve(self, delay: RunQueueDelay) -> None:
         kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
@@ -86,7 +81,7 @@ class Worker:
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
             status = kinds[task.kind](task, progress)
-            self._report(progress, final=True, status=status)
+            self._end(progress, status)
             del task, progress
 
     # --- kinds of task -------------------------------------------------------------------------------------
@@ -95,37 +90,13 @@ class Worker:
         """Samples of a map-style data set, with or without a pipeline."""
         if self._job.cuts:
             progress.parts = []
+        progress.marks = not self._job.cuts and all(piece.marks >= 0 and not piece.whole for piece in task.pieces)
         unseeded = self._producer.begin_unseeded(progress.size)
         if not self._attempt(task, progress, unseeded):
             for item in progress.rewind():
                 self._store.discard(item)
             self._attempt(task, progress, False)
         return ""
-
-    def _open_to_pokes(self, progress: tuple[Progress, bool] | None) -> None:
-        """From now on the watcher may report what is finished of this chunk (of none)."""
-        with self._lock:
-            self._open = progress
-        if progress is not None and self._watcher is None:
-            self._watcher = OwnThread(target=self._watch, name="minato-watcher", daemon=True)
-            self._watcher.start()
-
-    def _watch(self) -> None:
-        """Answer pokes. A chunk whose samples may have drawn random numbers unseeded stays unreported."""
-        while not self._ended:
-            await_event(self._poke)
-            with self._lock:
-                if self._open is not None:
-                    progress, unseeded = self._open
-                    ready = len(progress.times)  # before the check: what is added after it may have drawn
-                    if ready and not (unseeded and self._moved()):
-                        self._send(progress.task, progress.report(self._number, final=False, ready=ready))
-
-    def _end(self) -> None:
-        self._ended = True
-        if self._watcher is not None:
-            os.eventfd_write(self._poke, 1)
-            self._watcher.join()
 
     def _inspect(self, task: Task, progress: Progress) -> str:
         for piece in task.pieces:
@@ -183,13 +154,13 @@ class Worker:
             item = self._store.put(self._stream.fetch(task.items), collated=True)
         except StopIteration:
             if self._stream is not None:
-                progress.told = self._stream.told()
+                progress.told_of_stream = self._stream.told()
             status, self._stream = "exhausted", None
         except Exception as error:
             failed = True  # nobody knows how far into the batch
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
         if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
-            progress.told = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+            progress.told_of_stream = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
         progress.add(item)
         return status
 
@@ -221,7 +192,6 @@ class Worker:
             whole = piece.whole and piece.slab < 0 and (not self._job.cuts or isinstance(piece.keys[0], NoSample))
             samples: list[Any] = []
             start = len(progress.items)
-            self._open_to_pokes(None if whole or progress.size == 1 else (progress, unseeded))
             if self._producer.fetches_many(task):
                 self._show(progress.done + 1, FETCHING)
             produce = self._producer.of(task, piece, unseeded)
@@ -231,20 +201,21 @@ class Worker:
                 produce = put = _nothing
             elif self._job.cuts:
                 put = _unless_handed(put)
-            while skip < size and self._go_on(progress, piece, skip, produce, put, to_end=whole):
-                if not self._publish(progress, unseeded):
+            more = skip < size
+            while more:
+                more = self._go_on(progress, piece, skip, produce, put, to_end=whole)
+                if (more or progress.marks) and not self._publish(progress, unseeded, piece, before):
                     return False
                 skip = progress.done - before
+                more = more and skip < size
             before, skip = before + size, 0
             if whole:
                 self._show(progress.done, JOINING)
                 self._placement.join(progress, piece, start, samples)
                 self._words[self._row + STAGE] = 0
-                if progress.now > progress.report_at and not self._publish(progress, unseeded):
+                if progress.now > progress.report_at and not self._publish(progress, unseeded, piece, before):
                     return False
-        with self._lock:
-            self._open = None
-        return not (unseeded and self._moved())
+        return progress.reported == progress.done or not (unseeded and self._moved())
 
     def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end or where it is revoked; True when stopping before
@@ -288,26 +259,58 @@ class Worker:
         seeder = self._producer.seeder
         return seeder is not None and seeder.moved()
 
-    def _publish(self, progress: Progress, unseeded: bool) -> bool:
-        """Report in between; False when samples prepared without seeds drew, and must not be reported."""
-        with self._lock:
-            if unseeded and self._moved():
-                self._open = None
-                return False
-            if progress.done < progress.size:
-                self._report(progress, final=False)
+    def _publish(self, progress: Progress, unseeded: bool, piece: Piece, before: int) -> bool:
+        """Tell what is finished so far; False when samples prepared without seeds drew, and must not be told.
+
+        ``piece``: which these are of, ``before`` so many that come before it.
+        """
+        if unseeded and self._moved():
+            return False
+        if progress.marks:
+            self._mark(progress, piece.marks - before)
+        if not progress.marks and progress.done < progress.size and progress.now > progress.report_at:
+            self._report(progress, final=False)
         return True
+
+    def _mark(self, progress: Progress, shift: int) -> None:
+        """Mark what is finished, until there is something that no mark can tell: the rest is then told by messages."""
+        items = progress.items
+        lying: list[Lying] | None = None
+        count = 0 if progress.layout is not None else len(items)
+        if count and items.count(None) < count:
+            lying = []
+            for item in items:
+                if item is None:
+                    lying.append((0, 0))
+                elif isinstance(item, Blob) and len(item.blocks) == 1 and not item.collated:
+                    lying.append(item.blocks[0])
+                else:
+                    break
+            count = len(lying)
+        if count < len(items):
+            progress.by_message()
+        if count:
+            first = progress.reported + shift
+            times, elapsed = progress.told(count)
+            self._bell.publish(first, times, progress.now, elapsed, self._number, lying)
+
+    def _end(self, progress: Progress, status: str) -> None:
+        """The worker is through with its task: if every sample is marked, nothing is left to be said."""
+        if progress.marks and progress.reported == progress.size:
+            self._words[self._row + CHUNK] = -1
+            self._board.fence()
+            self._bell.ring()
+        else:
+            self._report(progress, final=True, status=status)
 
     def _report(self, progress: Progress, *, final: bool, status: str = "") -> None:
         words, row = self._words, self._row
         words[row + STAGE] = REPORTING
         if final:
             words[row + CHUNK] = -1
-        self._send(progress.task, progress.report(self._number, final=final, status=status))
+        report = progress.report(self._number, final=final, status=status)
+        send(self._channel, report, progress.task, self._store, self._producer.who)
         words[row + STAGE] = 0
-
-    def _send(self, task: Task, report: Report) -> None:
-        send(self._channel, report, task, self._store, self._producer.who)
 
 
 def _append_to(samples: list[Any]) -> Put:

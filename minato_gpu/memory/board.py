@@ -35,7 +35,11 @@ _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
 _BITS = 63  # of a word that is no sign; later stages are never asked for
-ATTENTION, SAVES = range(2)  # of the header; SAVES: states are asked for, so that streams tell theirs every time
+ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED = range(5)
+"""Words of the header. ATTENTION: who is to be woken by what is reported; SAVES: states are asked for, so that streams
+tell theirs every time; AWAITED_*: how many tickets, of which, somebody waits for (see ``completions``)."""
+NOBODY, PUMP, CONSUMER = range(3)
+"""In ATTENTION."""
 _HEADER = 8
 
 

@@ -64,6 +64,8 @@ class FixedComposition:
         self._next += 1
         return self._batch(self._next - 1, place)
 
+    missing = 1  # samples until a batch might be complete, at least
+
     @property
     def held_back(self) -> bool:
         """Whether the next batch must be an older one than those that are complete."""
@@ -128,6 +130,11 @@ class FreeComposition:
         if self._spreads and self._failed and not self._has_survivor(epoch, size):
             return None
         return self._take(epoch, size)
+
+    @property
+    def missing(self) -> int:
+        """How many samples the next batch needs beside those that are ready."""
+        return self._due[0][1] - self._counts[self._due[0][0]] if self._due else 0
 
     @property
     def held_back(self) -> bool:

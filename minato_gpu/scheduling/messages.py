@@ -280,6 +280,16 @@ Instruction = Dispatch | Revoke | HandOver | Compose
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """What the next batch to deliver still needs: ``need`` more samples of ``span``; ``exactly``: all that it misses,
+    else any, which may be enough."""
+
+    span: Span
+    need: int
+    exactly: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """What the scheduler may and should do; fixed for one run.
 

@@ -92,6 +92,16 @@ class Scheduler:
         """Host bytes of samples ready and not delivered, plus what the running ones are expected to need."""
         return self._ledger.in_flight
 
+    @property
+    def awaited(self) -> m.Awaited | None:
+        """What the next batch needs before it can be composed; None where that is not known, or nothing."""
+        oldest = self._places.oldest
+        if oldest is None or self._next_order in self._sizes:
+            return None
+        if not self.policy.max_lateness:
+            return m.Awaited((oldest.first, oldest.end), oldest.missing, True)
+        return m.Awaited((oldest.first, self._intake.newest), max(1, self._composition.missing), False)
+
     def wake_at(self) -> float | None:
         """When unfinished chunks should be reported (``Running``) and a ``Tick`` sent; None for never."""
         return self._work.next_look()

@@ -93,6 +93,11 @@ class StreamScheduler:
         """Host bytes of batches ready and not delivered, plus what the running ones are expected to need."""
         return self._ledger.in_flight
 
+    @property
+    def awaited(self) -> None:
+        """Every batch is reported by the worker whose turn it is."""
+        return None
+
     def wake_at(self) -> float | None:
         """Never: there is nothing to look into."""
         return None

@@ -1,0 +1,204 @@
+"""What workers say of finished tickets, without a message: one status byte for each ticket, and a record beside it.
+
+Every place of the sampler's order has a block of *marks*, one for each of its tickets. A ticket has one writer at a time,
+the worker whose lease it is in. That worker writes, in this order: the sample into its row; the record (when it was
+ready, what it took, who made it, and where it lies if not in its row); a fence; the byte; a fence. Then it looks whether
+somebody waits for this batch, counts its bytes, and rings if they are all there. The parent writes what it waits for,
+a fence, then counts them too: of the two at least one sees all bytes, so both may ring but never neither.
+
+Why a worker may be killed at any moment: a byte that is set says that all that was written before it is whole, because
+both sides pass a fence between the two. One that is not set says nothing: the ticket is prepared again, by another
+worker and into the same row, once the death is confirmed; the bytes that a killed worker may have set behind one that it
+had not (it writes several at once for cheap samples) are cleared before. No lock is held over any of this, and no
+counter is shared by writers.
+
+The parent sets a byte to another value when it takes the ticket in, and clears it when the place gets its block.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.memory.board import ATTENTION, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, CONSUMER, PUMP, Board
+
+READY = 1
+_READY, _TAKEN = b"\x01", b"\x02"  # else the ticket is open
+_RECORD = np.dtype(
+    [
+        ("end", np.float64),  # when the ticket was finished, on the monotonic clock
+        ("offset", np.int64),
+        ("nbytes", np.int64),
+        ("took", np.float32),  # seconds on a core
+        ("elapsed", np.float32),  # seconds of all that were told together, in the last one's record; 0 in the others
+        ("worker", np.int32),
+        ("unused", np.int32),
+    ]
+)
+_SINGLE = struct.Struct("=dqqffii")
+
+Lying = tuple[int, int]
+"""Offset and bytes of what lies in the worker's arena; a sample in its row has (0, 0)."""
+
+
+class Record(NamedTuple):
+    """What is known of a finished ticket; see ``_RECORD``."""
+
+    end: float
+    offset: int
+    nbytes: int
+    took: float
+    elapsed: float
+    worker: int
+    unused: int
+
+
+class Completions:
+    """Marks for ``capacity`` tickets, shared by all processes of a loader."""
+
+    def __init__(self, capacity: int, fd: int | None = None) -> None:
+        self.capacity = capacity
+        self.fd = os.memfd_create("minato-completions", os.MFD_CLOEXEC) if fd is None else fd
+        nbytes = capacity * (1 + _RECORD.itemsize)
+        if fd is None:
+            os.ftruncate(self.fd, nbytes)
+        self._map = mmap.mmap(self.fd, nbytes)
+        self._records: NDArray[Any] = np.frombuffer(self._map, _RECORD, capacity)
+        self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]
+        self._used = 0  # marks that have been in a block at some time: none is ready beyond
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # by size
+        self._sizes: dict[int, int] = {}
+
+    # --- parent -------------------------------------------------------------------------------------------
+
+    def reserve(self, count: int) -> int:
+        """The first mark of a block of ``count`` cleared ones; -1 when there is none: reports then come as messages."""
+        size = 1 << max(count - 1, 0).bit_length()
+        if self._free[size]:
+            first = self._free[size].pop()
+        elif self._used + size <= self.capacity:
+            first, self._used = self._used, self._used + size
+        else:
+            return -1
+        self._sizes[first] = size
+        self._status[first : first + count] = bytes(count)
+        return first
+
+    def give_back(self, first: int) -> None:
+        """Nobody writes to this block any more."""
+        self._free[self._sizes.pop(first)].append(first)
+
+    def is_ready(self, mark: int) -> bool:
+        """Whether the ticket is finished and not taken."""
+        return self._status[mark] == READY
+
+    def ready(self, begin: int, end: int) -> int:
+        """How many of these tickets are finished and not taken."""
+        return bytes(self._status[begin:end]).count(_READY)
+
+    @property
+    def ready_anywhere(self) -> tuple[int, int]:
+        """The marks of all places."""
+        return 0, self._used
+
+    def leading(self, begin: int, end: int) -> int:
+        """How many tickets from ``begin`` on are finished and not taken, without a gap."""
+        marks = bytes(self._status[begin:end])
+        return len(marks) - len(marks.lstrip(_READY))
+
+    def take(self, begin: int, end: int) -> list[Record]:
+        """Take these tickets in, which are finished."""
+        self._status[begin:end] = _TAKEN * (end - begin)
+        return list(map(Record._make, self._records[begin:end].tolist()))
+
+    def clear(self, begin: int, end: int) -> None:
+        """Nobody is at these tickets any more, and they are to be prepared again."""
+        self._status[begin:end] = bytes(end - begin)
+
+    # --- worker -------------------------------------------------------------------------------------------
+
+    def record(
+        self, begin: int, took: Sequence[float], end: float, elapsed: float, worker: int, lying: Sequence[Lying] | None
+    ) -> None:
+        """What is to be known of tickets from ``begin`` on, before they are ``set_ready``; ``lying``: None where all are
+        in their rows."""
+        if len(took) == 1:
+            offset, nbytes = (0, 0) if lying is None else lying[0]
+            _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, 0)
+            return
+        records = self._records[begin : begin + len(took)]
+        records["end"], records["took"], records["elapsed"], records["worker"] = end, took, 0.0, worker
+        records["elapsed"][-1] = elapsed
+        records["nbytes"] = 0 if lying is None else [nbytes for _, nbytes in lying]
+        if lying is not None:
+            records["offset"] = [offset for offset, _ in lying]
+
+    def set_ready(self, begin: int, end: int) -> None:
+        """These tickets are finished, and recorded: between the two belongs a fence."""
+        self._status[begin:end] = _READY * (end - begin)
+
+    def close(self) -> None:
+        """Drop the mapping; the memory goes with the last process that maps it."""
+        self._status.release()
+        self._records = np.empty(0, _RECORD)
+        self._map.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Bell:
+    """How a worker wakes the training process: whoever of its threads waits, and only for what that waits for.
+
+    ``pump`` and ``consumer`` are event descriptors, one for each thread.
+    """
+
+    def __init__(self, board: Board, completions: Completions, pump: int, consumer: int) -> None:
+        self._board = board
+        self._words = board.words
+        self._completions = completions
+        self._pump = pump
+        self._consumer = consumer
+
+    def ring(self) -> None:
+        """Something was reported, or a lease has ended: wake whoever wants to know."""
+        attention = self._words[ATTENTION]
+        if attention == PUMP:
+            os.eventfd_write(self._pump, 1)
+        elif attention == CONSUMER:
+            os.eventfd_write(self._consumer, 1)
+
+    def publish(
+        self, begin: int, took: Sequence[float], end: float, elapsed: float, worker: int, lying: Sequence[Lying] | None
+    ) -> None:
+        """Tickets from ``begin`` on are finished (see ``Completions.record``); wake the consumer if that is what it
+        waits for."""
+        stop, words, completions = begin + len(took), self._words, self._completions
+        completions.record(begin, took, end, elapsed, worker, lying)
+        self._board.fence()
+        completions.set_ready(begin, stop)
+        self._board.fence()
+        need = words[AWAITED_NEED]
+        if need and begin < words[AWAITED_END] and stop > words[AWAITED_BEGIN]:
+            if completions.ready(words[AWAITED_BEGIN], words[AWAITED_END]) >= need:
+                self.ring()
+
+    def await_tickets(self, begin: int, end: int, need: int) -> bool:
+        """In the parent: ring once ``need`` of these tickets are finished; returns whether they are."""
+        words = self._words
+        words[AWAITED_NEED] = 0
+        words[AWAITED_BEGIN], words[AWAITED_END] = begin, end
+        words[AWAITED_NEED] = need
+        self._board.fence()
+        return self._completions.ready(begin, end) >= need
+
+    def await_nothing(self) -> None:
+        """In the parent: no ticket is waited for."""
+        self._words[AWAITED_NEED] = 0
