@@ -80,6 +80,13 @@ class Window:
         record = self.at(serial)
         return record.keys[serial - record.first]
 
+    def keys(self, spans: Iterable[Span]) -> list[Any]:
+        """The keys of these tickets."""
+        found: list[Any] = []
+        for record, lo, hi in self.parts(spans):
+            found += record.keys[lo - record.first : hi - record.first]
+        return found
+
     def position(self, serial: int) -> int:
         """The ticket's place in the sampler's order of its epoch."""
         record = self.at(serial)

@@ -71,6 +71,11 @@ class Estimator:
             out.append((np.where(np.isnan(costs), 1e-3, costs) * self._slowdown[lane]).tolist())
         return out[0], out[1] if len(out) > 1 else None, None
 
+    @property
+    def by_serial(self) -> bool:
+        """Whether something is kept by ticket, for when it is ``measured``."""
+        return bool(self._features)
+
     def took(self, samples: int, seconds: float) -> None:
         """``samples`` samples took ``seconds`` together, on whatever lane."""
         self._samples += samples
@@ -80,7 +85,7 @@ class Estimator:
         """What samples cost on a lane of this kind."""
         self._slowed(lane, seen)
         features = [self._features.pop(serial, ()) for serial in seen.serials]
-        given, seconds = features if all(features) else None, seen.seconds
+        given, seconds = features if features and all(features) else None, seen.seconds
         if lane != self._lanes[0] and given is not None and len(seconds) > 1:
             seconds = self._as_predicted(lane, seen.keys, given, seconds)
         self.model.observe_many(lane, seen.keys, given, seconds)

@@ -15,9 +15,16 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
     count = report.done - report.first
     if chunk.kind != "run" or not count:
         return
+    to.took(count, report.seconds)
+    if lane == m.CPU and report.parts is None and chunk.stop < 0:
+        if report.times is None:
+            to.not_measured(spans)
+        else:
+            serials = [serial for lo, hi in spans for serial in range(lo, hi)] if to.by_serial else []
+            to.measured(lane, Observed(of.window.keys(spans), serials, report.times, report.seconds))
+        return
     items = report.items or [None] * count
     serials = [serial for lo, hi in spans for serial in range(lo, hi)]
-    to.took(count, report.seconds)
     if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
         to.cannot(chunk.stop, kept)
     # a device was never given what could not be read: that cost it nothing

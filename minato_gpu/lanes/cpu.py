@@ -105,7 +105,10 @@ class _CpuLane:
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if too late."""
         worker = self.links.board.find(run, chunk)
-        return None if worker is None else self.links.board.revoke(worker, chunk, keep)
+        kept = None if worker is None else self.links.board.revoke(worker, chunk, keep)
+        if kept is not None:
+            self.leases.revoked(run, chunk, kept)
+        return kept
 
 
 class ProcessLane(_CpuLane):

@@ -15,13 +15,14 @@ Number = tuple[int, int]
 class Lease:
     """The tickets of one task: runs of marks, and how many of the first are reported."""
 
-    __slots__ = ("begin", "last", "number", "reported", "runs", "size")
+    __slots__ = ("begin", "cut", "last", "number", "reported", "runs", "size")
 
     def __init__(self, task: Task) -> None:
         self.number = task.run, task.chunk
         self.runs = [(piece.marks, piece.marks + len(piece.keys)) for piece in task.pieces]
         self.size = sum(end - begin for begin, end in self.runs)
         self.last = self.runs[-1][1] - 1
+        self.cut = False  # some were taken back: a message tells when the worker is through
         self.reported = 0
         self.begin: float | None = None  # when the first sample was begun, once it is reported
 
@@ -66,9 +67,15 @@ class Leases:
             reports.append(message)
         is_ready = self._completions.is_ready
         for lease in list(self._leases.values()):
-            if (unfinished or is_ready(lease.last)) and (report := self._told(lease)) is not None:
+            if (unfinished or (is_ready(lease.last) and not lease.cut)) and (report := self._told(lease)) is not None:
                 reports.append(report)
         return reports
+
+    def revoked(self, run: int, chunk: int, keep: int) -> None:
+        """Samples of the task from number ``keep`` on are another worker's now."""
+        lease = self._leases.get((run, chunk))
+        if lease is not None and keep < lease.size:
+            lease.size, lease.cut = keep, True
 
     def report(self, run: int, chunk: int) -> Report | None:
         """What marks tell of one lease."""
@@ -89,7 +96,8 @@ class Leases:
         for begin, end in lease.between(first, done):
             records += self._completions.take(begin, end)
         lease.reported = done
-        if done == lease.size:
+        final = done == lease.size and not lease.cut
+        if final:
             del self._leases[lease.number]
         seconds, times = sum(record.elapsed for record in records), [record.took for record in records]
         last = records[-1]
@@ -104,7 +112,7 @@ class Leases:
             seconds,
             lease.begin,
             last.end,
-            done == lease.size,
+            final,
             nbytes,
             [_reference(record) for record in records] if nbytes else None,
             times if max(times) > COSTLY_S else None,

@@ -20,6 +20,18 @@ _LOWEST = log(1e-7)
 _STEP = (log(86400.0) - _LOWEST) / 65534
 
 
+def plain(keys: Keys) -> Keys:
+    """The same keys, as an array if all are Python's or NumPy's integers."""
+    if isinstance(keys, np.ndarray) or not all(map(_is_integer, set(map(type, keys)))):
+        return keys
+    found = np.array(keys)
+    return found if found.dtype.kind in "iu" else keys
+
+
+def _is_integer(kind: type) -> bool:
+    return kind is int or issubclass(kind, np.integer)
+
+
 class History:
     """Log costs by key for one lane. ``length``: number of integer indices, None when not known."""
 
@@ -58,10 +70,8 @@ class History:
             if keys.dtype.kind in "iu" and keys.min() >= 0 and keys.max() < len(self._codes):
                 return keys.astype(np.intp)
             return None
-        length = len(self._codes)
-        if all(isinstance(key, (int, np.integer)) and 0 <= key < length for key in keys):
-            return np.array(keys, dtype=np.intp)
-        return None
+        found = plain(keys)
+        return self._indices(found) if isinstance(found, np.ndarray) else None
 
     def _read(self, keys: Keys) -> NDArray[np.uint16]:
         indices = self._indices(keys)

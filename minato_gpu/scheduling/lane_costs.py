@@ -11,7 +11,7 @@ from collections.abc import Hashable
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.scheduling.history import Array, History, Keys
+from minato_gpu.scheduling.history import Array, History, Keys, plain
 from minato_gpu.scheduling.regression import LogLinear
 
 FLUSH = 128  # observations taken in together
@@ -95,7 +95,7 @@ class LaneCosts:
         """Take in what was observed: first judge the predictions, then learn, then record."""
         if not self._keys:
             return
-        keys, self._keys = self._keys, []
+        keys, self._keys = plain(self._keys), []
         rows = np.concatenate(self._rows) if self._features else np.empty((len(keys), 0))
         seconds = np.array(self._spent)
         self._rows, self._spent = [], []
@@ -107,7 +107,7 @@ class LaneCosts:
             self.model.learn(rows[given], logs[given])
         self._record(keys, rows, logs)
 
-    def _judge(self, keys: list[Hashable], rows: Array, logs: Array) -> None:
+    def _judge(self, keys: Keys, rows: Array, logs: Array) -> None:
         predicted, known = self.predict(rows, keys)
         usable = ~np.isnan(predicted)
         if self._features:  # of the others only the lane's mean was known: nothing had been predicted
@@ -119,19 +119,21 @@ class LaneCosts:
         self.learned.add(errors[usable & ~known])
         self.recalled.add(errors[usable & known])
         if known.any() and usable.any():
-            past = self.history.read([keys[i] for i in np.flatnonzero(known).tolist()])
+            past = self.history.read(_chosen(keys, np.flatnonzero(known)))
             base = self._base(rows[known])
             before, after = np.clip(past - base, -3, 3), np.clip(logs[known] - base, -3, 3)
             self._kept += float(np.nansum(before * after))
             self._deviations += float(np.nansum(before * before))
 
-    def _record(self, keys: list[Hashable], rows: Array, logs: Array) -> None:
+    def _record(self, keys: Keys, rows: Array, logs: Array) -> None:
         base = self._base(rows)
         known = ~np.isnan(self.history.read(keys))
         surprising = (np.abs(logs - base) > _RECORD_LOG) & (np.abs(np.exp(logs) - np.exp(base)) > _RECORD_S)
-        chosen = [i for i in np.flatnonzero(known | surprising).tolist() if keys[i] is not None]
-        if chosen:
-            self.history.write([keys[i] for i in chosen], logs[chosen])
+        chosen = np.flatnonzero(known | surprising)
+        if not isinstance(keys, np.ndarray):
+            chosen = np.array([i for i in chosen.tolist() if keys[i] is not None], dtype=np.intp)
+        if len(chosen):
+            self.history.write(_chosen(keys, chosen), logs[chosen])
 
     def _base(self, rows: Array) -> Array:
         """Log costs by the models alone; nan where nothing is known."""
@@ -148,3 +150,7 @@ class LaneCosts:
             return np.zeros(len(rows), dtype=np.bool_)
         given: NDArray[np.bool_] = np.logical_not(np.isnan(rows).any(axis=1))
         return given
+
+
+def _chosen(keys: Keys, at: NDArray[np.intp]) -> Keys:
+    return keys[at] if isinstance(keys, np.ndarray) else [keys[i] for i in at.tolist()]
