@@ -87,6 +87,7 @@ class Pump:
         self.recorder = recorder
         self.deaths = deaths or Deaths()
         self.logs: dict[int, Telemetry] = {}  # by epoch; a prefetched one has its own already
+        self.shown: Telemetry | None = None  # that of the epoch that is delivered, or was last
         self.seeds: dict[int, int] = {}
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self.streams: Streams | None = None  # where workers' own streams stand, in the epoch that runs
@@ -258,6 +259,7 @@ class Pump:
             going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._cuts else 0
             log = self.logs[sent.epoch]
             log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
+            (self.shown or log).kept_busy(lane.name, report)
         if self.estimates is not None:
             observe(_kind(lane.name), chunk, spans, report, self.estimates, self.assembly)
         if chunk.kind == "collate":
