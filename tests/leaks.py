@@ -4,10 +4,12 @@ A ``Snapshot`` is taken before and compared after. What stops by itself within t
 comparison waits for the condition "nothing new is left".
 
 Decision: descriptors are compared by kind and count, not by number, because the kernel gives a closed number to
-the next file. A name that PyTorch gave to memory while it shared a tensor counts where its maker lives: PyTorch
-unlinks it at once, unless the maker dies just then. Workers of ours never make one (``tests.lanes.test_processes``
-shows it), so that of a dead process was left by PyTorch's own loader, here or in a test beside this one. Helpers that live as long as the interpreter, those of ``multiprocessing`` (resource tracker, fork
+the next file. Helpers that live as long as the interpreter, those of ``multiprocessing`` (resource tracker, fork
 server, descriptor sharing) and that of ``tests.programs``, are not leaks of a loader.
+
+The name that PyTorch gives to memory while it shares a tensor counts only while its maker lives: PyTorch unlinks it at
+once, unless the maker dies just then. Our workers make none (``tests.lanes.test_processes`` shows it), so one of a
+dead process was left by PyTorch's own loader, in this test or in one beside it.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ def _describe(pid: int) -> str:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether no process outside this one's family made or holds the entry: other programs share the machine's memory."""
+    """Whether no process outside this one's family made or holds it: other programs share the machine's memory."""
     family = {os.getpid(), *_descendants(os.getpid())}
     made_by = _OF_TORCH.match(name)
     if made_by is not None and int(made_by[1]) not in family:

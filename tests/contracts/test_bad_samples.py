@@ -456,7 +456,7 @@ def test_samples_that_no_other_worker_can_load(mode: Mode) -> None:
 
     loader = mode.loader(Made(40, make), 4, num_workers=2, collate_fn=collate)
     assert sorted(_numbers(loader)) == list(range(40))
-    assert loader.stats()["samples_repeated"] == sum(prepared) - 40
+    assert loader.stats()["samples_repeated"] == sum(prepared[index] for index in range(40)) - 40
 
 
 def _raises_what_only_it_knows(index: int) -> Any:

@@ -1,8 +1,8 @@
 """Workers that die or take too long: a RuntimeError, never a hang.
 
-A worker dies when the iterator has been made, all that the worker has sent has been received, and it sends nothing more.
-What PyTorch's own loader makes of another moment depends on what was under way (another error comes first, a thread or a
-socket stays); ``tests.contracts.test_deaths`` has minato_gpu's workers die at any.
+A worker dies when the iterator has been made and all that the worker has sent has been received. What PyTorch's own
+loader makes of another moment depends on what was under way (another error comes first, a thread or a socket stays);
+``tests.contracts.test_deaths`` has minato_gpu's workers die at any.
 """
 
 from __future__ import annotations
