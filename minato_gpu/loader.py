@@ -164,7 +164,7 @@ class DataLoader(TorchDataLoader[T]):
         self._ahead: tuple[Source, Speculation] | None = None
         self._standing: Standing | None = None  # where the last epoch stands
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
-        self._over: bytes | None = None  # what the data set here told before it was given its state of an epoch's end
+        self._over: bytes | None = None  # what the data set here told (b"": nothing) before it got an epoch's end
         self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
         self._prepared = self._discarded = 0
         self._in_good_hands = False
