@@ -191,9 +191,8 @@ def its_length(make: Make, epochs: list[Any]) -> None:
 
 
 def what_it_is(make: Make, epochs: list[Any]) -> None:
-    loader = make()
-    assert isinstance(loader, torch.utils.data.DataLoader) and isinstance(loader, torchdata.Stateful)
-    assert loader.snapshot_every_n_steps in (1, 3)
+    assert isinstance(make(), torch.utils.data.DataLoader) and isinstance(make(), torchdata.Stateful)
+    assert make().snapshot_every_n_steps in (1, 3)
 
 
 _ROWS = [

@@ -106,6 +106,7 @@ class Late(Counts):
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
         self.loaded: Any = (0, 0)
+        self.place: _Place
 
     def __iter__(self) -> Iterator[Any]:
         loaded, self.loaded = self.loaded, None

@@ -118,6 +118,16 @@ def test_a_shuffled_pipe_goes_on(way: str, epoch: int) -> None:
     assert sorted(numbers_in(whole)) == list(range(28))
 
 
+@pytest.mark.parametrize("seed", ["5", -1, 1 << 63, True])
+def test_a_damaged_seed_is_refused(seed: Any) -> None:
+    loader = _shuffled(DataLoader)
+    next(iter(loader))
+    state = loader.state_dict()
+    state["source"]["shared_seed"] = seed
+    with pytest.raises(ValueError, match="'shared_seed'"):
+        _shuffled(DataLoader).load_state_dict(state)
+
+
 def _reseeded(worker: int) -> None:
     """A ``worker_init_fn`` that sets another seed."""
     info: Any = torch.utils.data.get_worker_info()
