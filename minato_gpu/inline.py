@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
-from torch.utils.data.datapipes.datapipe import MapDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.admission.sources import Drawn, Source
 from minato_gpu.engine import NOTHING
@@ -131,10 +132,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
         first = None if begun or not is_iterable(loader) else told_here(loader, resumption.starts if resumption else [])
-        super().__init__(loader)
+        _BaseDataLoaderIter.__init__(self, loader)  # its subclass's would iterate the data set before it has its state
+        if self._timeout != 0:
+            raise AssertionError("timeout must be 0 with num_workers=0: there is no worker to wait for")
         if before is not None:
             generator.set_state(before)
             self._base_seed = loader._base_seed
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            apply_sharding(self._dataset, self._world_size, self._rank)
         self.log = Telemetry(None, perf_counter())
         self.log.lanes["cpu"].slots = 1
         self._loader = loader
@@ -148,6 +153,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._stream: Stream | None = None
         source, standing = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
         if source.streams is not None:
+            source.streams.share_seed(self._shared_seed, self._dataset)
             if first is not None:
                 source.streams.begin([first])
             self._dataset_fetcher: Any = self._begin_stream(loader, source.starts if begun else [])
@@ -155,7 +161,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._dataset_fetcher.ended = True
         else:
             self._source = source
-            if not isinstance(self._dataset, MapDataPipe):
+            if isinstance(self._dataset, MapDataPipe):
+                of = self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+                self._dataset_fetcher = _DatasetKind.create_fetcher(self._dataset_kind, *of)
+            else:
                 self._dataset_fetcher = _Fetcher(loader, source.seed, epoch)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
         self.log.expected = expected_of(loader, source, resumption)
@@ -173,11 +182,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         over, loader._over = loader._over, None
         if starts:
             self._stream = Stream.open(loader, starts[0], samples)
-            loader._over = self._stream.before if starts[0].over else None
+            loader._over = (self._stream.before or b"") if starts[0].over else None
         elif over is not None:
             self._stream = Stream.open(loader, StreamStart(0, None, over=True), samples, before=over)
         else:
-            self._stream = Stream(self._dataset_fetcher, self._dataset, None, samples)
+            self._stream = Stream.open(loader, None, samples)
         return self._stream.fetcher
 
     def _next_index(self) -> Any:

@@ -71,6 +71,9 @@ class EngineIterator(_BaseDataLoaderIter):
         if before is not None:  # PyTorch draws a seed when persistent workers start, not for every epoch
             generator.set_state(before)
             self._base_seed = loader._base_seed
+        if self._shared_seed is not None and not (resumption is not None and resumption.begun):
+            # PyTorch draws a data pipe's for every epoch, and once more when workers start
+            torch.empty((), dtype=torch.int64).random_(generator=generator)
         self._base_seed = int(self._base_seed)
         self.ended = False
         self._number = number
@@ -115,6 +118,8 @@ class EngineIterator(_BaseDataLoaderIter):
             seed = sample_seed(seed, number - loader._first, "epoch")
         source, self._standing = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
         goes_on = self._keeps and loader._engine is not None and not loader._engine.closed
+        if source.streams is not None:
+            source.streams.share_seed(self._shared_seed, self._dataset)
         if source.streams is not None and resumption is None and (told := told_between(loader, keeps=self._keeps)):
             source.streams.begin(told)
             source.starts = [] if goes_on else left_of_thread(loader)

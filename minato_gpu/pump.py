@@ -30,6 +30,8 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
 from minato_gpu.telemetry import Telemetry
 
+_FIRST = 1  # the first run: workers have a data pipe's seed from the data set that they were started with
+
 
 class AnyScheduler(Protocol):
     """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
@@ -356,12 +358,15 @@ class Pump:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
         epoch, seed = next(iter(self.seeds.items()))
         ticket, worker = chunk.spans[0][0], int(chunk.lane.partition(":")[2])
+        shared = None
         if self.streams is not None:
             self.streams.turns[ticket] = worker
+            shared = self.streams.shared_seed if self._run > _FIRST else None
         self.assembly.admit(Record(epoch, ticket, range(ticket, ticket + 1), [None], None))
         self._sent[chunk.number] = Sent(chunk, epoch, now)
         start = self.stream_starts.pop(worker, None)
         task = Task(self._run, chunk.number, "next", epoch, seed, items=self._stream_batch, start=start)
+        task = task._replace(shared_seed=shared)
         self.lanes[m.CPU].send(task, worker)
 
 

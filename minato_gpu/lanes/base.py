@@ -53,6 +53,7 @@ class Task(NamedTuple):
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     """
@@ -68,6 +69,7 @@ class Task(NamedTuple):
     start: Any = None
     stop: int = -1
     singly: bool = False
+    shared_seed: int | None = None
 
 
 class Report(NamedTuple):

@@ -20,7 +20,7 @@ from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.streams import Stream
+from minato_gpu.lanes.streams import Stream, share_seed
 from minato_gpu.lanes.unsent import send
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.memory.board import (
@@ -177,6 +177,8 @@ class Worker:
             if self._stream_of != (task.run, task.epoch):
                 self._stream_of = (task.run, task.epoch)
                 self._stream = None
+                if task.shared_seed is not None:
+                    share_seed(self._job.dataset, task.shared_seed)
                 self._stream = Stream.open(self._job, task.start, task.items, self._goes_on)
             if self._stream is None:
                 raise StopIteration
