@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
+from minato_gpu.samples import no_end
 from minato_gpu.snapshots import dumps
 
 
@@ -167,6 +168,7 @@ class Stream:
         goes_on: Callable[[], bool] = _always,
     ) -> None:
         self.fetcher = fetcher
+        fetcher.collate_fn = no_end(fetcher.collate_fn, "collate_fn")
         self._dataset = dataset
         self.before: bytes | None = None  # the data set's state before one was loaded
         self._since: int | None = None  # batches since a large state was told, the last one
