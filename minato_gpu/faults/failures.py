@@ -62,8 +62,8 @@ class BadSample:
         )
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain data, without the traceback."""
-        known = ("epoch", "position", "stage", "lane", "path", "error")
+        """The same as plain data."""
+        known = ("epoch", "position", "stage", "lane", "path", "error", "traceback")
         return {"index": repr(self.index), **{name: getattr(self, name) for name in known}}
 
 

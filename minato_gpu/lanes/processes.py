@@ -64,25 +64,30 @@ class Exit:
     """A worker process that ended: its number, process id and exit code (negative: the signal).
 
     ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it could not even be started. ``raised``:
-    it was a thread; what ended it.
+    the traceback of the exception that ended it, and ``error`` the name of that. A thread has no code.
     """
 
     def __init__(
-        self, number: int, pid: int, code: int | None, stuck: str = "", unborn: str = "", raised: str = ""
+        self, number: int, pid: int, code: int | None, *, unborn: str = "", error: str = "", raised: str = ""
     ) -> None:
         self.number = number
         self.pid = pid
         self.code = code
-        self.stuck = stuck
+        self.stuck = ""
         self.unborn = unborn
+        self.error = error
         self.raised = raised
 
     def message(self) -> str:
         """What PyTorch says of a dead worker, with what is known besides."""
-        if self.raised:
-            return f"DataLoader worker thread {self.number} was ended by what it was at:\n{self.raised}"
         if self.stuck or self.unborn:
             return self.stuck or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
+        ended = f"was ended by {self.error}, raised by what it was at:\n{self.raised}"
+        if self.raised and self.code is None:
+            return f"DataLoader worker thread {self.number} {ended}"
+        return self._as_pytorch_says() + (f"It {ended}" if self.raised else "")
+
+    def _as_pytorch_says(self) -> str:
         if self.code is not None and self.code < 0:
             name = signal.strsignal(-self.code) or f"signal {-self.code}"
             return (
@@ -103,6 +108,14 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = 
     close_inherited_ends()
     tie.hold()
     stacks.offer(links.stack_writers[number])
+    try:
+        _work(number, job, links, blocks)
+    except BaseException as error:  # no error of a sample: SystemExit, a class of the user's own
+        stacks.leave_word(links.stack_writers[number], error)
+        raise
+
+
+def _work(number: int, job: Job, links: Links, blocks: Blocks) -> None:
     give_way()
     torch.set_num_threads(1)
     keep_freed_memory()

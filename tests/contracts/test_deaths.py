@@ -238,6 +238,74 @@ def test_it_raises_when_its_batch_is_due() -> None:
     assert received == order[: order.index(17) // 4 * 4]
 
 
+class _Own(BaseException):
+    """Like ``SystemExit``, no error that anybody handles who handles errors."""
+
+
+_ENDS: dict[str, BaseException] = {
+    "SystemExit": SystemExit("out of here"),
+    "KeyboardInterrupt": KeyboardInterrupt("out of here"),
+    "_Own": _Own("out of here"),
+    "BaseExceptionGroup": BaseExceptionGroup("several", [_Own("out of here")]),
+}
+
+
+def _leaves(error: str) -> Made:
+    def leaves_at_17(key: int) -> Any:
+        if key == 17:
+            raise _ENDS[error]
+        return torch.tensor(key)
+
+    return Made(40, leaves_at_17)
+
+
+@pytest.mark.parametrize("error", _ENDS)
+def test_an_exception_that_ends_workers_is_told_by_its_name(error: str) -> None:
+    loader = DataLoader(_leaves(error), 4, num_workers=2, on_worker_death="replace", on_error="skip")
+    assert [key for batch in loader for key in batch.tolist()] == [key for key in range(40) if key != 17]
+    [bad] = loader.stats()["failures"]
+    assert (bad["index"], bad["error"]) == ("17", error)
+    assert "out of here" in bad["traceback"] and "leaves_at_17" in bad["traceback"]
+
+
+@pytest.mark.parametrize("more", [{}, {"on_error": "skip"}, {"on_worker_death": "replace"}], ids=str)
+def test_an_exception_that_ends_workers_is_told_by_the_error(more: dict[str, Any]) -> None:
+    text = str(error_of(RuntimeError, list, DataLoader(_leaves("_Own"), 4, num_workers=2, **more)))
+    assert "was ended by _Own" in text and "out of here" in text and "leaves_at_17" in text
+
+
+def test_what_ended_one_worker_is_not_said_of_the_next() -> None:
+    """The second is killed, at another sample."""
+    told: list[Any] = []
+    times = _FORK.Value("i", 1, lock=False)
+
+    def make(key: int) -> Any:
+        if key == 5 and times.value:
+            times.value = 0
+            raise SystemExit("once")
+        if key == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(key)
+
+    def skip(bad: Any) -> str:
+        told.append(bad)
+        return "skip"
+
+    loader = DataLoader(Made(40, make), 4, num_workers=1, on_worker_death="replace", on_error=skip)
+    assert len([key for batch in loader for key in batch]) == 39
+    assert loader.stats()["workers"]["died"] == 3
+    [bad] = told
+    assert (bad.index, bad.error) == (17, "KilledWorkers") and "SystemExit" not in bad.traceback
+
+
+def test_a_start_function_that_leaves_is_told_by_its_name() -> None:
+    def leave(worker: int) -> None:
+        raise SystemExit("not today")
+
+    text = str(error_of(RuntimeError, list, _loader(Costly(40), worker_init_fn=leave)))
+    assert "SystemExit: not today" in text and "ended before they had taken any work" in text
+
+
 def _outcomes(loader: Any) -> list[Any]:
     """Its batches, and the names of what it raises in between."""
     iterator, found = iter(loader), list[Any]()
