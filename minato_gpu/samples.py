@@ -176,8 +176,8 @@ def add_note(error: BaseException, text: str) -> None:
 def no_end(function: Callable[..., Any], what: str) -> Callable[..., Any]:
     """The same function of the user's, but a ``StopIteration`` that it raises is an error.
 
-    Whoever asks for the next item would take it for the end of the data, and lose the rest in silence. So it becomes the
-    cause of a RuntimeError, as in a generator (PEP 479).
+    Whoever asks for the next item would take it for the end of the data, and lose the rest in silence. So it becomes
+    the cause of a RuntimeError, as in a generator (PEP 479).
     """
 
     def call(*arguments: Any, **more: Any) -> Any:

@@ -4,9 +4,9 @@ A worker ends when its channel closes, and at the latest with the parent, even i
 SIGKILL (PR_SET_PDEATHSIG) where the parent's main thread forked it. Otherwise a thread in the worker waits for a
 connection to close, because PR_SET_PDEATHSIG follows the *thread* that forked, which may end early.
 
-A replacement must not be forked from the parent, which runs threads by then. With fork it comes from processes that were
-forked at the start for this alone (spawner.py), and that only where workers are replaced at all. With another start
-method the context given starts it, in a thread: that takes as long as importing the program.
+A replacement must not be forked from the parent, which runs threads by then. With fork it comes from a process that
+is there for this alone (spawner.py), forked at the start where workers are replaced at all. With another start method
+the context given starts it, in a thread: that takes as long as importing the program.
 
 Rejected: to let those fork all workers. One fork after another costs an eighth of the time to the first batch.
 """
@@ -100,9 +100,7 @@ class Exit:
         return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
 
 
-def worker_main(
-    number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = (), gate: Gate | None = None
-) -> None:
+def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> None:
     """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
     gc.freeze()  # else the first full collection would copy every page that was inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle

@@ -147,9 +147,8 @@ class Spawner:
         """Workers that were forked since the last call, or why one was not."""
         found: list[tuple[int, Adopted | Exception]] = []
         while ready := {fd for fd, _ in self._watch.poll(0)}:
-            for side in [side for side in self._sides if side.end.fileno() in ready]:
-                if (worker := self._receive(side)) is not None:
-                    found.append(worker)
+            told = [self._receive(side) for side in list(self._sides) if side.end.fileno() in ready]
+            found += [worker for worker in told if worker is not None]
         if self.gone:
             found += [(number, RuntimeError(LOST)) for number in self._asked]
             self._answered(*self._asked)
@@ -289,7 +288,7 @@ def _serve(end: socket.socket, context: Any, links: Links, start: Start, parent:
                 process.close()
                 os.close(fd)
                 continue
-            data, fds = b"", []
+            data, fds = b"", list[int]()
             if fd != parent:
                 with contextlib.suppress(ConnectionError):  # the parent has closed with news unread
                     data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)

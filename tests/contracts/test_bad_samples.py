@@ -495,10 +495,7 @@ def _stops(index: int) -> Any:
 
 class _ManyStop(Made):
     def __getitems__(self, keys: list[int]) -> list[Any]:
-        found = []
-        for key in keys:
-            found.append(self.make(key))
-        return found
+        return [self.make(key) for key in keys]
 
 
 @pytest.mark.parametrize("kind", [Made, _ManyStop], ids=["one by one", "many"])
@@ -617,7 +614,7 @@ class _Frozen(Exception):
 def test_errors_without_workers_keep_their_cause_and_may_refuse_notes() -> None:
     def make(index: int) -> Any:
         try:
-            return {}[index]
+            return dict[int, int]()[index]
         except KeyError as error:
             raise _Frozen(index) from error
 

@@ -523,7 +523,7 @@ def test_one_that_forks_is_killed(
 ) -> None:
     """Workers die before and after: those that it had forked end with it, and all are replaced."""
     monkeypatch.setattr(deaths, "STARTS", 1000)  # those killed here may not have come to take any work
-    loader = _loader(Costly(2400))
+    loader = _loader(Costly(100))
     iterator = iter(loader)
     received = next(iterator).tolist()
     lane = iterator._engine.pump.lanes["cpu"]
@@ -534,14 +534,14 @@ def test_one_that_forks_is_killed(
         _kill_worker(lane, 1)
         seen |= {*_both(lane), *lane.pids}
     received += [key for batch in iterator for key in batch.tolist()]
-    assert sorted(received) == list(range(2400))
+    assert sorted(received) == list(range(100))
     assert caplog.text.count("A process that starts replacements of workers") == times
     assert wait_until(lambda: all(_ended(pid) for pid in seen))
 
 
 def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
     """The other one answers."""
-    iterator = iter(_loader(Costly(2400)))
+    iterator = iter(_loader(Costly(100)))
     received = next(iterator).tolist()
     lane = iterator._engine.pump.lanes["cpu"]
     first, spare = _both(lane)
@@ -553,7 +553,7 @@ def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
     assert wait_until(lambda: lane.pids[0] != pid)
     assert psutil.Process(lane.pids[0]).ppid() == spare == _both(lane)[0]
     received += [key for batch in iterator for key in batch.tolist()]
-    assert sorted(received) == list(range(2400))
+    assert sorted(received) == list(range(100))
 
 
 def test_a_loader_that_is_left_at_once_leaves_no_process_that_forks() -> None:
