@@ -18,11 +18,11 @@ from torch.utils.data.graph_settings import apply_sharding
 from minato_gpu.admission.sources import Drawn, Source
 from minato_gpu.engine import NOTHING
 from minato_gpu.faults.failures import RAISE, RETRY, FailurePolicy, pads_batches
-from minato_gpu.lanes.base import Failure, NoSample, failure
+from minato_gpu.lanes.base import Failure, NoSample, failure, reraise
 from minato_gpu.lanes.streams import Stream, StreamStart
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.standing import is_iterable, told_here
-from minato_gpu.samples import Origin, Ticket, explain, sample_seed
+from minato_gpu.samples import Origin, Ticket, add_note, explain, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
 
@@ -52,7 +52,7 @@ class _Fetcher:
         first, occurrences = self.drawn.positions[0], self.drawn.occurrences or [0] * len(keys)
         samples, last = self._together(keys), len(keys) - 1
         if samples is None:
-            # no generator: a data set's StopIteration would become a RuntimeError in one
+            # no generator: there a data set's StopIteration would become a RuntimeError that names no index
             samples = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
         if self.bad:
             last = max((at for at, sample in enumerate(samples) if sample is not NOTHING), default=-1)
@@ -66,7 +66,7 @@ class _Fetcher:
             return self._loader.collate_fn(samples if batched else samples[0])
         except Exception as error:
             end = first + len(keys) - 1
-            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {end}, indices {keys}")
+            add_note(error, f"collate, epoch {self._epoch}, positions {first} to {end}, indices {keys}")
             raise
 
     def again(self, ticket: Ticket) -> Any:
@@ -108,8 +108,10 @@ class _Fetcher:
                 if self._loader._options.skips:
                     self.bad.append(failure(cause, f"in the main process ({origin})", origin=origin))
                     return NOTHING
-                cause.add_note(str(origin))
-                raise cause from None
+                add_note(cause, str(origin))
+                if cause is error:
+                    raise
+                raise cause from cause.__cause__
 
     def _sample(self, key: Any, occurrence: int) -> Any:
         value = self._loader.dataset[key] if not self._many else self._many([key])[0]
@@ -209,7 +211,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             now = perf_counter()
             number = self._num_yielded if self._source is None else self._source.delivered.batches
             data = self._loader._to_device(data, number)
-        except StopIteration:
+        except StopIteration as error:
+            if self._drawn is not None:  # not the sampler's end: a sample's, say, which would end the epoch in silence
+                self._failed = self._positions()
+                raise RuntimeError(self._said_by(error)) from error
             self.log.end = perf_counter()
             self._standing.over = True
             raise
@@ -226,6 +231,13 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         elif self._stream is not None:
             self._standing.told(self._stream.told(exactly=self._standing.saves_come))
         return data
+
+    def _said_by(self, error: StopIteration) -> str:
+        """What raised it, in words: the sample or the batch, as a note says, or all that may have."""
+        assert self._drawn is not None
+        where = getattr(error, "__notes__", ())
+        where = where[-1] if where else f"epoch {self._epoch}, indices {self._drawn.keys}"
+        return f"StopIteration in the main process ({where}): {error}".removesuffix(": ")
 
     def _settle_failed(self) -> None:
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
@@ -251,7 +263,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 if data is NOTHING and self._pads:
                     data = self._repeat(fetcher)
                     if data is NOTHING:  # no sample of this rank is left to repeat
-                        bad[0].error.reraise()
+                        reraise(bad[0].error)
             if data is not NOTHING:
                 return data
             assert self._source is not None

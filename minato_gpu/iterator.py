@@ -15,6 +15,7 @@ from minato_gpu.building import build_engine
 from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
 from minato_gpu.faults.failures import FailurePolicy, pads_batches
 from minato_gpu.faults.later import Later
+from minato_gpu.lanes.base import reraise
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
@@ -178,6 +179,9 @@ class EngineIterator(_BaseDataLoaderIter):
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
+        except StopIteration as error:  # a sample's, say, which would end the epoch in silence
+            self._failed = self._engine.handed
+            raise RuntimeError(str(error) or "StopIteration was raised while a batch was handed over") from error
         except KilledWorkers:
             self._failed = self._engine.handed
             raise
@@ -202,7 +206,7 @@ class EngineIterator(_BaseDataLoaderIter):
                 assert self._standing.source is not None
                 data = engine.pad(self._number, self._standing.source.delivered.survivor)
                 if data is NOTHING:  # no sample of this rank is left to repeat
-                    engine.bad[0].error.reraise()
+                    reraise(engine.bad[0].error)
             if data is not NOTHING:
                 return data
             assert engine.handed is not None

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.graph_settings import apply_random_seed
 
+from minato_gpu.samples import no_end
 from minato_gpu.snapshots import dumps
 
 ITSELF = "itself"
@@ -199,6 +200,7 @@ class Stream:
         goes_on: Callable[[], bool] = _always,
     ) -> None:
         self.fetcher = fetcher
+        fetcher.collate_fn = no_end(fetcher.collate_fn, "collate_fn")
         self._dataset = dataset
         self.before: bytes | None = None  # the data set's state before one was loaded
         self._since: int | None = None  # batches since a large state was told, the last one

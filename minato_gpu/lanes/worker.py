@@ -38,6 +38,7 @@ from minato_gpu.memory.board import (
     STARTED,
     Board,
 )
+from minato_gpu.samples import no_end
 from minato_gpu.threads import OwnThread, await_event
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
@@ -173,13 +174,14 @@ class Worker:
         status, failed = "", False
         item: Any = None
         try:
-            self._producer.check_started()
+            no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
                 self._stream_of = (task.run, task.epoch)
                 self._stream = None
                 if task.shared_seed is not None:
                     share_seed(self._job.dataset, task.shared_seed)
-                self._stream = Stream.open(self._job, task.start, task.items, self._goes_on)
+                opened = no_end(Stream.open, "iter() of the data set")
+                self._stream = opened(self._job, task.start, task.items, self._goes_on)
             if self._stream is None:
                 raise StopIteration
             item = self._store.put(self._stream.fetch(task.items), collated=True)

@@ -26,6 +26,7 @@ from minato_gpu.lanes.cpu import ProcessLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, Workers
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.spawner import Gate
 from minato_gpu.lanes.store import Store
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, open_lane, reports_of
@@ -242,6 +243,20 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
             workers.close(2.0)
     # fewer: what earlier tests left was collected meanwhile
     assert all(last <= first for first, last in zip(held[1], held[-1], strict=True)), f"descriptors, threads: {held}"
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_worker_begins_once_its_parent_knows_of_it(opened: bool) -> None:
+    """The one that forked it may be killed before it has told."""
+    gate = Gate()
+    worker = FORK.Process(target=gate.pass_)
+    worker.start()
+    if opened:
+        gate.open()
+    gate.close()
+    worker.join()
+    assert worker.exitcode == (0 if opened else 1)
+    worker.close()
 
 
 def _shared(samples: list[Any]) -> Any:
