@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.batches.assembly import Assembly
 from minato_gpu.batches.loading import Loading
@@ -48,7 +49,11 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     iterable = isinstance(loader.dataset, IterableDataset)
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
-        init = functools.partial(_sharding_worker_init_fn, init, *_get_distributed_settings())
+        ranks = _get_distributed_settings()
+        if options.threads:
+            apply_sharding(loader.dataset, *ranks)
+        else:
+            init = functools.partial(_sharding_worker_init_fn, init, *ranks)
     replaceable = loader.on_worker_death == "replace" and not options.threads
     job = Job(
         loader.dataset,

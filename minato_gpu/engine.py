@@ -129,7 +129,7 @@ class Engine:
                 pump.new_run()
                 self._epochs.start(source)
             self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
-            self.log = pump.logs[source.number]
+            self.log = pump.shown = pump.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
             if not prefetched:
                 pump.open_lanes()

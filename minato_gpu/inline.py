@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
-from torch.utils.data.datapipes.datapipe import MapDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.admission.sources import Drawn, Source
 from minato_gpu.engine import NOTHING
 from minato_gpu.faults.failures import RAISE, RETRY, FailurePolicy, pads_batches
-from minato_gpu.lanes.base import Failure, NoSample, failure
+from minato_gpu.lanes.base import Failure, NoSample, failure, reraise
 from minato_gpu.lanes.streams import Stream, StreamStart
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.standing import is_iterable, told_here
-from minato_gpu.samples import Origin, Ticket, explain, sample_seed
+from minato_gpu.samples import Origin, Ticket, add_note, explain, sample_seed
 from minato_gpu.telemetry import Telemetry, size_of
 
 
@@ -51,7 +52,7 @@ class _Fetcher:
         first, occurrences = self.drawn.positions[0], self.drawn.occurrences or [0] * len(keys)
         samples, last = self._together(keys), len(keys) - 1
         if samples is None:
-            # no generator: a data set's StopIteration would become a RuntimeError in one
+            # no generator: there a data set's StopIteration would become a RuntimeError that names no index
             samples = [self._one(first + at, key, occurrences[at]) for at, key in enumerate(keys)]
         if self.bad:
             last = max((at for at, sample in enumerate(samples) if sample is not NOTHING), default=-1)
@@ -65,7 +66,7 @@ class _Fetcher:
             return self._loader.collate_fn(samples if batched else samples[0])
         except Exception as error:
             end = first + len(keys) - 1
-            error.add_note(f"collate, epoch {self._epoch}, positions {first} to {end}, indices {keys}")
+            add_note(error, f"collate, epoch {self._epoch}, positions {first} to {end}, indices {keys}")
             raise
 
     def again(self, ticket: Ticket) -> Any:
@@ -107,8 +108,10 @@ class _Fetcher:
                 if self._loader._options.skips:
                     self.bad.append(failure(cause, f"in the main process ({origin})", origin=origin))
                     return NOTHING
-                cause.add_note(str(origin))
-                raise cause from None
+                add_note(cause, str(origin))
+                if cause is error:
+                    raise
+                raise cause from cause.__cause__
 
     def _sample(self, key: Any, occurrence: int) -> Any:
         value = self._loader.dataset[key] if not self._many else self._many([key])[0]
@@ -131,10 +134,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
         first = None if begun or not is_iterable(loader) else told_here(loader, resumption.starts if resumption else [])
-        super().__init__(loader)
+        _BaseDataLoaderIter.__init__(self, loader)  # its subclass's would iterate the data set before it has its state
+        if self._timeout != 0:
+            raise AssertionError("timeout must be 0 with num_workers=0: there is no worker to wait for")
         if before is not None:
             generator.set_state(before)
             self._base_seed = loader._base_seed
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            apply_sharding(self._dataset, self._world_size, self._rank)
         self.log = Telemetry(None, perf_counter())
         self.log.lanes["cpu"].slots = 1
         self._loader = loader
@@ -148,6 +155,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._stream: Stream | None = None
         source, standing = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
         if source.streams is not None:
+            source.streams.share_seed(self._shared_seed, self._dataset)
             if first is not None:
                 source.streams.begin([first])
             self._dataset_fetcher: Any = self._begin_stream(loader, source.starts if begun else [])
@@ -155,7 +163,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._dataset_fetcher.ended = True
         else:
             self._source = source
-            if not isinstance(self._dataset, MapDataPipe):
+            if isinstance(self._dataset, MapDataPipe):
+                of = self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+                self._dataset_fetcher = _DatasetKind.create_fetcher(self._dataset_kind, *of)
+            else:
                 self._dataset_fetcher = _Fetcher(loader, source.seed, epoch)
         self._num_yielded = source.delivered.batches if source.streams is None else source.streams.batches
         self.log.expected = expected_of(loader, source, resumption)
@@ -173,11 +184,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         over, loader._over = loader._over, None
         if starts:
             self._stream = Stream.open(loader, starts[0], samples)
-            loader._over = self._stream.before if starts[0].over else None
+            loader._over = (self._stream.before or b"") if starts[0].over else None
         elif over is not None:
             self._stream = Stream.open(loader, StreamStart(0, None, over=True), samples, before=over)
         else:
-            self._stream = Stream(self._dataset_fetcher, self._dataset, None, samples)
+            self._stream = Stream.open(loader, None, samples)
         return self._stream.fetcher
 
     def _next_index(self) -> Any:
@@ -200,7 +211,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             now = perf_counter()
             number = self._num_yielded if self._source is None else self._source.delivered.batches
             data = self._loader._to_device(data, number)
-        except StopIteration:
+        except StopIteration as error:
+            if self._drawn is not None:  # not the sampler's end: a sample's, say, which would end the epoch in silence
+                self._failed = self._positions()
+                raise RuntimeError(self._said_by(error)) from error
             self.log.end = perf_counter()
             self._standing.over = True
             raise
@@ -217,6 +231,13 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         elif self._stream is not None:
             self._standing.told(self._stream.told(exactly=self._standing.saves_come))
         return data
+
+    def _said_by(self, error: StopIteration) -> str:
+        """What raised it, in words: the sample or the batch, as a note says, or all that may have."""
+        assert self._drawn is not None
+        where = getattr(error, "__notes__", ())
+        where = where[-1] if where else f"epoch {self._epoch}, indices {self._drawn.keys}"
+        return f"StopIteration in the main process ({where}): {error}".removesuffix(": ")
 
     def _settle_failed(self) -> None:
         """The consumer goes on after an error: what raised it counts as dealt with, and a resume leaves it out."""
@@ -242,7 +263,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 if data is NOTHING and self._pads:
                     data = self._repeat(fetcher)
                     if data is NOTHING:  # no sample of this rank is left to repeat
-                        bad[0].error.reraise()
+                        reraise(bad[0].error)
             if data is not NOTHING:
                 return data
             assert self._source is not None

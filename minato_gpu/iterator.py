@@ -15,6 +15,7 @@ from minato_gpu.building import build_engine
 from minato_gpu.engine import NOTHING, EndOfEpoch, Engine
 from minato_gpu.faults.failures import FailurePolicy, pads_batches
 from minato_gpu.faults.later import Later
+from minato_gpu.lanes.base import reraise
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.loads import mapped
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
@@ -71,6 +72,9 @@ class EngineIterator(_BaseDataLoaderIter):
         if before is not None:  # PyTorch draws a seed when persistent workers start, not for every epoch
             generator.set_state(before)
             self._base_seed = loader._base_seed
+        if self._shared_seed is not None and not (resumption is not None and resumption.begun):
+            # PyTorch draws a data pipe's for every epoch, and once more when workers start
+            torch.empty((), dtype=torch.int64).random_(generator=generator)
         self._base_seed = int(self._base_seed)
         self.ended = False
         self._number = number
@@ -115,6 +119,8 @@ class EngineIterator(_BaseDataLoaderIter):
             seed = sample_seed(seed, number - loader._first, "epoch")
         source, self._standing = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
         goes_on = self._keeps and loader._engine is not None and not loader._engine.closed
+        if source.streams is not None:
+            source.streams.share_seed(self._shared_seed, self._dataset)
         if source.streams is not None and resumption is None and (told := told_between(loader, keeps=self._keeps)):
             source.streams.begin(told)
             source.starts = [] if goes_on else left_of_thread(loader)
@@ -173,6 +179,9 @@ class EngineIterator(_BaseDataLoaderIter):
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
+        except StopIteration as error:  # a sample's, say, which would end the epoch in silence
+            self._failed = self._engine.handed
+            raise RuntimeError(str(error) or "StopIteration was raised while a batch was handed over") from error
         except KilledWorkers:
             self._failed = self._engine.handed
             raise
@@ -197,7 +206,7 @@ class EngineIterator(_BaseDataLoaderIter):
                 assert self._standing.source is not None
                 data = engine.pad(self._number, self._standing.source.delivered.survivor)
                 if data is NOTHING:  # no sample of this rank is left to repeat
-                    engine.bad[0].error.reraise()
+                    reraise(engine.bad[0].error)
             if data is not NOTHING:
                 return data
             assert engine.handed is not None

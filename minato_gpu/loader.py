@@ -80,6 +80,8 @@ class DataLoader(TorchDataLoader[T]):
         reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death`` says;
         where that is "raise", and for threads, which cannot be killed, ``WorkerHung`` is raised instead. The
         device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
+    snapshot_every_n_steps: is there for programs written for torchdata's ``StatefulDataLoader``, and changes nothing:
+        ``state_dict`` tells of every step, and states come from workers as often as saves do.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -117,6 +119,7 @@ class DataLoader(TorchDataLoader[T]):
         max_failures: float | None = None,
         on_worker_death: str = "raise",
         hang_timeout: float | None = None,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         super().__init__(
             dataset,
@@ -150,6 +153,7 @@ class DataLoader(TorchDataLoader[T]):
         self.max_failures = max_failures
         self.on_worker_death = on_worker_death
         self.hang_timeout = hang_timeout
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._options = Options.check(self)
         if num_workers > 0:
             room.check(self, processes=not self._options.threads)
@@ -164,7 +168,7 @@ class DataLoader(TorchDataLoader[T]):
         self._ahead: tuple[Source, Speculation] | None = None
         self._standing: Standing | None = None  # where the last epoch stands
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
-        self._over: bytes | None = None  # what the data set here told before it was given its state of an epoch's end
+        self._over: bytes | None = None  # what the data set here told (b"": nothing) before it got an epoch's end
         self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
         self._prepared = self._discarded = 0
         self._in_good_hands = False

@@ -50,8 +50,9 @@ class Options:
         if loader.pipeline is not None and not isinstance(loader.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
-            _positive(name, getattr(loader, name), "leave it out for no limit")
-        _positive("prefetch_factor", loader.prefetch_factor, "leave it out for 2 batches a worker")
+            _at_least(name, getattr(loader, name), "leave it out for no limit")
+        _at_least("prefetch_factor", loader.prefetch_factor, "leave it out for 2 batches a worker")
+        _at_least("snapshot_every_n_steps", loader.snapshot_every_n_steps, "every step can be saved anyway", least=0)
         _check_workers(loader)
         _check_order_log(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
@@ -66,13 +67,13 @@ class Options:
         )
 
 
-def _positive(name: str, value: Any, otherwise: str) -> None:
+def _at_least(name: str, value: Any, otherwise: str, least: int = 1) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral):  # NumPy's are
         raise TypeError(f"{name} must be a whole number or None, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}; {otherwise}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}; {otherwise}")
 
 
 def _check_workers(loader: Any) -> None:

@@ -31,6 +31,8 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
 from minato_gpu.telemetry import Telemetry
 
+_FIRST = 1  # the first run: workers have a data pipe's seed from the data set that they were started with
+
 
 class AnyScheduler(Protocol):
     """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
@@ -94,6 +96,7 @@ class Pump:
         self.recorder = recorder
         self.deaths = deaths or Deaths()
         self.logs: dict[int, Telemetry] = {}  # by epoch; a prefetched one has its own already
+        self.shown: Telemetry | None = None  # that of the epoch that is delivered, or was last
         self.seeds: dict[int, int] = {}
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self.streams: Streams | None = None  # where workers' own streams stand, in the epoch that runs
@@ -302,6 +305,7 @@ class Pump:
             going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._cuts else 0
             log = self.logs[sent.epoch]
             log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
+            (self.shown or log).kept_busy(lane.name, report)
         if self.estimates is not None:
             observe(_kind(lane.name), chunk, spans, report, self.estimates, self.assembly)
         if chunk.kind == "collate":
@@ -399,12 +403,15 @@ class Pump:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
         epoch, seed = next(iter(self.seeds.items()))
         ticket, worker = chunk.spans[0][0], int(chunk.lane.partition(":")[2])
+        shared = None
         if self.streams is not None:
             self.streams.turns[ticket] = worker
+            shared = self.streams.shared_seed if self._run > _FIRST else None
         self.assembly.admit(Record(epoch, ticket, range(ticket, ticket + 1), [None], None))
         self._sent[chunk.number] = Sent(chunk, epoch, now)
         start = self.stream_starts.pop(worker, None)
         task = Task(self._run, chunk.number, "next", epoch, seed, items=self._stream_batch, start=start)
+        task = task._replace(shared_seed=shared)
         self.lanes[m.CPU].send(task, worker)
 
 

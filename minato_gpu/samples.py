@@ -11,7 +11,8 @@ strings, so the same key gives the same stream in every worker and on every mach
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -164,3 +165,25 @@ def explain(error: Exception, place: Origin) -> tuple[BaseException, Origin]:
     if isinstance(error, StageError) and error.__cause__ is not None:
         return error.__cause__, replace(place, stage=error.origin.stage, path=error.origin.path)
     return error, place
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """A note for whoever sees the error; one of a class that takes none (a frozen data class) stays as it is."""
+    with suppress(Exception):
+        error.add_note(text)
+
+
+def no_end(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """The same function of the user's, but a ``StopIteration`` that it raises is an error.
+
+    Whoever asks for the next item would take it for the end of the data, and lose the rest in silence. So it becomes
+    the cause of a RuntimeError, as in a generator (PEP 479).
+    """
+
+    def call(*arguments: Any, **more: Any) -> Any:
+        try:
+            return function(*arguments, **more)
+        except StopIteration as error:
+            raise RuntimeError(f"{what} raised StopIteration") from error
+
+    return call

@@ -14,7 +14,7 @@ _RING = 1 << 14
 
 
 class LaneLog:
-    """Samples, busy time, and recent waiting and service times of one lane."""
+    """Samples, and recent waiting and service times, of one lane; ``busy_s``: of its slots, while the epoch ran."""
 
     def __init__(self) -> None:
         self.slots = 0
@@ -46,13 +46,12 @@ class Telemetry:
     def worked(
         self, lane: str, report: Report, epoch: int, position: int, sent: float, *, prepared: bool, handed: int = 0
     ) -> None:
-        """A lane reported work on samples from ``position`` on, in a chunk that was sent at ``sent``.
+        """A lane reported work on this epoch's samples from ``position`` on, in a chunk that was sent at ``sent``.
 
-        Host reads and collation keep a slot busy but prepare no sample; ``handed`` of them went on to another lane.
+        Host reads and collation prepare no sample; ``handed`` of them went on to another lane.
         """
         log, count = self.lanes[lane], report.done - report.first
-        begin, end = (report.begin if report.first == 0 else report.end - report.seconds), report.end
-        log.busy_s += report.seconds
+        begin, end = _span(report)
         self.repeated += report.repeated
         if prepared:
             log.samples += count - handed
@@ -60,6 +59,15 @@ class Telemetry:
             log.queue_s.append(max(0.0, report.begin - sent))
             log.service_s.append(report.seconds / count)
         self.spans.append((begin, end, lane, report.worker, epoch, position, count, report.seconds / count))
+
+    def kept_busy(self, lane: str, report: Report) -> None:
+        """A lane reported work on whichever epoch's samples: what of it was done while this epoch ran counts as busy.
+
+        Much of an epoch may be prepared while the one before it still runs, and takes nothing of its own time.
+        """
+        begin, end = _span(report)
+        meanwhile = min(end, self.end or end) - max(begin, self.begin)
+        self.lanes[lane].busy_s += max(0.0, min(report.seconds, meanwhile))
 
     def died(self, *, stuck: bool) -> None:
         """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
@@ -135,6 +143,11 @@ class Telemetry:
             ],
             "batches": [(at - self.begin, *rest) for at, *rest in handed],
         }
+
+
+def _span(report: Report) -> tuple[float, float]:
+    """When the work began and ended; of a later report of a chunk, where the one before it ended."""
+    return (report.begin if report.first == 0 else report.end - report.seconds), report.end
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:

@@ -4,9 +4,9 @@ The format: Lin et al., "Microsoft COCO: Common objects in context", ECCV 2014, 
 JSON document lists images, annotations and categories. A box is left, top, width, height and a polygon x, y, x, y, ...,
 both in pixels from the picture's upper left corner: the pixel in column 3 reaches from x = 3 to x = 4.
 
-What is left out, and counted in ``CocoDetection.left_out``: crowds (run-length regions of many objects, which training
-references leave out too), objects that have no width or height within their picture or whose polygons enclose nothing,
-and images of which nothing remains.
+What is left out, counted in ``CocoDetection.left_out`` and said once: crowds (run-length regions of many objects, which
+training references leave out too), objects that have no width or height within their picture or whose polygons enclose
+nothing, and images of which nothing remains.
 
 Decision: the document becomes a few flat arrays once. Lists of Python objects would be copied, page by page, into every
 forked worker as soon as it counts references to them; COCO's training set has 860,000 annotations.
@@ -24,6 +24,7 @@ import numpy as np
 
 from pipelines import coco_document
 from pipelines.coco_document import Objects, Pictures
+from pipelines.files import say_left_out
 
 
 class CocoDetection:
@@ -57,6 +58,7 @@ class CocoDetection:
             self._arrange(document.pictures, document.objects, keep_empty)
         except ValueError as error:
             raise ValueError(f"{str(self.annotations)!r}: {error}") from None
+        say_left_out(self.annotations, self.left_out, "keep_empty=True keeps images without objects")
 
     @classmethod
     def in_folder(

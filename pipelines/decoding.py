@@ -2,7 +2,7 @@
 
 By nvImageCodec, which comes with DALI and is its decoder, so that both lanes have the same; it decodes no more of a
 JPEG than the box's rows need. OpenCV, where nvImageCodec is not installed, decodes the whole picture. Both use
-libjpeg-turbo: the pixels are the same.
+libjpeg-turbo, and libwebp for WebP: the pixels are the same.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _decoder = _Decoder()
 def decode_box(encoded: Any, box: tuple[int, int, int, int]) -> Any:
     """The box (top, left, height, width) of the upright picture: uint8 (height, width, 3), RGB also if it is greyscale.
 
-    ``encoded``: the bytes of a JPEG or PNG file, uint8 (n,). Raises ValueError where it cannot be decoded, or where the
-    picture is smaller than the box.
+    ``encoded``: the bytes of a JPEG, PNG or WebP file, uint8 (n,). Raises ValueError where it cannot be decoded, or
+    where the picture is smaller than the box.
     """
     codec = library()
     return _whole(encoded, box) if codec is None else _region(codec, encoded, box)

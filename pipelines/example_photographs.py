@@ -1,7 +1,7 @@
 """Writes a small data set of real photographs, for checks and tests: awkward on purpose.
 
 The photographs lie inside the scikit-image package, so nothing is downloaded. Among the files are odd sizes, very
-small pictures, greyscale, every chroma subsampling, progressive coding, PNG, and all eight Exif orientations.
+small pictures, greyscale, every chroma subsampling, progressive coding, PNG, WebP, and all eight Exif orientations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUBSAMPLING = (
 
 
 def write(directory: Path) -> None:
-    """Write the files as ``directory``/class/name.jpg (or .png). Existing files of those names are replaced."""
+    """Write the files as ``directory``/class/name.jpg (.png, .webp). Existing files of those names are replaced."""
     for number, name in enumerate((*COLOUR, *GREY)):
         folder = directory / Path(name).stem
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,6 +47,8 @@ def _write_oddities(directory: Path) -> None:
     large = cv2.resize(cat, None, fx=3.3, fy=3.3, interpolation=cv2.INTER_CUBIC)
     _save(folder / "large.jpg", jpeg(large, SUBSAMPLING[0]))
     _save(folder / "lossless.png", _encoded(".png", cat[:251, :333]))
+    for name, quality in {"lossy": 90, "lossless": 101}.items():
+        _save(folder / f"{name}.webp", _encoded(".webp", cat[:251, :333], [cv2.IMWRITE_WEBP_QUALITY, quality]))
 
 
 def photograph(name: str) -> Any:

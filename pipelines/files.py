@@ -1,12 +1,17 @@
-"""Where the bytes of a sample are: a whole file, or a part of one."""
+"""Where the bytes of a sample are: a whole file, or a part of one; and what files a folder holds."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from minato_gpu.notices import say_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +35,48 @@ def read_bytes(source: str | os.PathLike[str] | FilePart) -> Any:
     if len(data) != source.length:
         raise EOFError(f"the file ends {source.length - len(data)} bytes too early")
     return data
+
+
+def find(folder: str | os.PathLike[str], endings: tuple[str, ...]) -> tuple[list[str], Counter[str]]:
+    """The files in a folder and all folders below whose names end so (in small letters or capitals), sorted; and how
+    many others there are, by ending. Links are followed.
+
+    Raises FileNotFoundError, naming it, for a link to what is missing, OSError for a folder that cannot be read, and
+    ValueError for a link to a folder that it lies in.
+    """
+    found, others, folders = [], Counter[str](), [os.fspath(folder)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    check_link(entry.path)
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.name.lower().endswith(endings):
+                    found.append(entry.path)
+                else:
+                    others[_kind(entry.name)] += 1
+    return sorted(found), others
+
+
+def _kind(name: str) -> str:
+    ending = Path(name).suffix.lower()
+    return f"{ending} files" if ending else "files without an ending"
+
+
+def check_link(path: str) -> None:
+    """Raise, naming the link, where its target is missing, or is a folder that it lies in."""
+    target = Path(os.path.realpath(path))
+    if not target.exists():
+        raise FileNotFoundError(
+            f"{path!r} is a link to {str(target)!r}, which is missing: bring that back, or remove the link"
+        )
+    if Path(path).parent.resolve().is_relative_to(target):
+        raise ValueError(f"{path!r} is a link to a folder that it lies in: remove it")
+
+
+def say_left_out(source: str | os.PathLike[str], left_out: Mapping[str, int], why: str) -> None:
+    """Say once what a data set leaves out of ``source``, where it is anything, and ``why``."""
+    counts = ", ".join(f"{count:,} {what}" for what, count in left_out.items() if count)
+    if counts:
+        say_once(f"{os.fspath(source)!r}: left out {counts}; {why}")

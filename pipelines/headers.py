@@ -1,7 +1,8 @@
-"""Reads what a JPEG or PNG file says about its picture, without decoding it.
+"""Reads what a JPEG, PNG or WebP file says about its picture, without decoding it.
 
-The formats: JPEG, ITU-T T.81 annex B; PNG, W3C Recommendation (third edition) section 11; orientation, Exif 2.3
-section 4.6 (a TIFF structure, in JPEG's APP1 segment or PNG's eXIf chunk).
+The formats: JPEG, ITU-T T.81 annex B; PNG, W3C Recommendation (third edition) section 11; WebP, RFC 9649 section 2, and
+RFC 6386 section 9.1 for the lossy frame in it; orientation, Exif 2.3 section 4.6 (a TIFF structure, in JPEG's APP1
+segment, PNG's eXIf chunk or WebP's EXIF chunk).
 
 Decision: other formats are refused here, because the two lanes' decoders do not both know them, and a sample must
 not depend on its lane. For the same reason a JPEG without its end marker is refused: a decoder of the whole
@@ -23,7 +24,8 @@ _ORIENTATION = 0x0112
 @dataclass(frozen=True, slots=True)
 class Header:
     """``height`` and ``width``: pixels of the upright picture, its orientation applied. ``orientation``: Exif's 1 to 8.
-    ``progressive``: whether a JPEG is coded in several scans (slow to decode, and only as a whole)."""
+    ``progressive``: whether it is slow to decode, and only as a whole: a JPEG coded in several scans, or a lossy WebP.
+    """
 
     height: int
     width: int
@@ -34,7 +36,7 @@ class Header:
 def read_header(data: bytes) -> Header:
     """The header of the encoded picture ``data``.
 
-    Raises ValueError for anything but a whole JPEG or a PNG, and for more than ``MOST_PIXELS``.
+    Raises ValueError for anything but a whole JPEG or WebP or a PNG, and for more than ``MOST_PIXELS``.
     """
     if not data:
         raise ValueError("the file is empty")
@@ -42,8 +44,10 @@ def read_header(data: bytes) -> Header:
         found = _jpeg(data)
     elif data[:8] == _PNG:
         found = _png(data)
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        found = _webp(data)
     else:
-        raise ValueError(f"neither a JPEG nor a PNG file; it begins with {data[:8]!r}")
+        raise ValueError(f"neither a JPEG nor a PNG nor a WebP file; it begins with {data[:12]!r}")
     if found.height < 1 or found.width < 1:
         raise ValueError(f"the header gives a picture of {found.width} x {found.height} pixels")
     if found.height * found.width > MOST_PIXELS:
@@ -94,6 +98,39 @@ def _png(data: bytes) -> Header:
             break
         at += 12 + length
     return Header(*_upright(height, width, orientation), orientation)
+
+
+def _webp(data: bytes) -> Header:
+    end = 8 + int.from_bytes(data[4:8], "little")
+    if end > len(data):
+        raise ValueError(f"the WebP file is cut off: it has {len(data)} bytes of {end}")
+    at, size, orientation, lossy = 12, None, 1, True
+    tells = data[12:16] == b"VP8X" and data[20:21] and data[20] & 0x08  # else decoders do not look for an EXIF chunk
+    while at + 8 <= end:
+        kind, length = struct.unpack("<4sI", data[at : at + 8])
+        body = data[at + 8 : min(at + 8 + length, end)]
+        if at == 12:
+            size = _webp_size(kind, body)
+        lossy = lossy and kind != b"VP8L"
+        if kind == b"EXIF" and tells:
+            orientation = _orientation(body)
+        at += 8 + length + length % 2
+    if size is None:
+        raise ValueError("broken WebP header: it does not begin with a picture")
+    return Header(*_upright(*size, orientation), orientation, lossy)
+
+
+def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:
+    """Height and width by the first chunk: of the canvas, which a picture fills, or of the only picture."""
+    if kind == b"VP8X" and len(body) >= 10:
+        return 1 + int.from_bytes(body[7:10], "little"), 1 + int.from_bytes(body[4:7], "little")
+    if kind == b"VP8 " and body[3:6] == b"\x9d\x01\x2a" and len(body) >= 10:
+        width, height = struct.unpack("<HH", body[6:10])
+        return height & 0x3FFF, width & 0x3FFF
+    if kind == b"VP8L" and body[:1] == b"\x2f" and len(body) >= 5:
+        (bits,) = struct.unpack("<I", body[1:5])
+        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
+    return None
 
 
 def _upright(height: int, width: int, orientation: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ Decisions:
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,35 +24,48 @@ import numpy as np
 
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from pipelines import image_stages
+from pipelines.files import check_link, find, say_left_out
 from pipelines.photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
 from pipelines.shards import TarShards
 
 __all__ = ["MEAN", "STD", "ImageFolder", "TarShards", "build", "dataset", "example_data", "pipeline"]
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class ImageFolder:
-    """A folder of class folders of photographs (JPEG or PNG) as a data set.
+    """A folder of class folders of photographs (JPEG, PNG or WebP) as a data set.
 
     Items are ``{"path": str, "label": int}``; labels number the class folders, sorted by name, from 0. Files may
-    lie deeper. Raises FileNotFoundError where there is no folder or no photograph.
+    lie deeper, and links are followed. ``left_out`` counts, by ending, the files in class folders that are none of
+    these, and photographs that lie in no class folder; what it counts is said once.
+
+    Raises FileNotFoundError where there is no folder or no photograph, and where a link's target is missing, naming it.
+    Whether a file can be decoded is found out when it is read.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         if not self.root.is_dir():
             raise FileNotFoundError(f"there is no folder {str(root)!r}")
-        folders = sorted(entry for entry in self.root.iterdir() if entry.is_dir())
+        entries = sorted(self.root.iterdir())
+        for entry in entries:
+            if entry.is_symlink():
+                check_link(str(entry))
+        folders = [entry for entry in entries if entry.is_dir()]
         self.classes = [folder.name for folder in folders]
         self.paths: list[str] = []
         self.labels: list[int] = []
+        outside = sum(entry.suffix.lower() in SUFFIXES for entry in entries if not entry.is_dir())
+        self.left_out = Counter({"photographs in no class folder": outside})
         for label, folder in enumerate(folders):
-            files = sorted(str(file) for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+            files, others = find(folder, SUFFIXES)
+            self.left_out.update(others)
             self.paths += files
             self.labels += [label] * len(files)
         if not self.paths:
             raise FileNotFoundError(f"{str(root)!r} has no class folders with {', '.join(SUFFIXES)} files in them")
+        say_left_out(self.root, self.left_out, f"photographs end in {', '.join(SUFFIXES)} and lie in class folders")
 
     def __len__(self) -> int:
         return len(self.paths)

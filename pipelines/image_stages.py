@@ -82,7 +82,8 @@ def decode(fields: Fields, params: Params) -> Fields:
 
 def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
     """As ``decode``, but only the box is decoded. On a GPU by nvJPEG, nearly all by the engine made for it where there
-    is one: what is left to the others takes cores, and those are the CPU lane's."""
+    is one: what is left to the others takes cores, and those are the CPU lane's. nvJPEG knows JPEG alone: the operator
+    itself decodes PNG and WebP on the host, with the CPU lane's libraries, and copies the picture to the GPU."""
     box = fields["box"]
     options = {"jpeg_fancy_upsampling": True, "hw_decoder_load": 0.9} if device == "gpu" else {}
     image = dali.fn.decoders.image_slice(

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipelines.files import find, say_left_out
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 _NAME = re.compile(r"(.+)-(\d{4})\.flac")
@@ -30,8 +33,11 @@ class LibriSpeech:
     Items are ``{"path": str, "tokens": int64 (n,), "index": int}``. A token is 1 + the place of a character of the
     transcript, in lower case, in ``alphabet``; 0 is left to the blank. ``index`` is the item's place in the data set.
 
-    Raises FileNotFoundError for a folder that is missing or holds no FLAC file, and for a file that its chapter lacks;
-    ValueError for a transcript that is not what it should be, or an alphabet that cannot be used.
+    Links are followed. ``left_out`` counts other files than FLAC and text, by ending; it is said once.
+
+    Raises FileNotFoundError for a folder that is missing or holds no FLAC file, for a file that its chapter lacks, and
+    for a link to what is missing; ValueError for a transcript that is not what it should be, or an alphabet that cannot
+    be used.
     """
 
     def __init__(self, root: str | Path, alphabet: str = ALPHABET) -> None:
@@ -44,7 +50,8 @@ class LibriSpeech:
         chapter_of: list[NDArray[np.int32]] = []
         utterances: list[NDArray[np.int16]] = []
         tokens: list[NDArray[np.uint8]] = []
-        for folder, files in _folders_with_flac(self.root):
+        flac, self.left_out = find(self.root, (".flac", ".txt"))
+        for folder, files in _chapters(flac):
             chapter = _Chapter(folder, files)
             texts = chapter.texts()
             chapter_of.append(np.full(len(texts), len(self._chapters), np.int32))
@@ -53,6 +60,7 @@ class LibriSpeech:
             self._chapters.append(str(folder / chapter.name))
         if not tokens:
             raise FileNotFoundError(f"{str(root)!r} holds no FLAC files; the layout is {_LAYOUT}")
+        say_left_out(self.root, self.left_out, f"the layout is {_LAYOUT}")
         self._chapter_of = np.concatenate(chapter_of)
         self._utterance = np.concatenate(utterances)
         self._tokens = np.concatenate(tokens)
@@ -71,14 +79,17 @@ class LibriSpeech:
         }
 
 
-def _folders_with_flac(root: Path) -> list[tuple[Path, list[str]]]:
-    """Each folder that holds FLAC files, with the names of those; sorted, so that an index means the same anywhere."""
-    found = []
-    for folder, _, files in os.walk(root):
-        flac = sorted(name for name in files if name.endswith(".flac"))
-        if flac:
-            found.append((Path(folder), flac))
-    return sorted(found)
+def _chapters(paths: list[str]) -> list[tuple[Path, list[str]]]:
+    """Each folder that holds FLAC files or a transcript, with the names of the former; sorted, so that an index means
+    the same anywhere."""
+    found = defaultdict[str, list[str]](list)
+    for path in paths:
+        folder, name = os.path.split(path)
+        if name.lower().endswith(".flac"):
+            found[folder].append(name)
+        elif name.endswith(".trans.txt"):
+            found[folder] += []
+    return sorted((Path(folder), names) for folder, names in found.items())
 
 
 class _Chapter:

@@ -20,7 +20,7 @@ import numpy as np
 
 from pipelines.files import FilePart
 
-SUFFIXES = ("jpg", "jpeg", "png")
+SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL = "cls"
 
 _Found = tuple[int, int, int, int, str]  # shard, offset, bytes, label, member
@@ -30,11 +30,11 @@ class TarShards:
     """Photographs with class labels in tar shards.
 
     ``shards``: a path, a pattern such as ``"data/train-*.tar"``, or a sequence of them; taken in sorted order.
-    Items are ``{"path": FilePart, "label": int}``. Each sample needs a photograph (``.jpg``, ``.jpeg`` or ``.png``) and
-    its label as a decimal number in ``.cls``; other members are left alone.
+    Items are ``{"path": FilePart, "label": int}``. Each sample needs a photograph (``.jpg``, ``.jpeg``, ``.png`` or
+    ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone.
 
     Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
-    uncompressed tar archive or a sample that lacks its photograph or label.
+    uncompressed tar archive or a sample that lacks its photograph or label, or has a link for it.
     """
 
     def __init__(self, shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -74,7 +74,7 @@ def _samples(number: int, shard: str) -> Iterator[_Found]:
             key: str | None = None
             parts: dict[str, tarfile.TarInfo] = {}
             for member in archive:
-                if not member.isfile():
+                if member.isdir():
                     continue
                 folder, _, name = member.name.rpartition("/")
                 stem, _, kind = name.partition(".")
@@ -96,6 +96,12 @@ def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, 
         missing = f".{LABEL}" if label is None else " or ".join(f".{kind}" for kind in SUFFIXES)
         names = ", ".join(member.name for member in parts.values())
         raise ValueError(f"a sample of {shard!r} has no member {missing}; it has {names}")
+    for member in (photograph, label):
+        if not member.isfile():
+            raise ValueError(
+                f"{member.name!r} of {shard!r} is no file but a link to {member.linkname!r}; "
+                "write shards with the files themselves (tar --dereference --hard-dereference)"
+            )
     file = archive.extractfile(label)
     assert file is not None
     text = file.read()

@@ -7,6 +7,8 @@ rnn_speech_recognition/pytorch): three speeds, 80 logarithmic mel bands with mea
 silence, which a floor of the energy stands in for. MinatoLoader (EuroSys 2026) measures this workload with a light and
 a heavy step more; see ``Steps``.
 
+A file of several channels, such as stereo, is mixed down to one: the mean of them.
+
 Utterances differ in length, so a loader needs ``collate_fn=pad_batch``:
 
     DataLoader(data, 24, pipeline=speech_recognition.pipeline(), collate_fn=speech_recognition.pad_batch, ...)

@@ -39,7 +39,7 @@ def library() -> Any:
 
 
 def read(fields: Fields, params: Params) -> Fields:
-    """path -> the file's samples and their rate (Hz)."""
+    """path -> the file's samples and their rate (Hz). Of several channels, such as stereo, the mean."""
     soundfile = library()
     if not Path(fields["path"]).stat().st_size:
         raise ValueError("the file is empty")
@@ -51,7 +51,7 @@ def read(fields: Fields, params: Params) -> Fields:
     except soundfile.LibsndfileError as error:  # of which a worker could not send the text
         raise ValueError(f"libsndfile cannot read the file: {error.error_string}") from error
     if audio.ndim != 1:
-        raise ValueError(f"the file has {audio.shape[1]} channels; mix them down to one, as LibriSpeech has it")
+        audio = audio.mean(axis=1)
     if len(audio) < WINDOW_S * rate:
         raise ValueError(
             f"the file holds {len(audio)} samples at {rate} Hz; a window of {1000 * WINDOW_S:g} ms is the least"

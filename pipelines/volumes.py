@@ -14,25 +14,28 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipelines.files import find, say_left_out
+
 MOST_VOXELS = 1 << 30
 """A NIfTI file that claims more is refused before memory is reserved for it: a thousand million."""
 
-_LAYOUTS = (
-    ("*/imaging.nii.gz", "imaging.nii.gz", "segmentation.nii.gz"),
-    ("*/imaging.nii", "imaging.nii", "segmentation.nii"),
-    ("*_x.npy", "_x.npy", "_y.npy"),
-)
+_ENDINGS = (".nii.gz", ".nii", ".npy")
+_LAYOUTS = (("imaging.nii.gz", "segmentation.nii.gz"), ("imaging.nii", "segmentation.nii"), ("_x.npy", "_y.npy"))
 
 
 class CaseFolder:
     """The cases of a folder as a map-style data set; items are ``{"path": str, "label_path": str}``, sorted by name.
 
-    Raises FileNotFoundError for a folder that is missing, has no case in either layout, or lacks a case's label.
+    Cases may lie deeper, and links are followed. ``left_out`` counts other volumes, by ending; it is said once.
+
+    Raises FileNotFoundError for a folder that is missing or has no case in either layout, and, naming it, for a case's
+    image or label that is missing or is a link to what is missing.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -41,22 +44,37 @@ class CaseFolder:
             raise FileNotFoundError(f"there is no folder {str(root)!r}")
         self.paths: list[str] = []
         self.label_paths: list[str] = []
-        for pattern, image_end, label_end in _LAYOUTS:
-            for image in sorted(self.root.glob(pattern)):
-                label = image.with_name(image.name.removesuffix(image_end) + label_end)
-                if not label.is_file():
-                    raise FileNotFoundError(f"the case {str(image)!r} has no label {label.name!r} beside it")
-                self.paths.append(str(image))
-                self.label_paths.append(str(label))
+        found = {Path(path) for path in find(self.root, _ENDINGS)[0]}
+        for image_end, label_end in _LAYOUTS:
+            images = {file: _other(file, image_end, label_end) for file in found if _ends(file, image_end)}
+            labels = {file: _other(file, label_end, image_end) for file in found if _ends(file, label_end)}
+            for what, missing, pairs in (("case", "label", images), ("label", "image", labels)):
+                for file, other in sorted(pairs.items()):
+                    if other not in found:
+                        raise FileNotFoundError(f"the {what} {str(file)!r} has no {missing} {other.name!r} beside it")
+            self.paths += map(str, sorted(images))
+            self.label_paths += (str(images[image]) for image in sorted(images))
+            found -= images.keys() | labels.keys()
         if not self.paths:
             layouts = "case_00000/imaging.nii.gz (KiTS19) or case_00000_x.npy (NumPy)"
             raise FileNotFoundError(f"{str(root)!r} holds no volumes such as {layouts}")
+        self.left_out = Counter(f"{''.join(file.suffixes)} files" for file in found)
+        say_left_out(self.root, self.left_out, "neither a case's image nor its label by their names")
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"path": self.paths[index], "label_path": self.label_paths[index]}
+
+
+def _ends(file: Path, end: str) -> bool:
+    """A file of KiTS19's layout is called so, of NumPy's its name ends so."""
+    return file.name.endswith(end) if end.startswith("_") else file.name == end
+
+
+def _other(file: Path, end: str, other: str) -> Path:
+    return file.with_name(file.name.removesuffix(end) + other)
 
 
 def open_volume(path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import multiprocessing
 import os
 import threading
@@ -16,6 +17,7 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.scheduling import replay
+from tests.contracts.datasets import Made
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -368,3 +370,21 @@ def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent
     assert child.exitcode == 0
     got += [key for batch in held.pop() for key in batch.tolist()]
     assert got == list(range(200))
+
+
+def test_what_was_prepared_ahead_is_no_busy_time_of_its_epoch() -> None:
+    """All of the second epoch is ready before it begins, and it takes far less time than that took."""
+    made = _FORK.Value("i", 0)
+
+    def make(index: int) -> Any:
+        hashlib.pbkdf2_hmac("sha256", b"", bytes([index]), 10_000)
+        with made.get_lock():
+            made.value += 1
+        return torch.tensor(index)
+
+    loader = DataLoader(Made(8, make), 2, num_workers=1, persistent_workers=True, prefetch_factor=8, epochs=2)
+    list(loader)
+    assert wait_until(lambda: made.value == 16)
+    list(loader)
+    lane = loader.stats()["lanes"]["cpu"]
+    assert lane["samples"] == 8 and lane["busy_share"] <= 1

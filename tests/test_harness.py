@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -43,13 +44,25 @@ def test_a_thread_is_found() -> None:
     assert found == ["thread forgotten"]
 
 
-def test_shared_memory_is_found() -> None:
+@pytest.mark.parametrize("name", ["minato_harness_{pid}", "torch_{pid}_1_0"])
+def test_shared_memory_is_found(name: str) -> None:
     before = take_snapshot()
-    path = Path("/dev/shm") / f"minato_harness_{os.getpid()}"
+    path = Path("/dev/shm") / name.format(pid=os.getpid())
     path.write_bytes(b"x")
     found = leaks(before)
     path.unlink()
     assert found == [f"shared memory {path.name}"]
+
+
+def test_what_a_dead_process_was_sharing_by_pytorch_is_not_ours() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    before = take_snapshot()
+    path = Path("/dev/shm") / f"torch_{gone.pid}_1_0"
+    path.write_bytes(b"x")
+    found = leaks(before)
+    path.unlink()
+    assert found == []
 
 
 @pytest.mark.parametrize("kind", ["memfd", "pipe"])

@@ -121,6 +121,8 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"prefetch_factor": 0, "num_workers": 1}, ValueError, "prefetch_factor must be at least 1, got 0"),
     ({"prefetch_factor": 1.5, "num_workers": 1}, TypeError, "prefetch_factor must be a whole number"),
     ({"epochs": True}, TypeError, "epochs must be a whole number"),
+    ({"snapshot_every_n_steps": -1}, ValueError, "snapshot_every_n_steps must be at least 0, got -1; every step can"),
+    ({"snapshot_every_n_steps": "3"}, TypeError, "snapshot_every_n_steps must be a whole number or None, got '3'"),
     ({"max_lateness": 2}, ValueError, "max_lateness=2 contradicts in_order=True.*in_order=False"),
     ({"max_lateness": -1, "in_order": False}, ValueError, "must not be negative"),
     ({"max_lateness": 1.5, "in_order": False}, TypeError, "whole number of batches"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from minato_gpu import DataLoader, parity
+from minato_gpu import DataLoader
+from minato_gpu.cli import main
 from pipelines import image_classification
 
 README = Path(__file__).parents[1] / "README.md"
@@ -26,17 +28,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def own_stage(here: Path) -> Iterator[Any]:
-    """The third example as a module, because workers and ``check`` want module-level functions."""
-    (here / "own_stage.py").write_text(EXAMPLES[2])
-    spec = importlib.util.spec_from_file_location("own_stage", here / "own_stage.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["own_stage"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["own_stage"]
+def recordings(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The third example as the module that it says it is."""
+    (here / "recordings.py").write_text(EXAMPLES[2])
+    monkeypatch.syspath_prepend(here)
+    yield importlib.import_module("recordings")
+    del sys.modules["recordings"]
 
 
 def test_there_are_four_examples() -> None:
@@ -60,10 +57,35 @@ def test_photographs_go_through_the_example_pipeline(here: Path, capsys: pytest.
     assert "cpu" in capsys.readouterr().out
 
 
-def test_a_stage_of_ones_own_means_the_same_on_both_lanes(own_stage: Any) -> None:
-    samples: Any = [{"signal": np.random.default_rng(n).normal(size=16_000).astype(np.float32)} for n in range(5)]
-    assert all(row.passed for row in parity.check(own_stage.augment, samples))
-    (batch,) = DataLoader(samples, batch_size=5, pipeline=own_stage.augment)
-    gains = batch["signal"].numpy()[:, 0] / [sample["signal"][0] for sample in samples]
-    assert ((gains >= 0.5) & (gains <= 2.0)).all()
-    assert len(set(gains.tolist())) == 5
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_pipeline_of_ones_own(here: Path, recordings: Any, start: str) -> None:
+    (here / "recordings").mkdir()
+    recordings.example_data("recordings")
+    signals = [np.load(here / "recordings" / f"{number}.npy") for number in range(8)]
+    asked = re.search(r"`(DataLoader\(.*pipeline=pipeline\(\).*)\)` then", README.read_text(encoding="utf-8"))
+    assert asked is not None
+    names = {"DataLoader": DataLoader, **vars(recordings)}
+    (batch,) = eval(f"{asked[1]}, lanes=('cpu', 'device'), multiprocessing_context={start!r})", names)
+    assert batch["signal"].shape == (8, 16_000) and batch["number"].tolist() == list(range(8))
+    for signal, part in zip(signals, batch["signal"].numpy(), strict=True):
+        gains = [
+            part / signal[at : at + 16_000] for at in range(len(signal) - 16_000 + 1) if _matches(signal, part, at)
+        ]
+        assert len(gains) == 1 and 0.5 <= gains[0][0] <= 2 and np.allclose(gains[0], gains[0][0])
+
+
+def _matches(signal: Any, part: Any, at: int) -> bool:
+    """Whether the part may have been cut out here: the first values are in the same proportion."""
+    return bool(np.allclose(part[:3] * signal[at], signal[at : at + 3] * part[0], rtol=1e-4))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_both_implementations_of_it_mean_the_same(here: Path, recordings: Any, own: bool) -> None:
+    data = []
+    if own:
+        (here / "mine").mkdir()
+        recordings.example_data("mine")
+        data = ["--data", "mine"]
+    result = CliRunner().invoke(main, ["check", "recordings", *data])
+    assert result.exit_code == 0, result.output
+    assert "every stage is within its tolerance" in result.output

@@ -30,9 +30,16 @@ def test_lanes_samples_and_times() -> None:
     """Host reads keep a slot busy and count no sample; a later report of a chunk begins where the last one ended."""
     log = Telemetry(100, 10.0)
     log.lanes["cpu"].slots = 2
-    log.worked("cpu", report(0, 4, 11.0, 13.0, 2.0), 0, 0, 10.5, prepared=True)
-    log.worked("cpu", report(4, 6, 11.0, 14.0, 1.0), 0, 4, 10.5, prepared=True)
-    log.worked("cpu", report(0, 5, 11.0, 12.0, 1.0, worker=1), 0, 6, 10.0, prepared=False)
+    first, later, read = (
+        report(0, 4, 11.0, 13.0, 2.0),
+        report(4, 6, 11.0, 14.0, 1.0),
+        report(0, 5, 11.0, 12.0, 1.0, worker=1),
+    )
+    log.worked("cpu", first, 0, 0, 10.5, prepared=True)
+    log.worked("cpu", later, 0, 4, 10.5, prepared=True)
+    log.worked("cpu", read, 0, 6, 10.0, prepared=False)
+    for one in (first, later, read):
+        log.kept_busy("cpu", one)
     log.end = 15.0
     lane = log.stats(99.0)["lanes"]["cpu"]
     assert lane["samples"] == 6 and lane["slots"] == 2
@@ -44,6 +51,16 @@ def test_lanes_samples_and_times() -> None:
         (3.0, 4.0, "cpu", 0, 0, 4, 2),
         (1.0, 2.0, "cpu", 1, 0, 6, 5),
     ]
+
+
+def test_busy_is_what_was_done_while_the_epoch_ran() -> None:
+    """Not what was prepared ahead before it began, nor for the next one after it ended."""
+    log = Telemetry(None, 10.0)
+    log.lanes["cpu"].slots = 1
+    log.end = 20.0
+    for begin, end in ((1.0, 9.0), (9.0, 11.0), (11.0, 18.0), (18.0, 25.0), (25.0, 30.0)):
+        log.kept_busy("cpu", report(0, 1, begin, end, end - begin))
+    assert log.stats(99.0)["lanes"]["cpu"]["busy_share"] == 1.0
 
 
 def test_deliveries_waits_and_stalls() -> None:

@@ -14,7 +14,19 @@ from minato_gpu.batches.holdings import MARKS, Block, Holdings, lying
 from minato_gpu.batches.loading import Loading
 from minato_gpu.batches.records import Batch, Record, Window
 from minato_gpu.batches.stacking import Stacking
-from minato_gpu.lanes.base import Blob, Extra, Failure, Handed, Joined, Local, NoSample, Piece, Resident, Unshippable
+from minato_gpu.lanes.base import (
+    Blob,
+    Extra,
+    Failure,
+    Handed,
+    Joined,
+    Local,
+    NoSample,
+    Piece,
+    Resident,
+    Unshippable,
+    reraise,
+)
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.leases import Leases
@@ -335,7 +347,7 @@ class Assembly:
     def value(self, batch: Batch) -> Any:
         """The batch as the consumer sees it. Raises the sample's or the collate function's own error."""
         if batch.failure is not None:
-            batch.failure.error.reraise()
+            reraise(batch.failure.error)
         if self.loading is not None and batch.load is not None:
             return self.loading.hand_over(batch)
         return self._stacking.value(batch) if batch.item is None else self.holdings.lend(batch.item)()

@@ -2,8 +2,9 @@
 
 The sample that it was at is taken to be the cause once two workers have died at it (``MOST``): from then on it is a bad
 sample, and ``on_error`` decides. So is a batch that two workers have died joining. A worker that hung and was killed
-counts as dead. Of ``__getitems__``, and of a report of several samples, it is not known which one killed: those it was
-about come one by one the next time. A job that prepares its samples itself blames the one that it was at.
+counts as dead. What ended the second one is told: the exception that it raised, that it hung, or ``KilledWorkers``. Of
+``__getitems__``, and of a report of several samples, it is not known which one killed: those it was about come one by
+one the next time. A job that prepares its samples itself blames the one that it was at.
 
 Nobody is blamed where the worker was at nothing; but where ``STARTS`` workers in a row end before they have taken any
 work, each in the place of the one before, or ``LOOPS`` with the same task before they have begun a sample of it, every
@@ -17,6 +18,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from minato_gpu.batches.assembly import Assembly
+from minato_gpu.faults.watchdog import WorkerHung
 from minato_gpu.lanes.base import Failure, Task, failure
 from minato_gpu.lanes.processes import Exit, KilledWorkers, WorkerDied
 from minato_gpu.memory.board import FETCHING, JOINING, REPORTING, Claim
@@ -135,9 +137,10 @@ class Deaths:
         return self._failure(exit_, origin, collated)
 
     def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:
-        error = KilledWorkers(f"{_told(exit_)}\n{MOST} workers have died at this ({origin}).")
+        kind, died = (WorkerHung, "hung or died") if exit_.stuck else (KilledWorkers, "died")
+        error = kind(f"{_told(exit_)}\n{MOST} workers have {died} at this ({origin}).")
         where = f"in DataLoader worker process {exit_.number} ({origin})"
-        return failure(error, where, collated=collated, origin=origin)
+        return failure(error, where, collated=collated, origin=origin, name=exit_.error)
 
 
 def _told(exit_: Exit) -> str:

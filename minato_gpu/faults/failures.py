@@ -22,7 +22,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DistributedSampler
 
-from minato_gpu.lanes.base import Failure
+from minato_gpu.lanes.base import Failure, reraise
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.samples import Origin
@@ -50,7 +50,6 @@ class BadSample:
     def of(cls, failure: Failure) -> BadSample:
         """What a failure says."""
         origin = failure.origin or Origin()
-        kind = failure.error.exc_type
         return cls(
             origin.epoch,
             origin.position,
@@ -58,13 +57,13 @@ class BadSample:
             origin.stage,
             origin.lane,
             origin.path,
-            kind.__name__,
+            failure.name or failure.error.exc_type.__name__,
             str(failure.error.exc_msg),
         )
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain data, without the traceback."""
-        known = ("epoch", "position", "stage", "lane", "path", "error")
+        """The same as plain data."""
+        known = ("epoch", "position", "stage", "lane", "path", "error", "traceback")
         return {"index": repr(self.index), **{name: getattr(self, name) for name in known}}
 
 
@@ -107,7 +106,7 @@ class FailurePolicy:
         for failure in failures:
             bad = BadSample.of(failure)
             if self._answer(bad) == RAISE:
-                failure.error.reraise()
+                reraise(failure.error)
             self.count += 1
             self.recent.append(bad.plain())
             self._check_budget(failure.error, self._seen + self._log.samples + delivered + self.count)

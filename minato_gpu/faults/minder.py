@@ -76,7 +76,8 @@ class Minder:
         if exits:
             self._pump.receive(unfinished=True)  # all that they had told
         for exit_ in exits:
-            LOGGER.warning("%s It is being replaced.", exit_.message().rstrip())
+            told = exit_.message().rstrip()
+            LOGGER.warning("%s%sIt is being replaced.", told, "\n" if "\n" in told else " ")
             self._pump.lost(lane, exit_, log)
         count, failed = lane.arrivals()
         for exit_ in failed:

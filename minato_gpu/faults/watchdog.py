@@ -22,7 +22,8 @@ _LATE_S = 0.25  # a busy machine delays a look by less
 
 
 class WorkerHung(RuntimeError):
-    """A worker, or the device lane, has been at one sample for longer than ``hang_timeout``, and is not replaced."""
+    """A worker, or the device lane, has been at one sample for longer than ``hang_timeout``, and is not replaced; or it
+    was, and the next worker died at the sample or hung there too."""
 
 
 class Hung(NamedTuple):

@@ -10,12 +10,12 @@ import copy
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.samples import Origin
+from minato_gpu.samples import Origin, add_note
 
 Part = tuple[int, tuple[float, ...]]
 
@@ -55,6 +55,7 @@ class Task(NamedTuple):
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     """
@@ -70,6 +71,7 @@ class Task(NamedTuple):
     start: Any = None
     stop: int = -1
     singly: bool = False
+    shared_seed: int | None = None
 
 
 class Report(NamedTuple):
@@ -211,17 +213,22 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The sample (or, when ``collated``, its whole batch) raised; ``error`` re-raises it with its traceback."""
+    """The sample (or, when ``collated``, its whole batch) raised; ``error`` holds what, with its traceback.
+
+    ``name``: the type of what went wrong, where ``error`` can only be raised as another.
+    """
 
     error: ExceptionWrapper
     collated: bool = False
     nbytes: int = 0
     origin: Origin | None = None
+    name: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         plain, kind = copy.copy(self.error), self.error.exc_type
         plain.exc_type = RuntimeError
-        return _loaded, (plain, pickle.dumps(kind), kind.__qualname__, self.collated, self.nbytes, self.origin)
+        rest = self.collated, self.nbytes, self.origin, self.name or kind.__name__
+        return _loaded, (plain, pickle.dumps(kind), kind.__qualname__, *rest)
 
 
 def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Failure:
@@ -233,11 +240,41 @@ def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Fail
     return Failure(error, *rest)
 
 
-def failure(error: BaseException, where: str, *, collated: bool = False, origin: Origin | None = None) -> Failure:
+def reraise(error: ExceptionWrapper) -> NoReturn:
+    """Raise what was caught elsewhere, as PyTorch does: of the same class, with the original traceback as its text.
+
+    What no text makes one of (an ``ExceptionGroup``, say) becomes a RuntimeError with that text, and what does not show
+    the text gets it as a note.
+    """
+    try:
+        error.reraise()
+    except BaseException as made:
+        found = made
+    text = f"Caught {error.exc_type.__name__} {error.where}.\nOriginal {error.exc_msg}"
+    if not isinstance(found, error.exc_type):
+        found = RuntimeError(text)
+    elif not _shows(found, text):
+        add_note(found, text)
+    try:
+        raise found.with_traceback(None) from None
+    finally:
+        del found  # its traceback knows this frame
+
+
+def _shows(error: BaseException, text: str) -> bool:
+    try:
+        return text in str(error)
+    except Exception:  # of a class whose ``__str__`` needs what its constructor was not given
+        return False
+
+
+def failure(
+    error: BaseException, where: str, *, collated: bool = False, origin: Origin | None = None, name: str = ""
+) -> Failure:
     """An error of a sample or a batch, made ready to be raised again in the training process.
 
     An exception of a class that cannot be pickled (one defined in a function, say), or not be loaded there, becomes a
-    RuntimeError.
+    RuntimeError. ``name``: the type to tell, if not that of ``error``.
     """
     wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
     try:
@@ -245,7 +282,7 @@ def failure(error: BaseException, where: str, *, collated: bool = False, origin:
     except Exception:
         wrapper.exc_msg = f"{type(error).__qualname__}, whose class cannot be pickled. {wrapper.exc_msg}"
         wrapper.exc_type = RuntimeError
-    return Failure(wrapper, collated, origin=origin)
+    return Failure(wrapper, collated, origin=origin, name=name or type(error).__name__)
 
 
 class Lane(Protocol):

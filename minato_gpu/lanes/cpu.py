@@ -228,6 +228,7 @@ class ProcessLane(_CpuLane):
         found = [] if self._pool is None else self._pool.exits()
         for exit_ in found:
             exit_.stuck = self._stuck.pop(exit_.number, "")
+            exit_.error, exit_.raised = stacks.last_words(self.links.stack_readers[exit_.number])
         return found
 
     def bury(self, worker: int) -> Claim:
@@ -295,8 +296,9 @@ class ThreadLane(_CpuLane):
         is told, or the loader would wait for its samples for ever."""
         try:
             Worker(number, job, channel, store, self.links).run()
-        except BaseException:
-            self._ended.append(Exit(number, os.getpid(), None, raised=traceback.format_exc()))
+        except BaseException as error:
+            ended = Exit(number, os.getpid(), None, error=type(error).__name__, raised=traceback.format_exc())
+            self._ended.append(ended)
             os.eventfd_write(self._bell, 1)
 
     def send(self, task: Task, worker: int = 0) -> None:

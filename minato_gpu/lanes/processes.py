@@ -4,11 +4,11 @@ A worker ends when its channel closes, and at the latest with the parent, even i
 SIGKILL (PR_SET_PDEATHSIG) where the parent's main thread forked it. Otherwise a thread in the worker waits for a
 connection to close, because PR_SET_PDEATHSIG follows the *thread* that forked, which may end early.
 
-A replacement must not be forked from the parent, which runs threads by then. With fork it comes from a process that was
-forked at the start for this alone (spawner.py), and that only where workers are replaced at all. With another start
-method the context given starts it, in a thread: that takes as long as importing the program.
+A replacement must not be forked from the parent, which runs threads by then. With fork it comes from a process that
+is there for this alone (spawner.py), forked at the start where workers are replaced at all. With another start method
+the context given starts it, in a thread: that takes as long as importing the program.
 
-Rejected: to let that process fork all workers. One fork after another costs an eighth of the time to the first batch.
+Rejected: to let those fork all workers. One fork after another costs an eighth of the time to the first batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from minato_gpu.lanes import stacks
 from minato_gpu.lanes.links import Links, close_inherited_ends
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
-from minato_gpu.lanes.spawner import LOST, Spawner, readable
+from minato_gpu.lanes.spawner import LOST, Gate, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
@@ -64,25 +64,30 @@ class Exit:
     """A worker process that ended: its number, process id and exit code (negative: the signal).
 
     ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it could not even be started. ``raised``:
-    it was a thread; what ended it.
+    the traceback of the exception that ended it, and ``error`` the name of that. A thread has no code.
     """
 
     def __init__(
-        self, number: int, pid: int, code: int | None, stuck: str = "", unborn: str = "", raised: str = ""
+        self, number: int, pid: int, code: int | None, *, unborn: str = "", error: str = "", raised: str = ""
     ) -> None:
         self.number = number
         self.pid = pid
         self.code = code
-        self.stuck = stuck
+        self.stuck = ""
         self.unborn = unborn
+        self.error = error
         self.raised = raised
 
     def message(self) -> str:
         """What PyTorch says of a dead worker, with what is known besides."""
-        if self.raised:
-            return f"DataLoader worker thread {self.number} was ended by what it was at:\n{self.raised}"
         if self.stuck or self.unborn:
             return self.stuck or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
+        ended = f"was ended by {self.error}, raised by what it was at:\n{self.raised}"
+        if self.raised and self.code is None:
+            return f"DataLoader worker thread {self.number} {ended}"
+        return self._as_pytorch_says() + (f"It {ended}" if self.raised else "")
+
+    def _as_pytorch_says(self) -> str:
         if self.code is not None and self.code < 0:
             name = signal.strsignal(-self.code) or f"signal {-self.code}"
             return (
@@ -95,14 +100,24 @@ class Exit:
         return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
 
 
-def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = ()) -> None:
+def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> None:
     """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
     gc.freeze()  # else the first full collection would copy every page that was inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _set_worker_signal_handlers()
     close_inherited_ends()
     tie.hold()
+    if gate is not None:
+        gate.pass_()
     stacks.offer(links.stack_writers[number])
+    try:
+        _work(number, job, links, blocks)
+    except BaseException as error:  # no error of a sample: SystemExit, a class of the user's own
+        stacks.leave_word(links.stack_writers[number], error)
+        raise
+
+
+def _work(number: int, job: Job, links: Links, blocks: Blocks) -> None:
     give_way()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -226,15 +241,15 @@ class Workers:
         finally:
             tie.started()
 
-    def _start(self, number: int, tie: Tie, blocks: Blocks = ()) -> Any:
-        process = self._context.Process(target=worker_main, args=(number, self._job, self._links, tie, blocks))
+    def _start(self, number: int, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> Any:
+        process = self._context.Process(target=worker_main, args=(number, self._job, self._links, tie, blocks, gate))
         process.daemon = True
         _start(process)
         return process
 
-    def _replacement(self, number: int, blocks: Blocks) -> Any:
+    def _replacement(self, number: int, blocks: Blocks, gate: Gate) -> Any:
         """In the spawner: a new worker, which ends with the spawner as that does with the parent."""
-        return self._start(number, Tie(self._context, self._links, forks=True), blocks)
+        return self._start(number, Tie(self._context, self._links, forks=True), blocks, gate)
 
     def _adopt(self, number: int, process: Any) -> None:
         assert process.pid is not None
@@ -313,12 +328,8 @@ class Workers:
     def _take_news(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        spawner = self._spawner
-        if spawner is None or spawner.gone:
-            return
-        self._started.extend(_Start(*news) for news in spawner.news())
-        if spawner.lost():
-            self._watch.unregister(spawner.fileno())
+        if self._spawner is not None:
+            self._started.extend(_Start(*news) for news in self._spawner.news())
 
     def kill(self, number: int) -> None:
         """End this worker at once."""

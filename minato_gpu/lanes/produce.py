@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure
+from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure, reraise
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
@@ -78,7 +78,7 @@ class Producer:
     def check_started(self) -> None:
         """Raise what ``worker_init_fn`` raised."""
         if self._init_error is not None:
-            self._init_error.reraise()
+            reraise(self._init_error)
 
     def begin_unseeded(self, samples: int) -> bool:
         """Whether a chunk of this many samples may try without seeding (see seeding.py)."""

@@ -1,48 +1,78 @@
-"""The process that forks replacements of dead workers: a copy of the parent as it was before it had threads.
+"""The processes that fork replacements of dead workers: copies of the parent as it was before it had threads.
 
-It has one thread and waits: for requests of the parent, and for the ends of the workers that it forked, which only it
-can collect. It tells both through a socket, a new worker's with a descriptor that stands for the process, so that a
-signal never reaches another process that got the same id. It ends when the socket closes, and its workers with it.
+There are two, as anything may be killed: one forks workers, the other is its spare. When one is gone the other takes
+its place, and forks a new spare. So what is left to fear is that both are killed before either is replaced: the next
+worker's death is an error then. A worker ends with the process that forked it, and is replaced in its turn.
+
+Each has one thread and waits: for requests of the parent, and for the ends of the workers that it forked, which only it
+can collect. It tells both through a socket, a process with a descriptor that stands for it, so that a signal never
+reaches another that got the same id. It ends, and its workers with it, when the socket closes or the parent has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import pickle
 import select
 import signal
 import socket
-import threading
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minato_gpu.lanes.links import Links, close_inherited_ends
+from minato_gpu.notices import LOGGER
 
-LOST = "the process that starts replacements has been killed"
+LOST = "both processes that start replacements have been killed"
 _LARGEST = 1 << 16
-_PR_SET_PDEATHSIG = 1
-Start = Callable[[int, Sequence[tuple[int, int]]], Any]
+
+
+class Gate:
+    """A new worker waits here until its parent knows of it: a task that an unknown one takes would be lost with it."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def pass_(self) -> None:
+        """In the worker: wait; it ends where the one that forked it has, and has told nobody."""
+        os.close(self._write)
+        if not os.read(self._read, 1):
+            os._exit(1)
+        os.close(self._read)
+
+    def open(self) -> None:
+        """In the spawner: let it pass."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            os.write(self._write, b"1")
+
+    def close(self) -> None:
+        """In the spawner: it was let pass, or never will be."""
+        os.close(self._read)
+        os.close(self._write)
+
+
+Start = Callable[[int, Sequence[tuple[int, int]], Gate], Any]
 
 
 class Adopted:
-    """A worker that the spawner forked, as its parent's parent sees it: the part of a ``Process`` that is needed."""
+    """A worker that a spawner forked, as its parent's parent sees it: the part of a ``Process`` that is needed."""
 
-    def __init__(self, pid: int, sentinel: int, spawner: Spawner) -> None:
+    def __init__(self, pid: int, sentinel: int, code: Callable[[int], int | None]) -> None:
         self.pid = pid
         self.sentinel = sentinel  # a process descriptor, readable once it has ended
-        self._spawner = spawner
+        self._code_of = code
         self._code: int | None = None
 
     @property
     def exitcode(self) -> int | None:
         """None while it runs. Where the spawner is not there to tell, it was killed as the spawner was."""
         if self._code is None and readable(self.sentinel, 0.0):
-            self._code = self._spawner.code_of(self.pid)
+            self._code = self._code_of(self.pid)
         return self._code
 
     def terminate(self) -> None:
@@ -59,84 +89,149 @@ class Adopted:
 
     def close(self) -> None:
         """Let go of the descriptor."""
-        os.close(self.sentinel)
+        _let_go(self.sentinel)
+
+
+@dataclass(eq=False)
+class _Side:
+    """One of the two, as the parent sees it; ``sentinel`` is there once it has said that it runs."""
+
+    end: socket.socket
+    pid: int = -1
+    sentinel: int = -1
 
 
 class Spawner:
-    """The parent's side. ``start`` runs in the spawner: it forks a worker of this number, whose arena holds blocks."""
+    """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, whose arena holds blocks."""
 
     def __init__(self, context: Any, links: Links, start: Start) -> None:
         self._links = links
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        links.late_ends.append(self._ours)
-        self._offsets: dict[int, int] = {}  # by number: where its blocks are written down
+        self._watch = select.epoll()
+        self._sides: list[_Side] = []  # the first is asked for workers
+        self._asked: dict[int, tuple[int, int]] = {}  # by number, until it is answered: where its blocks are listed
         self._codes: dict[int, int] = {}
-        self.gone = False
-        by_kernel = threading.current_thread() is threading.main_thread()
-        arguments = (theirs, links, start, os.getpid() if by_kernel else 0)
-        self._process = context.Process(target=_main, args=arguments, daemon=False, name="minato-spawner")
+        self._closing = False
+        theirs, parent = self._connect(), os.pidfd_open(os.getpid())
+        self._process = context.Process(
+            target=_main, args=(theirs, context, links, start, parent), daemon=False, name="minato-spawner"
+        )
         self._process.start()
         theirs.close()
+        os.close(parent)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those that have said that they run: first the one that forks, then its spare."""
+        return [side.pid for side in self._sides if side.pid >= 0]
+
+    @property
+    def gone(self) -> bool:
+        """Whether there is none left."""
+        return not self._sides
 
     def fileno(self) -> int:
         """Readable when there is news."""
-        return self._ours.fileno()
+        return self._watch.fileno()
 
     def request(self, number: int, blocks: Sequence[tuple[int, int]]) -> None:
         """Have a worker forked."""
         listed = np.array(blocks, np.int64).reshape(-1, 2)
         arena = self._links.engine_arena
-        offset = self._offsets[number] = arena.allocate(listed.nbytes)
+        offset = arena.allocate(listed.nbytes)
         arena.buffer[offset : offset + listed.nbytes] = listed.tobytes()
-        with contextlib.suppress(OSError):  # it has ended: ``news`` says so
-            self._ours.send(pickle.dumps((number, offset, len(listed))))
+        self._asked[number] = offset, len(listed)
+        self._have_spare()  # the last one could not be forked, if there is none
+        self._ask(number, *self._asked[number])
 
     def news(self) -> list[tuple[int, Adopted | Exception]]:
         """Workers that were forked since the last call, or why one was not."""
         found: list[tuple[int, Adopted | Exception]] = []
-        while not self.gone and readable(self._ours.fileno(), 0.0):
-            try:
-                data, fds, _, _ = socket.recv_fds(self._ours, _LARGEST, 1)
-            except OSError:
-                data, fds = b"", []
-            if not data:
-                self.gone = True
-                found += [(number, RuntimeError(LOST)) for number in self._offsets]
-                self._free(*self._offsets)
-                break
-            what, *told = pickle.loads(data)
-            if what == "ended":
-                self._codes[told[0]] = told[1]
-            else:
-                self._free(told[0])
-                found.append((told[0], Adopted(told[1], fds[0], self) if fds else RuntimeError(told[1])))
+        while ready := {fd for fd, _ in self._watch.poll(0)}:
+            told = [self._receive(side) for side in list(self._sides) if side.end.fileno() in ready]
+            found += [worker for worker in told if worker is not None]
+        if self.gone:
+            found += [(number, RuntimeError(LOST)) for number in self._asked]
+            self._answered(*self._asked)
         return found
 
-    def lost(self) -> bool:
-        """Whether it has ended."""
-        return self.gone
+    def _receive(self, side: _Side) -> tuple[int, Adopted | Exception] | None:
+        try:
+            data, fds, _, _ = socket.recv_fds(side.end, _LARGEST, 1)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._lose(side)
+            return None
+        what, *told = pickle.loads(data)
+        if what == "runs":
+            side.pid, side.sentinel = told[0], fds[0]
+            self._have_spare()
+            return None
+        if what == "ended":
+            self._codes[told[0]] = told[1]
+            return None
+        self._answered(told[0])
+        if not fds:
+            return told[0], RuntimeError(told[1])
+        return told[0], Adopted(told[1], fds[0], lambda pid: self._code_of(pid, side))
 
-    def _free(self, *numbers: int) -> None:
+    def _lose(self, side: _Side) -> None:
+        """It has ended: the other goes on. One that never ran could not be forked, which is not tried again at once."""
+        first = side is self._sides[0]
+        self._sides.remove(side)
+        self._links.late_ends.remove(side.end)
+        side.end.close()
+        if side.sentinel >= 0:
+            if side.pid == self._process.pid:
+                self._process.join()
+            readable(side.sentinel, None)
+            _let_go(side.sentinel)
+            if not self._closing:
+                LOGGER.warning("A process that starts replacements of workers (pid %d) has been killed.", side.pid)
+            self._have_spare()
+        if first:
+            for number, listed in self._asked.items():
+                self._ask(number, *listed)
+
+    def _connect(self) -> socket.socket:
+        """A new side; returns the end of the process that will be it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._links.late_ends.append(ours)
+        self._watch.register(ours, select.EPOLLIN)
+        self._sides.append(_Side(ours))
+        return theirs
+
+    def _have_spare(self) -> None:
+        """Have one forked where there is none."""
+        if len(self._sides) == 1 and self._sides[0].pid >= 0 and not self._closing:
+            with self._connect() as theirs:
+                self._ask(fds=[theirs.fileno()])
+
+    def _ask(self, *what: int, fds: Sequence[int] = ()) -> None:
+        if self._sides:
+            with contextlib.suppress(OSError):  # it has ended: ``news`` finds that out
+                socket.send_fds(self._sides[0].end, [pickle.dumps(what)], fds)
+
+    def _answered(self, *numbers: int) -> None:
         for number in numbers:
-            self._links.engine_arena.free(self._offsets.pop(number))
+            self._links.engine_arena.free(self._asked.pop(number)[0])
 
-    def code_of(self, pid: int) -> int | None:
+    def _code_of(self, pid: int, side: _Side) -> int | None:
         """The exit code of a worker that has ended; None until it is known."""
-        return self._codes.pop(pid, -signal.SIGKILL if self.gone else None)
-
-    @property
-    def exitcode(self) -> int | None:
-        """None while it runs."""
-        code: int | None = self._process.exitcode
-        return code
+        return self._codes.pop(pid, None if side in self._sides else -signal.SIGKILL)
 
     def close(self) -> list[Adopted]:
-        """End the spawner, and with it what it still forks; returns workers that had been asked for meanwhile."""
-        late = [process for _, process in self.news() if isinstance(process, Adopted)]
-        self._free(*self._offsets)
-        self._ours.close()
+        """End both, and with them what they still fork; returns workers that had been asked for meanwhile."""
+        self._closing = True
+        for side in self._sides:
+            side.end.shutdown(socket.SHUT_WR)
+        late = []
+        while self._sides:
+            readable(self.fileno(), None)
+            late += [process for _, process in self.news() if isinstance(process, Adopted)]
         self._process.join()
         self._process.close()
+        self._watch.close()
         return late
 
 
@@ -147,26 +242,45 @@ def readable(fd: int, timeout: float | None) -> bool:
     return bool(poll.poll(None if timeout is None else max(0.0, 1e3 * timeout)))
 
 
-# --- in the spawner -----------------------------------------------------------------------------------------------
+def _let_go(process: int) -> None:
+    """Close the descriptor of a process that has ended.
+
+    What was forked by another that has been killed is a child of this process where that is the first of its container.
+    """
+    with contextlib.suppress(OSError):  # mostly it is not
+        os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)
+    os.close(process)
 
 
-def _main(end: socket.socket, links: Links, start: Start, parent: int) -> None:
+# --- in a spawner -------------------------------------------------------------------------------------------------
+
+
+def _main(*arguments: Any) -> None:
+    """Nothing that multiprocessing does at a process's end, which is to wait for a spare, say."""
+    try:
+        _serve(*arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _serve(end: socket.socket, context: Any, links: Links, start: Start, parent: int) -> None:
+    """``parent``: a descriptor of the process that all this is for."""
     gc.freeze()  # what was inherited stays shared with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    if parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
     close_inherited_ends()
-    links.late_ends.append(end)  # a worker forked from here closes it
+    links.late_ends.append(end)  # what is forked from here closes it
     workers: dict[int, Any] = {}  # by descriptor
     poll = select.poll()
     poll.register(end, select.POLLIN)
+    poll.register(parent, select.POLLIN)
+    _tell(end, ("runs", os.getpid()), os.pidfd_open(os.getpid()))
     while True:
         for fd, _ in poll.poll():
-            if fd != end.fileno():
+            if fd in workers:
                 poll.unregister(fd)
                 process = workers.pop(fd)
                 process.join()
@@ -174,26 +288,47 @@ def _main(end: socket.socket, links: Links, start: Start, parent: int) -> None:
                 process.close()
                 os.close(fd)
                 continue
-            try:
-                data = end.recv(_LARGEST)
-            except ConnectionError:  # the parent has closed with news unread
-                data = b""
+            data, fds = b"", list[int]()
+            if fd != parent:
+                with contextlib.suppress(ConnectionError):  # the parent has closed with news unread
+                    data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
             if not data:
                 for process in workers.values():
                     process.kill()
                     process.join()
                 return
-            number, offset, count = pickle.loads(data)
-            blocks = np.ndarray((count, 2), np.int64, links.engine_arena.buffer, offset).tolist()
-            try:
-                process = start(number, [(at, nbytes) for at, nbytes in blocks])
-            except Exception as error:
-                _tell(end, ("failed", number, f"{type(error).__name__}: {error}"))
-                continue
-            descriptor = os.pidfd_open(process.pid)
-            workers[descriptor] = process
-            poll.register(descriptor, select.POLLIN)
-            _tell(end, ("started", number, process.pid), descriptor)
+            asked = pickle.loads(data)
+            if not asked:
+                _fork_spare(context, socket.socket(fileno=fds[0]), links, start, parent)
+            else:
+                _fork_worker(end, links, start, asked, workers, poll)
+
+
+def _fork_spare(context: Any, end: socket.socket, links: Links, start: Start, parent: int) -> None:
+    """One that cannot be forked closes its end."""
+    spare = context.Process(target=_main, args=(end, context, links, start, parent), daemon=False)
+    with end, contextlib.suppress(OSError):
+        spare.start()
+
+
+def _fork_worker(
+    end: socket.socket, links: Links, start: Start, asked: tuple[int, int, int], workers: dict[int, Any], poll: Any
+) -> None:
+    number, offset, count = asked
+    blocks = np.ndarray((count, 2), np.int64, links.engine_arena.buffer, offset).tolist()
+    gate = Gate()
+    try:
+        process = start(number, [(at, nbytes) for at, nbytes in blocks], gate)
+    except Exception as error:
+        _tell(end, ("failed", number, f"{type(error).__name__}: {error}"))
+    else:
+        descriptor = os.pidfd_open(process.pid)
+        workers[descriptor] = process
+        poll.register(descriptor, select.POLLIN)
+        _tell(end, ("started", number, process.pid), descriptor)
+        gate.open()
+    finally:
+        gate.close()
 
 
 def _tell(end: socket.socket, what: tuple[Any, ...], *fds: int) -> None:

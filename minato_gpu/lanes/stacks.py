@@ -3,6 +3,8 @@
 A worker process answers a signal: ``faulthandler`` writes the stacks of its threads to a socket, from within the
 signal's handler, so that even a worker stuck in compiled code answers. Of thread workers the interpreter knows the
 stacks. Nothing is asked while all goes well.
+
+The same socket carries a worker process's last words: which exception ends it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,31 @@ SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual 
 _FIRST_S = 0.5  # for the first line of a dump; a worker that the kernel holds never answers
 _NEXT_S = 0.05  # a dump that pauses for so long is over: there is no end mark
 _MOST = 1 << 16
+_LAST = b"\0"  # before last words; no stack has it
 
 
 def offer(end: socket.socket) -> None:
     """In a worker process: from now on the signal makes it write its stacks to ``end``."""
     end.setblocking(False)  # a dump that nobody reads must not hold the worker
     faulthandler.register(SIGNAL, file=end.fileno(), all_threads=True, chain=False)
+
+
+def leave_word(end: socket.socket, error: BaseException) -> None:
+    """In a worker process that this exception ends: tell its name and traceback."""
+    text = "".join(traceback.format_exception(error)).encode("utf-8", "replace")
+    with contextlib.suppress(OSError):  # nobody is there, or nobody reads
+        end.sendall(_LAST + type(error).__name__.encode("utf-8", "replace") + _LAST + text[-_MOST:])
+
+
+def last_words(end: socket.socket) -> tuple[str, str]:
+    """Name and traceback of what ended a worker process, read from the other end; empty where no exception did."""
+    end.setblocking(False)
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while more := end.recv(_MOST):
+            data += more
+    _, name, text = (*data.split(_LAST, 2), b"", b"")[:3]
+    return name.decode("utf-8", "replace"), text.decode("utf-8", "replace").rstrip()
 
 
 def of_process(pid: int, end: socket.socket) -> str:

@@ -6,9 +6,12 @@ read again from its beginning, and as many batches as were delivered are dropped
 Nobody can ask a worker for a state that is past, so it tells its own with every batch: a large one, while nobody saves,
 with every few only. What came since is then read again (as in torchdata's loader between its snapshots).
 
+When a state is loaded is torchdata's rule: a data set's before ``iter()``, that of what ``iter()`` returned after it. A
+data set that returns *itself* is such an iterator: its ``iter()`` may begin anew, or make what its state goes into.
+
 A data set may count its epochs. So its state is told at the end of a stream too, and the next epoch begins from it
-where the same data set would go on: in this process, or in a worker that stays. As in torchdata's loader it is loaded
-before ``iter()``. A state of an epoch's end may make the next pass one that yields nothing: see ``_Fetcher``.
+where the same data set would go on: in this process, or in a worker that stays. A state of an epoch's end may make the
+next pass one that yields nothing: see ``_Fetcher``.
 """
 
 from __future__ import annotations
@@ -18,14 +21,25 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+from torch.utils.data.graph_settings import apply_random_seed
 
+from minato_gpu.samples import no_end
 from minato_gpu.snapshots import dumps
+
+ITSELF = "itself"
+"""The kind of a state that is of a data set and of the iterator that it is; the others are "iterator" and "dataset"."""
 
 
 def is_stateful(thing: Any) -> bool:
     """Whether it can save and load its state."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def share_seed(pipe: Any, seed: int) -> None:
+    """Let a data pipe's order be drawn from this seed, as PyTorch does before each of its epochs."""
+    apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
 
 class StreamStart(NamedTuple):
@@ -47,6 +61,11 @@ class StreamStart(NamedTuple):
     def told(self) -> Told:
         """What is said of it before its first batch."""
         return Told(self.state, False, over=self.over)
+
+    @property
+    def within_itself(self) -> bool:
+        """Whether the state is one of a data set that is its own iterator, from amidst its pass."""
+        return self.batches > 0 and self.state is not None and pickle.loads(self.state)[0] == ITSELF
 
     @property
     def again(self) -> int:
@@ -85,10 +104,10 @@ def _always() -> bool:
 
 def dataset_part(state: bytes | None) -> bytes | None:
     """Of a stream's state that of its data set, if it has one."""
-    if state is None:
+    if not state:
         return None
     kind, _, dataset = pickle.loads(state)
-    if kind == "dataset":
+    if kind in ("dataset", ITSELF):
         return state
     return None if dataset is None else dumps(("dataset", dataset, None))
 
@@ -98,19 +117,33 @@ def told_of(dataset: Any, *, over: bool = False) -> Told:
     if not is_stateful(dataset):
         return Told(None, False)
     try:
-        return Told(dumps(("dataset", dataset.state_dict(), None)), False, over=over)
+        kind = ITSELF if isinstance(dataset, Iterator) else "dataset"
+        return Told(dumps((kind, dataset.state_dict(), None)), False, over=over)
     except Exception as error:
         return Told(None, False, _said(dataset, error))
 
 
 def load_dataset(dataset: Any, state: bytes | None) -> bytes | None:
-    """Give the data set its part of a stream's state. Returns what it had before, if it has told it."""
+    """Give the data set its part of a stream's state, before ``iter()``. Returns what it had, if it has told it."""
     part = dataset_part(state)
     if part is None:
         return None
     before = told_of(dataset).state
-    dataset.load_state_dict(pickle.loads(part)[1])
+    kind, own, _ = pickle.loads(part)
+    if kind == ITSELF:
+        iter(dataset)
+    dataset.load_state_dict(own)
     return before
+
+
+def _rest(iterator: Iterator[Any]) -> Iterator[Any]:
+    """What is left of it. A ``for`` would call its ``__iter__``, which may begin anew."""
+    while True:
+        try:
+            sample = next(iterator)
+        except StopIteration:
+            return
+        yield sample
 
 
 def _said(part: Any, error: Exception) -> str:
@@ -150,7 +183,7 @@ class _Fetcher(_IterableDatasetFetcher):
 
     def _noted(self, samples: Iterator[Any]) -> Iterator[Any]:
         """A pass that has any is the epoch's, even if they are too few for a batch."""
-        for sample in samples:
+        for sample in _rest(samples):
             self._passes = 2
             yield sample
 
@@ -167,6 +200,7 @@ class Stream:
         goes_on: Callable[[], bool] = _always,
     ) -> None:
         self.fetcher = fetcher
+        fetcher.collate_fn = no_end(fetcher.collate_fn, "collate_fn")
         self._dataset = dataset
         self.before: bytes | None = None  # the data set's state before one was loaded
         self._since: int | None = None  # batches since a large state was told, the last one
@@ -188,7 +222,7 @@ class Stream:
 
         Raises ValueError where the stream has less than was delivered of it, or was broken off.
         """
-        if start is not None:
+        if start is not None and not start.within_itself:
             before = load_dataset(job.dataset, start.state) or before
         batches = getattr(job, "auto_collation", None)  # a Job's name for it; a DataLoader has it as PyTorch does
         batches = job._auto_collation if batches is None else batches
@@ -203,10 +237,10 @@ class Stream:
         iterator = self.fetcher.dataset_iter
         if start.state is not None:
             kind, state, _ = pickle.loads(start.state)
-            if kind == "iterator":
+            if kind == "iterator" or start.within_itself:
                 iterator.load_state_dict(state)
         delivered, dropped = start.again * samples, 0
-        for _ in islice(iterator, delivered):
+        for _ in islice(_rest(iterator), delivered):
             dropped += 1
             if not goes_on():
                 raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
@@ -227,7 +261,8 @@ class Stream:
         iterator, ended = self.fetcher.dataset_iter, bool(getattr(self.fetcher, "ended", False))
         exactly = exactly or ended  # the next epoch may begin from here
         since, self._since = self._since, None
-        for name, part in (("iterator", iterator), ("dataset", self._dataset)):
+        of = ITSELF if iterator is self._dataset else "iterator"
+        for name, part in ((of, iterator), ("dataset", self._dataset)):
             if is_stateful(part):
                 if since is not None and since + 1 < EVERY and not exactly:
                     self._since = since + 1

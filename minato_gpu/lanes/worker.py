@@ -20,7 +20,7 @@ from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.streams import Stream
+from minato_gpu.lanes.streams import Stream, share_seed
 from minato_gpu.lanes.unsent import send
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.memory.board import (
@@ -37,8 +37,8 @@ from minato_gpu.memory.board import (
     STAGE,
     STARTED,
 )
-
 from minato_gpu.memory.completions import Lying
+from minato_gpu.samples import no_end
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -144,11 +144,14 @@ class Worker:
         status, failed = "", False
         item: Any = None
         try:
-            self._producer.check_started()
+            no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
                 self._stream_of = (task.run, task.epoch)
                 self._stream = None
-                self._stream = Stream.open(self._job, task.start, task.items, self._goes_on)
+                if task.shared_seed is not None:
+                    share_seed(self._job.dataset, task.shared_seed)
+                opened = no_end(Stream.open, "iter() of the data set")
+                self._stream = opened(self._job, task.start, task.items, self._goes_on)
             if self._stream is None:
                 raise StopIteration
             item = self._store.put(self._stream.fetch(task.items), collated=True)

@@ -204,7 +204,7 @@ class Resumption:
         """Give an iterable data set in this process the state that it had between two epochs; workers get theirs."""
         if self.starts and loader.num_workers == 0:
             (start,) = self.starts
-            before = load_dataset(loader.dataset, start.state)
+            before = load_dataset(loader.dataset, start.state) or b""
             loader._over = before if start.over else None
 
     def source(self, loader: Any, generators: Mapping[str, torch.Generator]) -> Source:

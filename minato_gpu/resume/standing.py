@@ -323,11 +323,14 @@ def told_between(loader: Any, *, keeps: bool = True) -> list[Told]:
 
 def told_here(loader: Any, given: Sequence[StreamStart] = ()) -> Told:
     """Where the data set of this process stands before an epoch. One that still tells what it told before it was
-    ``given`` its state, or left with that of a stream at its end, takes that up when it is iterated."""
+    ``given`` its state, or left with that of a stream at its end, or nothing, takes that up when it is iterated. Before
+    its first ``iter()`` it need not be able to tell."""
     last = loader._standing
     told = told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
     starts = given or _left(loader)
-    return starts[0].told if starts and told.state is not None and told.state == loader._over else told
+    if starts and (told.state is None or told.state == loader._over):
+        return starts[0].told
+    return Told(None, False) if last is None and told.error else told
 
 
 def left_of_thread(loader: Any) -> list[StreamStart]:

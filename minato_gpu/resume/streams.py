@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from minato_gpu.lanes.streams import EVERY, StreamStart, Told, dataset_part, is_stateful
+from minato_gpu.lanes.streams import EVERY, ITSELF, StreamStart, Told, dataset_part, is_stateful, share_seed
 from minato_gpu.notices import LOGGER
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import HISTORY
@@ -44,6 +44,7 @@ class Streams:
         self.turns: dict[int, int] = {}
         self.told: dict[int, Told] = {}
         self.ended: set[int] = set()  # the workers whose streams are known to be at their end
+        self.shared_seed: int | None = None  # the seed of a data pipe's order
         self.left: list[StreamStart] = []  # of streams that had ended when they were saved: where the next epoch begins
         self.turn = turn  # whose turn it is once nothing is under way
         self.on_saves: Callable[[bool], None] = lambda come: None  # told whether states are asked for every few batches
@@ -85,6 +86,14 @@ class Streams:
         self.ended.add(worker)
         self.turns.pop(ticket, None)  # last: a state that is made meanwhile then takes the stream to be under way
 
+    def share_seed(self, drawn: int | None, pipe: Any) -> None:
+        """``drawn``: what PyTorch's loader has drawn, and set, for this epoch of a data pipe (None: it is none). One
+        that goes on has its own."""
+        if drawn is None or self.shared_seed is None:
+            self.shared_seed = drawn
+        else:
+            share_seed(pipe, self.shared_seed)
+
     def begin(self, tolds: list[Told]) -> None:
         """No batch has been delivered: the data sets of all workers stand where they say."""
         for worker, told in zip(self._workers, tolds, strict=True):
@@ -124,12 +133,14 @@ class Streams:
         for number, (batches, told) in workers.items():
             told = self._ends.get(number, told) if number in done else told
             streams.append({"batches": batches, "ended": number in ended, **_plain(number, told)})
-        return {"batches": self.batches - ahead, "turn": turn, "streams": streams}
+        shared = {} if self.shared_seed is None else {"shared_seed": self.shared_seed}
+        return {"batches": self.batches - ahead, "turn": turn, "streams": streams, **shared}
 
     @classmethod
     def resumed(cls, saved: Mapping[str, Any], workers: int) -> tuple[Streams, list[StreamStart]]:
         """The streams that a checked state tells of, and where each is to start."""
         streams = cls(workers, saved["batches"], saved["turn"])
+        streams.shared_seed = saved.get("shared_seed")
         starts = []
         for number, own in enumerate(saved["streams"]):
             since = _since(own)
@@ -192,6 +203,8 @@ def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples:
     if s.number(saved, "batches") != total:
         raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
     s.number(saved, "turn", 0, len(streams) - 1)
+    if saved.get("shared_seed") is not None:
+        s.number(saved, "shared_seed")
     check_read_again(saved, samples)
 
 
@@ -209,9 +222,12 @@ def _checked(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Any]:
         s.choice(own, "ended", (True, False))
         if own.get("state") is not None:
             given = s.mapping(own, "state")
-            s.choice(given, "of", ("iterator", "dataset"))
+            s.choice(given, "of", ("iterator", "dataset", ITSELF))
+            name = type(dataset).__name__
+            if given["of"] == ITSELF and not isinstance(dataset, Iterator):
+                raise ValueError(f"the state is of a data set that is its own iterator, and {name} is none")
             if (given["of"] == "dataset" or given.get("dataset") is not None) and not is_stateful(dataset):
-                raise ValueError(f"the state holds one of the data set, but {type(dataset).__name__} takes none")
+                raise ValueError(f"the state holds one of the data set, but {name} takes none")
         if own.get("over") is not None:
             s.choice(own, "over", (True, False))
         if _since(own):

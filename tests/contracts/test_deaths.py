@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.reduction
@@ -21,6 +22,7 @@ from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader, Field, Pipeline, Stage
 from minato_gpu.event_log import EventLog
+from minato_gpu.faults import deaths
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
 from tests.contracts.datasets import Costly, Made, Streams, draw, rows
@@ -238,6 +240,74 @@ def test_it_raises_when_its_batch_is_due() -> None:
     assert received == order[: order.index(17) // 4 * 4]
 
 
+class _Own(BaseException):
+    """Like ``SystemExit``, no error that anybody handles who handles errors."""
+
+
+_ENDS: dict[str, BaseException] = {
+    "SystemExit": SystemExit("out of here"),
+    "KeyboardInterrupt": KeyboardInterrupt("out of here"),
+    "_Own": _Own("out of here"),
+    "BaseExceptionGroup": BaseExceptionGroup("several", [_Own("out of here")]),
+}
+
+
+def _leaves(error: str) -> Made:
+    def leaves_at_17(key: int) -> Any:
+        if key == 17:
+            raise _ENDS[error]
+        return torch.tensor(key)
+
+    return Made(40, leaves_at_17)
+
+
+@pytest.mark.parametrize("error", _ENDS)
+def test_an_exception_that_ends_workers_is_told_by_its_name(error: str) -> None:
+    loader = DataLoader(_leaves(error), 4, num_workers=2, on_worker_death="replace", on_error="skip")
+    assert [key for batch in loader for key in batch.tolist()] == [key for key in range(40) if key != 17]
+    [bad] = loader.stats()["failures"]
+    assert (bad["index"], bad["error"]) == ("17", error)
+    assert "out of here" in bad["traceback"] and "leaves_at_17" in bad["traceback"]
+
+
+@pytest.mark.parametrize("more", [{}, {"on_error": "skip"}, {"on_worker_death": "replace"}], ids=str)
+def test_an_exception_that_ends_workers_is_told_by_the_error(more: dict[str, Any]) -> None:
+    text = str(error_of(RuntimeError, list, DataLoader(_leaves("_Own"), 4, num_workers=2, **more)))
+    assert "was ended by _Own" in text and "out of here" in text and "leaves_at_17" in text
+
+
+def test_what_ended_one_worker_is_not_said_of_the_next() -> None:
+    """The second is killed, at another sample."""
+    told: list[Any] = []
+    times = _FORK.Value("i", 1, lock=False)
+
+    def make(key: int) -> Any:
+        if key == 5 and times.value:
+            times.value = 0
+            raise SystemExit("once")
+        if key == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(key)
+
+    def skip(bad: Any) -> str:
+        told.append(bad)
+        return "skip"
+
+    loader = DataLoader(Made(40, make), 4, num_workers=1, on_worker_death="replace", on_error=skip)
+    assert len([key for batch in loader for key in batch]) == 39
+    assert loader.stats()["workers"]["died"] == 3
+    [bad] = told
+    assert (bad.index, bad.error) == (17, "KilledWorkers") and "SystemExit" not in bad.traceback
+
+
+def test_a_start_function_that_leaves_is_told_by_its_name() -> None:
+    def leave(worker: int) -> None:
+        raise SystemExit("not today")
+
+    text = str(error_of(RuntimeError, list, _loader(Costly(40), worker_init_fn=leave)))
+    assert "SystemExit: not today" in text and "ended before they had taken any work" in text
+
+
 def _outcomes(loader: Any) -> list[Any]:
     """Its batches, and the names of what it raises in between."""
     iterator, found = iter(loader), list[Any]()
@@ -411,6 +481,88 @@ def test_samples_that_only_one_worker_can_join() -> None:
     assert sorted(key for batch in loader for key in batch) == list(range(16))
 
 
+# --- the processes that fork replacements ---------------------------------------------------------------------
+
+
+def _both(lane: Any) -> list[int]:
+    """The one that forks and its spare, once there are two."""
+    assert wait_until(lambda: len(lane._pool._spawner.pids) == 2)
+    return list(lane._pool._spawner.pids)
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def _kill(lane: Any, pid: int) -> None:
+    """One of the two, until another is in its place."""
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: pid not in lane._pool._spawner.pids)
+    _both(lane)
+
+
+def _kill_worker(lane: Any, number: int) -> None:
+    pid = lane.pids[number]
+    with contextlib.suppress(ProcessLookupError):  # it has ended with the one that forked it
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: lane.pids[number] != pid)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["the one that forks", "its spare"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_one_that_forks_is_killed(
+    times: int, which: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers die before and after: those that it had forked end with it, and all are replaced."""
+    monkeypatch.setattr(deaths, "STARTS", 1000)  # those killed here may not have come to take any work
+    loader = _loader(Costly(100))
+    iterator = iter(loader)
+    received = next(iterator).tolist()
+    lane = iterator._engine.pump.lanes["cpu"]
+    seen = {*_both(lane), *lane.pids}
+    _kill_worker(lane, 0)
+    for _ in range(times):
+        _kill(lane, _both(lane)[which])
+        _kill_worker(lane, 1)
+        seen |= {*_both(lane), *lane.pids}
+    received += [key for batch in iterator for key in batch.tolist()]
+    assert sorted(received) == list(range(100))
+    assert caplog.text.count("A process that starts replacements of workers") == times
+    assert wait_until(lambda: all(_ended(pid) for pid in seen))
+
+
+def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
+    """The other one answers."""
+    iterator = iter(_loader(Costly(100)))
+    received = next(iterator).tolist()
+    lane = iterator._engine.pump.lanes["cpu"]
+    first, spare = _both(lane)
+    _stop(first)
+    pid = lane.pids[0]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: lane._pool._spawner._asked)
+    _kill(lane, first)
+    assert wait_until(lambda: lane.pids[0] != pid)
+    assert psutil.Process(lane.pids[0]).ppid() == spare == _both(lane)[0]
+    received += [key for batch in iterator for key in batch.tolist()]
+    assert sorted(received) == list(range(100))
+
+
+def test_a_loader_that_is_left_at_once_leaves_no_process_that_forks() -> None:
+    """Even if the spare is being forked just then."""
+    iterator = iter(_loader(Costly(400)))
+    iterator._engine.close()
+    assert wait_until(lambda: not child_pids())
+
+
 # --- what is an error all the same ---------------------------------------------------------------------------
 
 
@@ -420,13 +572,19 @@ def test_start_functions_that_kill_end_the_loader() -> None:
     assert wait_until(lambda: not child_pids())
 
 
-def test_without_the_process_that_forks() -> None:
+def test_both_processes_that_fork_are_killed() -> None:
+    """Stopped first, so that neither has time to fork another."""
     iterator = iter(_loader(Costly(400)))
     next(iterator)
-    pool = iterator._engine.pump.lanes["cpu"]._pool
-    os.kill(pool._spawner._process.pid, signal.SIGKILL)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    assert "could not be replaced" in str(error_of(RuntimeError, list, iterator))
+    lane = iterator._engine.pump.lanes["cpu"]
+    both = _both(lane)
+    for pid in both:
+        _stop(pid)
+    for pid in (*both, lane.pids[0]):
+        os.kill(pid, signal.SIGKILL)
+    text = str(error_of(RuntimeError, list, iterator))
+    assert "could not be replaced: both processes that start replacements have been killed" in text
+    assert wait_until(lambda: not child_pids())
 
 
 def test_a_stream_dies_with_its_worker() -> None:
@@ -452,24 +610,25 @@ def test_arguments(arguments: dict[str, Any], message: str) -> None:
 # --- the end of the parent -----------------------------------------------------------------------------------
 
 
-def _parent(pipe: Any) -> None:
+def _parent(pipe: Any, kills: bool) -> None:
     iterator = iter(_loader(Costly(400)))
     next(iterator)
     lane = iterator._engine.pump.lanes["cpu"]
-    old = lane.pids[0]
-    os.kill(old, signal.SIGKILL)
-    assert wait_until(lambda: lane.pids[0] != old)
-    pipe.send([*lane.pids, lane._pool._spawner._process.pid])
+    if kills:
+        _kill(lane, _both(lane)[0])
+    _kill_worker(lane, 0)
+    pipe.send([*lane.pids, *_both(lane)])
     signal.pause()
 
 
-def test_nothing_is_left_when_the_parent_is_killed() -> None:
+@pytest.mark.parametrize("kills", [False, True], ids=["both as they were", "one that forks was killed before"])
+def test_nothing_is_left_when_the_parent_is_killed(kills: bool) -> None:
     mine, theirs = _FORK.Pipe()
-    parent = _FORK.Process(target=_parent, args=(theirs,))
+    parent = _FORK.Process(target=_parent, args=(theirs, kills))
     parent.start()
     assert mine.poll(30)
     processes = [psutil.Process(pid) for pid in mine.recv()]
-    assert len(processes) == 3 and all(process.is_running() for process in processes)
+    assert len(processes) == 4 and all(process.is_running() for process in processes)
     parent.kill()
     parent.join()
     assert wait_until(

@@ -56,7 +56,16 @@ def test_a_sample_that_hangs_again_is_a_bad_sample() -> None:
     loader = _loader(_Gate(9), on_error="skip")
     assert [key for batch in loader for key in batch.tolist()] == [key for key in range(16) if key != 5]
     assert loader.stats()["workers"]["hung"] == 2
-    assert loader.stats()["failures"][0]["index"] == "5"
+    [bad] = loader.stats()["failures"]
+    assert (bad["index"], bad["error"]) == ("5", "WorkerHung")
+    assert "has hung: it has been at one sample" in bad["traceback"] and "stuck_in_here" in bad["traceback"]
+
+
+def test_the_consumer_goes_on_after_a_sample_that_hangs_again() -> None:
+    iterator = iter(_loader(_Gate(9)))
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    assert "2 workers have hung or died at this" in str(error_of(WorkerHung, next, iterator))
+    assert [key for batch in iterator for key in batch.tolist()] == list(range(6, 16))
 
 
 def test_it_raises_with_the_stack() -> None:

@@ -148,4 +148,5 @@ def test_a_worker_that_is_ended_by_its_sample_is_told(threads: bool, kind: str) 
         assert wait_until(lambda: select.select(lane.fds()[1:], [], [], 0)[0])
         [ended] = lane.exits()
         assert not lane.exits()
-        assert not threads or ("SystemExit: enough" in ended.message() and "_ends" in ended.message())
+        assert ended.error == "SystemExit"
+        assert "SystemExit: enough" in ended.message() and "_ends" in ended.message()

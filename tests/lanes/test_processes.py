@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
 from minato_gpu import DataLoader
@@ -22,10 +26,15 @@ from minato_gpu.lanes.cpu import ProcessLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Exit, Workers
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.spawner import Gate
 from minato_gpu.lanes.store import Store
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, open_lane, reports_of
+from tests.leaks import child_pids
 from tests.waiting import wait_until
+
+_LIBC = ctypes.CDLL(None)
+_IN_CREATE = 0x100  # inotify(7)
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -236,6 +245,20 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
     assert all(last <= first for first, last in zip(held[1], held[-1], strict=True)), f"descriptors, threads: {held}"
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_worker_begins_once_its_parent_knows_of_it(opened: bool) -> None:
+    """The one that forked it may be killed before it has told."""
+    gate = Gate()
+    worker = FORK.Process(target=gate.pass_)
+    worker.start()
+    if opened:
+        gate.open()
+    gate.close()
+    worker.join()
+    assert worker.exitcode == (0 if opened else 1)
+    worker.close()
+
+
 def _shared(samples: list[Any]) -> Any:
     return torch.tensor([get_worker_info() is not None, default_collate(samples).is_shared()])
 
@@ -245,3 +268,38 @@ def test_a_batch_is_collated_in_memory_that_ends_with_the_worker() -> None:
     samples: Any = [torch.zeros(4)] * 4
     loader = DataLoader(samples, 2, collate_fn=_shared, num_workers=1)
     assert [batch.tolist() for batch in loader] == 2 * [[True, False]]
+
+
+_SHARES: dict[str, dict[str, Any]] = {
+    "stacked": {},
+    "joined": {"collate_fn": list},
+    "collated by PyTorch": {"collate_fn": lambda samples: default_collate(samples)},
+    "as they are": {"batch_size": None},
+}
+
+
+@pytest.mark.parametrize("how", _SHARES)
+def test_workers_make_no_name_in_shared_memory(how: str) -> None:
+    """So none can stay where one is killed, and ``tests.leaks`` need not look for any."""
+    assert not _made_names(DataLoader, **_SHARES[how])
+
+
+def test_workers_of_pytorch_do() -> None:
+    """The check would see it."""
+    assert _made_names(torch.utils.data.DataLoader)
+
+
+def _made_names(kind: Any, **more: Any) -> list[str]:
+    """What the workers of a loader make in /dev/shm while they live."""
+    samples: Any = [torch.full((5,), index) for index in range(8)]
+    watch = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    assert _LIBC.inotify_add_watch(watch, b"/dev/shm", _IN_CREATE) >= 0
+    pids: set[int] = set()
+    for _ in kind(samples, **{"batch_size": 2, "num_workers": 2, **more}):
+        pids.update(child_pids())
+    events = b""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            events += os.read(watch, 1 << 16)
+    os.close(watch)
+    return [made[0].decode() for made in re.finditer(rb"torch_(\d+)_\w+", events) if int(made[1]) in pids]

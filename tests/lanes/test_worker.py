@@ -462,6 +462,22 @@ def test_a_job_joins_rows_and_objects(links: Links) -> None:
     same(bench.store.get((report.items or [])[0]), ["x", _sample(6)])
 
 
+class _Unloadable:
+    """Can be sent, and not be loaded."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_a_job_prepares_what_it_cannot_load(links: Links) -> None:
+    """All of its batch, and says so; a ``collate_fn`` makes something of it."""
+    bench = Bench(links, job(lambda key: _Unloadable(), collate_fn=lambda samples: [type(one) for one in samples]))
+    items = [bench.store.put(3), bench.store.put(_Unloadable())]
+    report = bench.run(task(piece([1, 6]), kind="collate", items=items))[-1]
+    assert bench.store.get((report.items or [])[0]) == [_Unloadable, _Unloadable]
+    assert report.repeated == 2
+
+
 def test_a_batch_of_no_keys(links: Links) -> None:
     bench = Bench(links, job(lambda key: key, collate_fn=lambda samples: ("joined", samples)))
     items = items_of(bench.run(task(piece([NoSample()], whole=True))))

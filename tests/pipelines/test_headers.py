@@ -1,8 +1,12 @@
-"""Headers of JPEG and PNG files: sizes and orientations, and nothing but ValueError for anything else."""
+"""Headers of JPEG, PNG and WebP files: sizes and orientations, and nothing but ValueError for anything else."""
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
 import cv2
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +16,8 @@ from pipelines.headers import Header, read_header
 
 CAT = example_photographs.photograph("chelsea.png")
 JPEG = example_photographs.jpeg(CAT)
+WEBP = cv2.imencode(".webp", CAT[:40, :30], [cv2.IMWRITE_WEBP_QUALITY, 90])[1].tobytes()
+LOSSLESS = cv2.imencode(".webp", CAT[:40, :30], [cv2.IMWRITE_WEBP_QUALITY, 101])[1].tobytes()
 PNG = cv2.imencode(".png", CAT[:40, :30])[1].tobytes()
 
 
@@ -36,6 +42,41 @@ def test_png() -> None:
     assert read_header(PNG) == Header(40, 30)
 
 
+def with_chunks(webp: bytes, orientation: int, *, flags: int = 8, before: bytes = b"") -> bytes:
+    """The WebP file of 30 x 40 pixels in the extended format, with an EXIF chunk (of which ``flags`` has the bit 8)."""
+    tiff = before + b"II*\0" + struct.pack("<IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    extended = struct.pack("<4sIB3x", b"VP8X", 10, flags) + bytes([29, 0, 0, 39, 0, 0])
+    chunks = b"WEBP" + extended + webp[12:] + struct.pack("<4sI", b"EXIF", len(tiff)) + tiff
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+def test_webp() -> None:
+    assert read_header(WEBP) == Header(40, 30, progressive=True)
+    assert read_header(LOSSLESS) == Header(40, 30)
+    assert read_header(WEBP + b"more") == read_header(WEBP)
+
+
+@pytest.mark.parametrize("webp", [WEBP, LOSSLESS], ids=["lossy", "lossless"])
+@pytest.mark.parametrize(
+    ("orientation", "more", "seen"),
+    [*((n, {}, n) for n in range(1, 9)), (6, {"flags": 0}, 1), (6, {"before": b"Exif\0\0"}, 1)],
+)
+def test_orientation_of_a_webp_is_what_its_decoders_see(webp: bytes, orientation: int, more: Any, seen: int) -> None:
+    data = with_chunks(webp, orientation, **more)
+    found = read_header(data)
+    whole = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    assert whole is not None and whole.shape[:2] == (found.height, found.width)
+    assert found.orientation == seen
+
+
+def test_a_webp_that_is_cut_off_is_refused() -> None:
+    for length in (12, 20, len(WEBP) // 2, len(WEBP) - 1):
+        with pytest.raises(ValueError, match="the WebP file is cut off"):
+            read_header(WEBP[:length])
+    with pytest.raises(ValueError, match="broken WebP header"):
+        read_header(b"RIFF\4\0\0\0WEBP")
+
+
 def test_a_decompression_bomb_is_an_error() -> None:
     """Sixty kilobytes that claim four thousand million pixels."""
     huge = (65_535).to_bytes(4, "big")
@@ -58,6 +99,9 @@ def test_a_damaged_file_gives_a_header_or_a_value_error(at: int, value: int, len
         damaged[at] = value
     _header_or_value_error(bytes(damaged))
     _header_or_value_error(PNG[:8] + bytes(damaged))
+    extended = bytearray(with_chunks(WEBP, 6))
+    extended[at % len(extended)] = value
+    _header_or_value_error(bytes(extended))
 
 
 def _header_or_value_error(data: bytes) -> None:

@@ -167,6 +167,10 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     np.save(tmp_path / "a_x.npy", np.zeros((2, 2, 2)))
     with pytest.raises(FileNotFoundError, match=r"has no label .a_y\.npy. beside it"):
         CaseFolder(tmp_path)
+    (tmp_path / "a_x.npy").rename(tmp_path / "a_y.npy")
+    with pytest.raises(FileNotFoundError, match=r"the label .*a_y\.npy. has no image .a_x\.npy. beside it"):
+        CaseFolder(tmp_path)
+    np.save(tmp_path / "a_x.npy", np.zeros((2, 2, 2)))
     np.save(tmp_path / "a_y.npy", np.zeros((2, 2, 3)))
     with pytest.raises(StageError, match=r"image has the shape \(2, 2, 2\), its label \(2, 2, 3\)"):
         segmentation_3d.build(PATCH).run(CaseFolder(tmp_path)[0], 0)

@@ -68,7 +68,7 @@ def test_members_belong_together_up_to_the_first_dot_of_the_file_name(tmp_path: 
     ("members", "message"),
     [
         ({"a.jpg": b"x"}, r"has no member \.cls; it has a\.jpg"),
-        ({"a.cls": b"1", "b.jpg": b"x", "b.cls": b"2"}, r"has no member \.jpg or \.jpeg or \.png; it has a\.cls"),
+        ({"a.cls": b"1", "b.jpg": b"x", "b.cls": b"2"}, r"has no member \.jpg or .* or \.webp; it has a\.cls"),
         ({"a.jpg": b"x", "a.cls": b"cat"}, "'a.cls' of .* is no class number: b'cat'"),
         ({}, "hold no sample"),
     ],
@@ -98,3 +98,18 @@ def test_parts_of_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     assert bytes(read_bytes(FilePart(str(tmp_path / "file"), 3, 4, "part"))) == b"3456"
     assert bytes(read_bytes(tmp_path / "file")) == b"0123456789"
+
+
+@pytest.mark.parametrize("linked", ["a.jpg", "a.cls"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_link_is_no_photograph_and_no_label(tmp_path: Path, kind: bytes, linked: str) -> None:
+    """Also where all of a sample is links, which else would be missing without a word."""
+    with tarfile.open(tmp_path / "one.tar", "w") as archive:
+        for name in ("a.jpg", "a.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            if name == linked:
+                info.size, info.type, info.linkname = 0, kind, "elsewhere"
+            archive.addfile(info, io.BytesIO(b"1"))
+    with pytest.raises(ValueError, match=f"'{linked}' of .* is no file but a link to 'elsewhere'; write shards with"):
+        TarShards(tmp_path / "one.tar")

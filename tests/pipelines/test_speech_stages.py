@@ -47,10 +47,16 @@ class TestReading:
         assert fields["audio"].dtype == np.float32
         np.testing.assert_allclose(fields["audio"], tone(440, 0.5, 22_050), atol=1 / 32768)
 
+    def test_stereo_is_mixed_down(self, tmp_path: Path) -> None:
+        left, right = np.random.default_rng(0).uniform(-1, 1, (2, 800)).astype(np.float32)
+        soundfile.write(tmp_path / "a.wav", np.stack([left, right], axis=1), RATE, subtype="FLOAT")
+        found = speech_stages.read({"path": str(tmp_path / "a.wav")}, {})["audio"]
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, (left + right) / 2)
+
     @pytest.mark.parametrize(
         ("samples", "message"),
         [
-            (np.zeros((800, 2)), "the file has 2 channels; mix them down to one"),
             (np.zeros(0), "the file is empty"),
             (np.zeros(399), "the file holds 399 samples at 16000 Hz; a window of 25 ms is the least"),
         ],

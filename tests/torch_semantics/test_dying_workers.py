@@ -1,4 +1,9 @@
-"""Workers that die or take too long: a RuntimeError, never a hang."""
+"""Workers that die or take too long: a RuntimeError, never a hang.
+
+A worker dies when the iterator has been made and all that the worker has sent has been received. What PyTorch's own
+loader makes of another moment depends on what was under way (another error comes first, a thread or a socket stays);
+``tests.contracts.test_deaths`` has minato_gpu's workers die at any.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,7 @@ import multiprocessing
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,16 +26,6 @@ from tests.waiting import wait_until
 _FORK = multiprocessing.get_context("fork")
 
 
-@pytest.fixture(autouse=True)
-def _swept() -> Iterator[None]:
-    """What PyTorch's own worker was sharing when it died is nobody's: a test beside this one would find it."""
-    yield
-    for entry in Path("/dev/shm").glob("torch_*_*"):
-        pid = entry.name.split("_")[1]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            entry.unlink(missing_ok=True)
-
-
 _DEATHS: dict[str, Callable[[], Any]] = {
     "_exit": lambda: os._exit(3),
     "_exit(0)": lambda: os._exit(0),
@@ -41,18 +35,34 @@ _DEATHS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _dies_at(bad: int, how: str) -> Made:
-    def make(index: int) -> Any:
-        if index == bad:
-            _DEATHS[how]()
+class _Dying(Made):
+    """The worker that is to prepare sample ``bad`` dies of it, once the batches of two before it have been received."""
+
+    def __init__(self, bad: int, how: str) -> None:
+        super().__init__(12, self._make)
+        self._bad, self._how = bad, how
+        self._steps = _FORK.Semaphore(0)
+        self.deadly = _FORK.Value("i", 1)
+
+    def _make(self, index: int) -> Any:
+        if index == self._bad and self.deadly.value:
+            for _ in range(1 + self._bad // 2):
+                self._steps.acquire()
+            _DEATHS[self._how]()
         return torch.tensor(index)
 
-    return Made(12, make)
+    def consume(self, loader: Any) -> None:
+        """Receive what comes before the death, and the error."""
+        iterator = iter(loader)
+        self._steps.release()
+        for _ in iterator:
+            self._steps.release()
 
 
 @pytest.mark.parametrize(("how", "bad"), [*((how, 7) for how in _DEATHS), ("_exit", 0), ("SIGKILL", 0)])
 def test_a_dying_worker(loader_class: Any, how: str, bad: int) -> None:
-    caught = error_of(RuntimeError, list, loader_class(_dies_at(bad, how), 2, num_workers=2))
+    data = _Dying(bad, how)
+    caught = error_of(RuntimeError, data.consume, loader_class(data, 2, num_workers=2))
     assert re.match(r"DataLoader worker \(pid(\(s\))? [\d, ]+\)", str(caught)), str(caught)
 
 
@@ -74,26 +84,28 @@ def test_a_worker_killed_from_outside(loader_class: Any) -> None:
 
 
 def test_a_new_epoch_after_a_death(loader_class: Any) -> None:
-    alive = _FORK.Value("i", 1)
-
-    def make(index: int) -> Any:
-        if index == 3 and alive.value:
-            os._exit(1)
-        return torch.tensor(index)
-
-    loader = loader_class(Made(8, make), 2, num_workers=2)
-    error_of(RuntimeError, list, loader)
-    alive.value = 0
-    assert numbers_in(loader) == list(range(8))
+    data = _Dying(3, "_exit")
+    loader = loader_class(data, 2, num_workers=2)
+    error_of(RuntimeError, data.consume, loader)
+    data.deadly.value = 0
+    assert numbers_in(loader) == list(range(12))
 
 
 def test_a_dying_start_function(loader_class: Any) -> None:
-    loader = loader_class(Numbers(4), num_workers=1, worker_init_fn=lambda worker: os._exit(1))
-    assert str(error_of(RuntimeError, list, loader)).startswith("DataLoader worker (pid")
+    made = _FORK.Semaphore(0)
+
+    def begin(worker: int) -> None:
+        made.acquire()
+        os._exit(1)
+
+    iterator = iter(loader_class(Numbers(4), num_workers=1, worker_init_fn=begin))
+    made.release()
+    assert str(error_of(RuntimeError, next, iterator)).startswith("DataLoader worker (pid")
 
 
 def test_all_other_workers_end_too(loader_class: Any) -> None:
-    error_of(RuntimeError, list, loader_class(_dies_at(3, "_exit"), 2, num_workers=3))
+    data = _Dying(3, "_exit")
+    error_of(RuntimeError, data.consume, loader_class(data, 2, num_workers=3))
     assert wait_until(lambda: not child_pids())
 
 

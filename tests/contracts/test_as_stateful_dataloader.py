@@ -1,0 +1,245 @@
+"""What torchdata documents of its ``StatefulDataLoader``, as a table: a program for it runs with this loader.
+
+The rows are checked with torchdata's own loader too, without workers, so that the table says what is true of it, but
+for what it does not keep: with a ``generator``, the order of the epochs after a resume; and, where a stream without a
+state is resumed twice, the place.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Made, Streams
+from tests.contracts.resuming import generator, values
+from tests.contracts.test_resume_stream_epochs import Counts
+from tests.contracts.test_resume_stream_owners import Own
+from tests.contracts.test_resume_streams import StatefulIterator
+
+torchdata: Any = pytest.importorskip("torchdata.stateful_dataloader")
+
+Make = Callable[[], Any]
+_SIZES = [11, 9]
+
+
+def _map(sizes: list[int]) -> Any:
+    return Made(sum(sizes), torch.tensor)
+
+
+_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "in order": (_map, {}),
+    "shuffled": (_map, {"shuffle": True}),
+    "single samples": (_map, {"shuffle": True, "batch_size": None}),
+    "stream": (Streams, {}),
+    "stream with a state": (Counts, {}),
+    "iterator with a state": (StatefulIterator, {}),
+    "its own iterator": (Own, {}),
+}
+_WORKERS = {"num_workers": 2, "snapshot_every_n_steps": 3}
+_LOADERS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "torchdata": (torchdata.StatefulDataLoader, {}, list(_KINDS)),
+    "inline": (DataLoader, {}, list(_KINDS)),
+    "workers": (DataLoader, _WORKERS, ["shuffled", "its own iterator"]),
+    "workers that stay": (DataLoader, {**_WORKERS, "persistent_workers": True}, ["shuffled", "stream with a state"]),
+}
+
+
+def _resumed(make: Make, state: Any) -> Any:
+    loader = make()
+    loader.load_state_dict(state)
+    return loader
+
+
+def _after(loader: Any, steps: int) -> tuple[list[Any], Any]:
+    """So many batches of an epoch, and the state after them."""
+    iterator = iter(loader)
+    got = values(next(iterator) for _ in range(steps))
+    return got, loader.state_dict()
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+# ``epochs``: what an uninterrupted run delivers
+
+
+def amid_an_epoch(make: Make, epochs: list[Any]) -> None:
+    for steps in (1, 4, len(epochs[0]) - 1):
+        got, state = _after(make(), steps)
+        assert got + values(_resumed(make, state)) == epochs[0]
+
+
+def at_every_step_of_one_run(make: Make, epochs: list[Any]) -> None:
+    loader = make()
+    got: list[Any] = []
+    for batch in loader:
+        got.append(batch.tolist())
+        if len(got) % 3 == 1:
+            assert got + values(_resumed(make, loader.state_dict())) == epochs[0]
+
+
+def before_the_first_iter(make: Make, epochs: list[Any]) -> None:
+    loader = make()
+    state = loader.state_dict()
+    assert values(_resumed(make, state)) == values(loader) == epochs[0]
+
+
+def right_after_iter(make: Make, epochs: list[Any]) -> None:
+    _, state = _after(make(), 0)
+    assert values(_resumed(make, state)) == epochs[0]
+
+
+def after_the_last_batch(make: Make, epochs: list[Any]) -> None:
+    """Nothing is left of the epoch; the next one is whole."""
+    _, state = _after(make(), len(epochs[0]))
+    resumed = _resumed(make, state)
+    assert values(resumed) == []
+    assert values(resumed) == epochs[1]
+
+
+def at_the_end(make: Make, epochs: list[Any]) -> None:
+    loader = make()
+    list(loader)
+    assert values(_resumed(make, loader.state_dict())) == epochs[1]
+
+
+def the_epochs_after_a_resume(make: Make, epochs: list[Any]) -> None:
+    _, state = _after(make(), 3)
+    resumed = _resumed(make, state)
+    assert [epochs[0][:3] + values(resumed), values(resumed), values(resumed)] == epochs
+
+
+def in_the_second_epoch(make: Make, epochs: list[Any]) -> None:
+    loader = make()
+    list(loader)
+    got, state = _after(loader, 3)
+    resumed = _resumed(make, state)
+    assert [got + values(resumed), values(resumed)] == epochs[1:]
+
+
+def left_by_break(make: Make, epochs: list[Any]) -> None:
+    """The state is that of the place; the next ``iter()`` of this loader begins an epoch."""
+    loader = make()
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    if not isinstance(loader.dataset, Counts):  # which goes on where it is
+        assert len(values(loader)) == len(epochs[0])
+    assert epochs[0][:1] + values(_resumed(make, state)) == epochs[0]
+
+
+def the_loader_that_was_saved(make: Make, epochs: list[Any]) -> None:
+    loader = make()
+    got, state = _after(loader, 3)
+    loader.load_state_dict(state)
+    assert got + values(loader) == epochs[0]
+
+
+def saved_again_before_iter(make: Make, epochs: list[Any]) -> None:
+    got, state = _after(make(), 3)
+    again = _resumed(make, state).state_dict()
+    assert got + values(_resumed(make, again)) == epochs[0]
+
+
+def resumed_again_and_again(make: Make, epochs: list[Any]) -> None:
+    loader, found = make(), list[Any]()
+    while len(found) < len(epochs[0]):
+        got, state = _after(loader, min(4, len(epochs[0]) - len(found)))
+        found += got
+        loader = _resumed(make, state)
+    assert found == epochs[0]
+
+
+def a_state_is_not_changed_later(make: Make, epochs: list[Any]) -> None:
+    loader = make()
+    iterator = iter(loader)
+    got = values(next(iterator) for _ in range(3))
+    state = loader.state_dict()
+    kept = copy.deepcopy(state)
+    list(iterator)
+    assert str(state) == str(kept)
+    assert got + values(_resumed(make, state)) == got + values(_resumed(make, state)) == epochs[0]
+
+
+def through_a_file(make: Make, epochs: list[Any]) -> None:
+    got, state = _after(make(), 3)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert got + values(_resumed(make, torch.load(file))) == epochs[0]
+
+
+def an_empty_state(make: Make, epochs: list[Any]) -> None:
+    assert values(_resumed(make, {})) == epochs[0]
+
+
+def its_length(make: Make, epochs: list[Any]) -> None:
+    """Is that of an epoch, also of one that is resumed."""
+    loader = make()
+    if hasattr(loader.dataset, "__len__"):
+        resumed = _resumed(make, _after(loader, 3)[1])
+        assert len(loader) == len(resumed) == len(epochs[0])
+        list(resumed)
+        assert len(resumed) == len(epochs[0])
+    else:
+        with pytest.raises(TypeError):
+            len(loader)
+
+
+def what_it_is(make: Make, epochs: list[Any]) -> None:
+    assert isinstance(make(), torch.utils.data.DataLoader) and isinstance(make(), torchdata.Stateful)
+    assert make().snapshot_every_n_steps in (1, 3)
+
+
+_ROWS = [
+    amid_an_epoch,
+    at_every_step_of_one_run,
+    before_the_first_iter,
+    right_after_iter,
+    after_the_last_batch,
+    at_the_end,
+    the_epochs_after_a_resume,
+    in_the_second_epoch,
+    left_by_break,
+    the_loader_that_was_saved,
+    saved_again_before_iter,
+    resumed_again_and_again,
+    a_state_is_not_changed_later,
+    through_a_file,
+    an_empty_state,
+    its_length,
+    what_it_is,
+]
+
+
+_NOT_THEIRS = {
+    "shuffled": [after_the_last_batch, at_the_end, the_epochs_after_a_resume, in_the_second_epoch],
+    "single samples": [after_the_last_batch, at_the_end, the_epochs_after_a_resume, in_the_second_epoch],
+    "stream": [saved_again_before_iter, resumed_again_and_again],
+}
+_CASES = [
+    (row, loader, kind)
+    for loader, (_, _, kinds) in _LOADERS.items()
+    for kind in kinds
+    for row in _ROWS
+    if loader != "torchdata" or row not in _NOT_THEIRS.get(kind, [])
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital:UserWarning")
+@pytest.mark.parametrize(("row", "loader", "kind"), _CASES, ids=lambda part: getattr(part, "__name__", str(part)))
+def test_as_documented(row: Callable[[Make, list[Any]], None], loader: str, kind: str) -> None:
+    """Each row of the table."""
+    loader_class, arguments, _ = _LOADERS[loader]
+    dataset, more = _KINDS[kind]
+    sizes = _SIZES if arguments else [sum(_SIZES)]
+
+    def make() -> Any:
+        return loader_class(dataset(sizes), **{"batch_size": 2, "generator": generator(), **arguments, **more})
+
+    whole = make()
+    row(make, [values(whole) for _ in range(3)])
