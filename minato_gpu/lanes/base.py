@@ -300,8 +300,8 @@ class Lane(Protocol):
         """Take back the tasks that have not begun; returns their (run, chunk)."""
 
     def receive(self, *, unfinished: bool = False) -> list[Report]:
-        """What has been told since the last call, in reports; never blocks. ``unfinished``: also of leases that have not
-        ended and that nobody has told of by a message."""
+        """What has been told since the last call, in reports; never blocks. ``unfinished``: also by the marks of leases
+        that have not ended."""
 
     def report(self, run: int, chunk: int) -> Report | None:
         """The same of one lease; None where there is nothing to tell."""

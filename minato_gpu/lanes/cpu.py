@@ -46,11 +46,11 @@ class _CpuLane:
     def __init__(self, links: Links) -> None:
         self.links = links
         self.slots = links.workers
-        self.leases = Leases(links.completions)
+        self.leases = Leases(links)
 
     def receive(self, *, unfinished: bool = False) -> list[Report]:
-        """What has been told since the last call, in reports; never blocks. ``unfinished``: also of leases that have not
-        ended and that nobody has told of by a message."""
+        """What has been told since the last call, in reports; never blocks. ``unfinished``: also by the marks of leases
+        that have not ended."""
         self._clear_bell()
         return self.leases.reports(self._messages(), unfinished=unfinished)
 

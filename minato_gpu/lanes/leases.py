@@ -1,15 +1,36 @@
-"""What a CPU lane keeps of the leases that its workers have: how far they are, by their marks and by messages."""
+"""The leases that workers have: how far they are, told by the marks of their tickets and by messages."""
 
 from __future__ import annotations
 
+import pickle
+from collections import deque
 from collections.abc import Iterable, Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
-from minato_gpu.lanes.base import Blob, Report, Task
+from minato_gpu.lanes.base import Blob, Part, Report, Task
+from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.progress import COSTLY_S
-from minato_gpu.memory.completions import Completions, Record
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, ROW, Lying, Record
 
 Number = tuple[int, int]
 """Run and chunk."""
+
+
+def lay_down(item: Any, part: Part | None, mark: int, store: Store, links: Links) -> Lying:
+    """In the worker: where the parent finds the reference of a finished sample, and what its ``part`` took.
+
+    Raises what pickling them does.
+    """
+    if item is None and part is None:
+        return IN_ROW
+    if store.handover is None:
+        links.completions.local[mark] = item, part
+        return LOCAL, 0, 0
+    if isinstance(item, Blob) and len(item.blocks) == 1 and part is None:
+        return BLOB, *item.blocks[0]
+    return PICKLED, *store.lay_down(ForkingPickler.dumps((item, part)))
 
 
 class Lease:
@@ -38,9 +59,11 @@ class Lease:
 class Leases:
     """The leases that are under way, those of runs that were given up among them."""
 
-    def __init__(self, completions: Completions) -> None:
-        self._completions = completions
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._completions = links.completions
         self._leases: dict[Number, Lease] = {}
+        self._read: deque[tuple[int, int]] = deque()  # worker and offset of what has been read, to be given back
 
     def add(self, task: Task) -> None:
         """A task goes to the lane."""
@@ -66,10 +89,8 @@ class Leases:
                     del self._leases[lease.number]
             reports.append(message)
         is_ready = self._completions.is_ready
-        for lease in list(self._leases.values()):
-            if (unfinished or (is_ready(lease.last) and not lease.cut)) and (report := self._told(lease)) is not None:
-                reports.append(report)
-        return reports
+        leases = [each for each in self._leases.values() if unfinished or (is_ready(each.last) and not each.cut)]
+        return reports + [report for report in map(self._told, leases) if report is not None]
 
     def revoked(self, run: int, chunk: int, keep: int) -> None:
         """Samples of the task from number ``keep`` on are another worker's now."""
@@ -92,18 +113,22 @@ class Leases:
         return self._take(lease, done) if done > lease.reported else None
 
     def _take(self, lease: Lease, done: int) -> Report:
-        first, records = lease.reported, list[Record]()
+        first, records, found = lease.reported, list[Record](), list[tuple[Any, Part | None]]()
         for begin, end in lease.between(first, done):
-            records += self._completions.take(begin, end)
+            taken = self._completions.take(begin, end)
+            if found or any(record.kind for record in taken):
+                found = found or [(None, None)] * len(records)
+                found += map(self._found, range(begin, end), taken)
+            records += taken
         lease.reported = done
         final = done == lease.size and not lease.cut
         if final:
             del self._leases[lease.number]
-        seconds, times = sum(record.elapsed for record in records), [record.took for record in records]
-        last = records[-1]
+        last, seconds = records[-1], sum(record.elapsed for record in records)
         if lease.begin is None:
             lease.begin = last.end - seconds
-        nbytes = sum(record.nbytes for record in records)
+        items, times = [item for item, _ in found], [record.took for record in records]
+        telling = max(times) > COSTLY_S
         return Report(
             *lease.number,
             last.worker,
@@ -113,11 +138,24 @@ class Leases:
             lease.begin,
             last.end,
             final,
-            nbytes,
-            [_reference(record) for record in records] if nbytes else None,
-            times if max(times) > COSTLY_S else None,
+            sum(item.nbytes for item in items if item is not None),
+            items or None,
+            times if telling else None,
+            parts=[part for _, part in found] if telling and any(part for _, part in found) else None,
         )
 
-
-def _reference(record: Record) -> Blob | None:
-    return Blob(record.worker, ((record.offset, record.nbytes),)) if record.nbytes else None
+    def _found(self, mark: int, record: Record) -> tuple[Any, Part | None]:
+        """What ``lay_down`` has laid down."""
+        if record.kind == ROW:
+            return None, None
+        if record.kind == BLOB:
+            return Blob(record.worker, ((record.offset, record.nbytes),)), None
+        if record.kind == LOCAL:
+            local: tuple[Any, Part | None] = self._completions.local.pop(mark)
+            return local
+        data = bytes(self._links.buffer(record.worker)[record.offset : record.offset + record.nbytes])
+        self._read.append((record.worker, record.offset))
+        while self._read and self._links.board.give_back(*self._read[0]):
+            self._read.popleft()
+        found: tuple[Any, Part | None] = pickle.loads(data)
+        return found

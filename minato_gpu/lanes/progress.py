@@ -74,6 +74,8 @@ class Progress:
         """The next ``count`` samples are marked; returns what each took, and all seconds since those before them."""
         times = self.times[:count]
         del self.items[:count], self.times[:count]
+        if self.parts is not None:
+            del self.parts[:count]
         elapsed = sum(times) + self._waited
         self._waited = 0.0
         self.reported += count

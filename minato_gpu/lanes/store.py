@@ -58,8 +58,7 @@ class Store:
         handover = self.handover
         if handover is None:
             return Local(value, approximate_bytes(value), collated)
-        for offset in self._board.returned(self._worker):
-            handover.free(offset)
+        self.reclaim()
         parts: list[tuple[int, int]] = []
 
         def is_part(view: memoryview) -> bool:
@@ -77,6 +76,21 @@ class Store:
             raise
         blobs.write(handover.arena.buffer[offset : offset + dumped.nbytes], dumped)
         return Blob(self._worker, ((offset, dumped.nbytes), *parts), collated)
+
+    def lay_down(self, data: bytes | memoryview) -> tuple[int, int]:
+        """Put bytes into the worker's arena, until the parent gives them back; returns offset and bytes."""
+        assert self.handover is not None
+        self.reclaim()
+        arena = self.handover.arena
+        offset = arena.allocate(len(data))
+        arena.buffer[offset : offset + len(data)] = data
+        return offset, len(data)
+
+    def reclaim(self) -> None:
+        """Free what the parent has given back."""
+        assert self.handover is not None
+        for offset in self._board.returned(self._worker):
+            self.handover.free(offset)
 
     def discard(self, item: Any) -> None:
         """Take back what was put and never reported."""

@@ -2,19 +2,22 @@
 
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
-others. A finished sample that lies in its row, or in one piece of the worker's arena, is told by its mark alone (see
-memory/completions.py): at once if it was costly, cheap ones together. From the first that is anything else, an error or
-one with strings, the rest of the lease is told by messages.
+others. Finished samples are told by their marks (see memory/completions.py): costly ones at once, cheap ones together.
+What concerns more than one sample is told by messages: batches that are joined, the samples' layout while that is to be
+learned, host reads, streams.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Blob, Failure, Handed, NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Task
 from minato_gpu.lanes.delay import RunQueueDelay
+from minato_gpu.lanes.leases import lay_down
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
@@ -51,6 +54,7 @@ class Worker:
         self._job = job
         self._channel = channel
         self._store = store
+        self._links = links
         self._board = board = links.board
         self._bell = links.bell
         self._words = board.words
@@ -90,7 +94,7 @@ class Worker:
         """Samples of a map-style data set, with or without a pipeline."""
         if self._job.cuts:
             progress.parts = []
-        progress.marks = not self._job.cuts and all(piece.marks >= 0 and not piece.whole for piece in task.pieces)
+        progress.marks = all(piece.marks >= 0 and not piece.whole for piece in task.pieces)
         unseeded = self._producer.begin_unseeded(progress.size)
         if not self._attempt(task, progress, unseeded):
             for item in progress.rewind():
@@ -276,24 +280,23 @@ class Worker:
         return True
 
     def _mark(self, progress: Progress, shift: int) -> None:
-        """Mark what is finished, until there is something that no mark can tell: the rest is then told by messages."""
-        items = progress.items
+        """Mark what is finished; if a mark cannot tell it, it and the rest are told by messages."""
+        items, first = progress.items, progress.reported + shift
         lying: list[Lying] | None = None
-        count = 0 if progress.layout is not None else len(items)
-        if count and items.count(None) < count:
-            lying = []
-            for item in items:
-                if item is None:
-                    lying.append((0, 0))
-                elif isinstance(item, Blob) and len(item.blocks) == 1 and not item.collated:
-                    lying.append(item.blocks[0])
-                else:
-                    break
-            count = len(lying)
-        if count < len(items):
+        if progress.layout is not None:
             progress.by_message()
+            return
+        if progress.parts is not None or items.count(None) < len(items):
+            lying = []
+            try:
+                for at, item in enumerate(items):
+                    part = None if progress.parts is None else progress.parts[at]
+                    lying.append(lay_down(item, part, first + at, self._store, self._links))
+            except Exception:
+                traceback.clear_frames(sys.exc_info()[2])  # they hold what was to be sent, perhaps most of the memory
+                progress.by_message()
+        count = len(items) if lying is None else len(lying)
         if count:
-            first = progress.reported + shift
             times, elapsed = progress.told(count)
             self._bell.publish(first, times, progress.now, elapsed, self._number, lying)
 

@@ -1,15 +1,15 @@
 """What workers say of finished tickets, without a message: one status byte for each ticket, and a record beside it.
 
-Every place of the sampler's order has a block of *marks*, one for each of its tickets. A ticket has one writer at a time,
-the worker whose lease it is in. That worker writes, in this order: the sample into its row; the record (when it was
-ready, what it took, who made it, and where it lies if not in its row); a fence; the byte; a fence. Then it looks whether
-somebody waits for this batch, counts its bytes, and rings if they are all there. The parent writes what it waits for,
-a fence, then counts them too: of the two at least one sees all bytes, so both may ring but never neither.
+Every place of the sampler's order has a block of *marks*, one for each of its tickets. A ticket has one writer at a
+time, the worker whose lease it is in. That worker writes, in this order: the sample into its row; the record (when it
+was ready, what it took, who made it, and where it lies if not in its row); a fence; the byte; a fence. Then it looks
+whether somebody waits for this batch, counts its bytes, and rings if they are all there. The parent writes what it
+waits for, a fence, then counts them too: of the two at least one sees all bytes, so both may ring but never neither.
 
 Why a worker may be killed at any moment: a byte that is set says that all that was written before it is whole, because
 both sides pass a fence between the two. One that is not set says nothing: the ticket is prepared again, by another
-worker and into the same row, once the death is confirmed; the bytes that a killed worker may have set behind one that it
-had not (it writes several at once for cheap samples) are cleared before. No lock is held over any of this, and no
+worker and into the same row, once the death is confirmed; the bytes that a killed worker may have set behind one that
+it had not (it writes several at once for cheap samples) are cleared before. No lock is held over any of this, and no
 counter is shared by writers.
 
 The parent sets a byte to another value when it takes the ticket in, and clears it when the place gets its block.
@@ -39,13 +39,19 @@ _RECORD = np.dtype(
         ("took", np.float32),  # seconds on a core
         ("elapsed", np.float32),  # seconds of all that were told together, in the last one's record; 0 in the others
         ("worker", np.int32),
-        ("unused", np.int32),
+        ("kind", np.int32),
     ]
 )
 _SINGLE = struct.Struct("=dqqffii")
 
-Lying = tuple[int, int]
-"""Offset and bytes of what lies in the worker's arena; a sample in its row has (0, 0)."""
+ROW, BLOB, PICKLED, LOCAL = range(4)
+"""What a ticket's sample is: a plain row; a blob in the worker's arena; anything else, whose reference is pickled
+there; or the same in this very process, in ``Completions.local``."""
+
+Lying = tuple[int, int, int]
+"""What it is, and where it lies in the worker's arena: offset and bytes."""
+
+IN_ROW: Lying = ROW, 0, 0
 
 
 class Record(NamedTuple):
@@ -57,7 +63,7 @@ class Record(NamedTuple):
     took: float
     elapsed: float
     worker: int
-    unused: int
+    kind: int
 
 
 class Completions:
@@ -72,6 +78,7 @@ class Completions:
         self._map = mmap.mmap(self.fd, nbytes)
         self._records: NDArray[Any] = np.frombuffer(self._map, _RECORD, capacity)
         self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]
+        self.local: dict[int, Any] = {}  # by mark, from worker threads
         self._used = 0  # marks that have been in a block at some time: none is ready beyond
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # by size
         self._sizes: dict[int, int] = {}
@@ -127,18 +134,19 @@ class Completions:
     def record(
         self, begin: int, took: Sequence[float], end: float, elapsed: float, worker: int, lying: Sequence[Lying] | None
     ) -> None:
-        """What is to be known of tickets from ``begin`` on, before they are ``set_ready``; ``lying``: None where all are
+        """What is to be known of those from ``begin`` on, before they are ``set_ready``. ``lying``: None where all are
         in their rows."""
         if len(took) == 1:
-            offset, nbytes = (0, 0) if lying is None else lying[0]
-            _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, 0)
+            kind, offset, nbytes = IN_ROW if lying is None else lying[0]
+            _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind)
             return
         records = self._records[begin : begin + len(took)]
         records["end"], records["took"], records["elapsed"], records["worker"] = end, took, 0.0, worker
         records["elapsed"][-1] = elapsed
-        records["nbytes"] = 0 if lying is None else [nbytes for _, nbytes in lying]
-        if lying is not None:
-            records["offset"] = [offset for offset, _ in lying]
+        if lying is None:
+            records["kind"] = ROW
+        else:
+            records["kind"], records["offset"], records["nbytes"] = zip(*lying, strict=True)
 
     def set_ready(self, begin: int, end: int) -> None:
         """These tickets are finished, and recorded: between the two belongs a fence."""
@@ -186,9 +194,10 @@ class Bell:
         completions.set_ready(begin, stop)
         self._board.fence()
         need = words[AWAITED_NEED]
-        if need and begin < words[AWAITED_END] and stop > words[AWAITED_BEGIN]:
-            if completions.ready(words[AWAITED_BEGIN], words[AWAITED_END]) >= need:
-                self.ring()
+        if not need or begin >= words[AWAITED_END] or stop <= words[AWAITED_BEGIN]:
+            return
+        if completions.ready(words[AWAITED_BEGIN], words[AWAITED_END]) >= need:
+            self.ring()
 
     def await_tickets(self, begin: int, end: int, need: int) -> bool:
         """In the parent: ring once ``need`` of these tickets are finished; returns whether they are."""

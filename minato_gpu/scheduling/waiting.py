@@ -1,8 +1,9 @@
 """Tickets that wait for a lane, in the order in which they should start.
 
-An entry is a run of neighbouring serials, from which leases are cut, or one sample that travels alone. Each entry waits on one *side*, which has a lane's name: the CPU's, or that of its
-*home*, ``DEVICE`` for any device lane, or that of the one that may have it where batches live on several devices. All
-heaps delete lazily: an item counts only while its entry still waits on the heap's side.
+An entry is a run of neighbouring serials, from which leases are cut, or one sample that travels alone. Each entry waits
+on one *side*, which has a lane's name: the CPU's, or that of its *home*, ``DEVICE`` for any device lane, or that of the
+one that may have it where batches live on several devices. All heaps delete lazily: an item counts only while its entry
+still waits on the heap's side.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import threading
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import default_collate
 
 from minato_gpu.lanes.base import Piece, Report, Task
+from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
@@ -85,6 +85,12 @@ def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None
     return Task(1, chunk, kind, 0, 77, pieces, layout, **more)
 
 
+def marked(links: Links, sent: Task) -> Task:
+    """The same task, whose tickets have marks."""
+    marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces if isinstance(each.keys, list)]
+    return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))
+
+
 class Bench:
     """A worker on links, run in this thread, and what its reports refer to."""
 
@@ -96,29 +102,39 @@ class Bench:
         self.arena = arena
         self.store = Store(number, links, arena, links.board)
         self.channel = Listed([])
-        self.worker = Worker(number, what, self.channel, self.store, links.board, links.pokes[number])
+        self.leases = Leases(links)
+        self.worker = Worker(number, what, self.channel, self.store, links)
+
+    def give(self, *tasks: Task) -> None:
+        """Let the worker find these tasks."""
+        for each in tasks:
+            sent = marked(self.links, each)
+            self.leases.add(sent)
+            self.channel.tasks.append(sent)
+
+    def told(self, *, unfinished: bool = False) -> list[Report]:
+        """What the worker has told since the last call, by marks and messages."""
+        messages, self.channel.reports = self.channel.reports, []
+        return self.leases.reports(messages, unfinished=unfinished)
 
     def run(self, *tasks: Task) -> list[Report]:
         """All reports of these tasks."""
-        self.channel.tasks += tasks
+        self.give(*tasks)
         self.worker.run()
-        reports, self.channel.reports = self.channel.reports, []
-        return reports
+        return self.told()
 
     @contextmanager
     def running(self, *tasks: Task) -> Iterator[list[Report]]:
-        """The same in a thread, with the reports so far; at the end all."""
-        self.channel.tasks += tasks
+        """The same in a thread; the reports are there at the end, but for what was asked for meanwhile (``told``)."""
+        self.give(*tasks)
         thread = threading.Thread(target=self.worker.run)
         thread.start()
+        reports: list[Report] = []
         try:
-            yield self.channel.reports
+            yield reports
         finally:
             thread.join()
-
-    def poke(self) -> None:
-        """Ask for what is finished."""
-        os.eventfd_write(self.links.pokes[self.number], 1)
+            reports += self.told()
 
     def word(self, word: int) -> int:
         """A word of the worker's row on the board."""

@@ -1,4 +1,4 @@
-"""The CPU lane, with processes and with threads: recall, revoke, pokes, closing."""
+"""The CPU lane, with processes and with threads: recall, revoke, what is finished of a lease, closing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.cpu import ThreadLane
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.board import STARTED
-from tests.lanes.harness import job, open_links, piece, task
+from tests.lanes.harness import job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, arrived, fetch, open_lane, reports_of
 from tests.waiting import wait_until
 
@@ -71,18 +71,19 @@ def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
         assert fetch(lane, store, found[7]) == list(range(6))
 
 
-def test_asking_how_long_a_sample_runs_brings_the_finished_ones(threads: bool) -> None:
+def test_what_is_finished_of_a_lease_can_be_asked_for(threads: bool) -> None:
     gate, make = gated()
     with open_lane(make, 2, threads=threads) as lane:
-        lane.send(task(piece(range(10)), chunk=3))
-        found: dict[int, list[Report]] = {}
+        lane.send(marked(lane.links, task(piece(range(10)), chunk=3, singly=True)))
+        found: dict[int, list[Report]] = {3: []}
 
         def reported() -> bool:
-            lane.running_s(1, 3)
-            return not arrived(lane, found, 3) and 3 in found and found[3][-1].done == 5
+            report = lane.report(1, 3)
+            found[3] += [] if report is None else [report]
+            return bool(found[3]) and found[3][-1].done == 5
 
         assert wait_until(reported), "the samples before the slow one were not reported"
-        assert not found[3][-1].final
+        assert not found[3][-1].final and lane.receive() == []
         seconds = lane.running_s(1, 3)
         assert seconds is not None and seconds > 0
         gate.set()
@@ -142,7 +143,6 @@ def _ends(key: int) -> Any:
 
 @pytest.mark.parametrize("kind", ["run", "inspect"])
 def test_a_worker_that_is_ended_by_its_sample_is_told(threads: bool, kind: str) -> None:
-    """No thread is left waiting for pokes either."""
     with open_lane(_ends, threads=threads) as lane:
         lane.send(task(piece([1, 2]), kind=kind))
         assert wait_until(lambda: select.select(lane.fds()[1:], [], [], 0)[0])

@@ -167,7 +167,7 @@ def test_a_sample_that_runs_is_handed_over_at_its_next_cut(links: Links) -> None
         links.board.hand_over(1, 7, (2,))  # another one's
         links.board.hand_over(1, 8, (2,))
         gates[30][1].set()
-    (item,) = reports.pop().items or []
+    (item,) = reports[-1].items or []
     assert isinstance(item, Handed) and item.stage == 2
     (again,) = items_of(worker, task(piece([30], sources=[item]), chunk=9))
     want = PIPELINE.run({"n": 30}, sample_seed(77, 0, 30))

@@ -1,9 +1,8 @@
-"""What a worker does with a task: seeds, rows, reports, pokes, limits, joining, failures."""
+"""What a worker does with a task: seeds, rows, marks, reports, limits, joining, failures."""
 
 from __future__ import annotations
 
 import random
-import select
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -291,7 +290,7 @@ def test_draws_of_many_are_those_of_one(links: Links) -> None:
     assert got[10][1] == random.Random(sample_seed(77, 0, 8, 0)).random()
 
 
-# --- limits and pokes ----------------------------------------------------------------------------------------
+# --- limits, and what is told meanwhile ----------------------------------------------------------------------
 
 
 def test_the_board_shows_where_the_worker_is(links: Links) -> None:
@@ -326,7 +325,7 @@ def test_a_limit_stops_a_chunk_before_the_next_sample(links: Links, pieces: int,
     assert len(items_of(bench.run(task(piece(range(100, 120)), chunk=2)))) == 20, "the limit stayed for the next chunk"
 
 
-def test_a_poke_reports_what_is_finished_while_a_sample_blocks(links: Links) -> None:
+def test_what_is_finished_is_told_while_a_sample_blocks(links: Links) -> None:
     gate = threading.Event()
 
     def make(key: int) -> int:
@@ -334,54 +333,84 @@ def test_a_poke_reports_what_is_finished_while_a_sample_blocks(links: Links) -> 
         return key
 
     bench = Bench(links, job(make, seeds_samples=False))
-    with bench.running(task(piece(range(8)))) as reports:
+    with bench.running(task(piece(range(8)), singly=True)) as reports:
         assert wait_until(lambda: bench.word(STARTED) == 6)
-        assert sum(report.done == 5 for report in reports) == 0 or reports[-1].done < 5
-        bench.poke()
-        assert wait_until(lambda: reports and reports[-1].done == 5), "the poke was not answered"
-        assert not reports[-1].final
-        bench.poke()
+        reports += bench.told(unfinished=True)
+        assert [(report.done, report.final) for report in reports] == [(5, False)]
+        assert bench.told(unfinished=True) == []
         gate.set()
     assert values(bench, reports) == list(range(8))
 
 
-@pytest.mark.parametrize("when", ["in an earlier sample", "before the poke", "after the poke"])
-def test_a_poke_during_an_unseeded_chunk_lets_no_unseeded_draw_out(links: Links, when: str) -> None:
-    """Sample 5 waits; a poke meanwhile moves the generators of the check itself."""
+def test_cheap_samples_of_a_place_are_told_before_those_of_the_next(links: Links) -> None:
+    """A slow sample of the next batch does not hold up this one."""
+    gate = threading.Event()
+
+    def make(key: int) -> int:
+        assert key != 5 or gate.wait(20)
+        return key
+
+    bench = Bench(links, job(make))
+    with bench.running(task(piece(range(5)), piece(range(5, 8), position=5))) as reports:
+        assert wait_until(lambda: bench.word(STARTED) == 6)
+        reports += bench.told(unfinished=True)
+        assert [(report.done, report.final) for report in reports] == [(5, False)]
+        gate.set()
+    assert values(bench, reports) == list(range(8))
+
+
+@pytest.mark.parametrize("when", ["in an earlier sample", "before it blocks", "after it blocks"])
+def test_an_unseeded_draw_is_never_told(links: Links, when: str) -> None:
+    """Also where what was finished before it had been told already."""
     gate = threading.Event()
     tries: list[int] = []
     drawing = 2 if when == "in an earlier sample" else 5
 
     def make(key: int) -> Any:
-        value = random.random() if key == drawing and when != "after the poke" else 0.0
+        value = random.random() if key == drawing and when != "after it blocks" else 0.0
         if key == 5 and not gate.is_set():
             tries.append(key)
             assert gate.wait(20)
-        return random.random() if key == drawing and when == "after the poke" else value
+        return random.random() if key == drawing and when == "after it blocks" else value
 
     bench = Bench(links, job(make))
-    with bench.running(task(piece(range(10)))) as reports:
+    with bench.running(task(piece(range(10)), singly=True)) as reports:
         assert wait_until(lambda: tries)
-        bench.poke()
-        if when == "after the poke":  # what is finished then is clean
-            assert wait_until(lambda: reports)
-        else:  # the worker has seen the poke once it takes the next one
-            assert wait_until(lambda: not select.select([links.pokes[0]], [], [], 0)[0])
+        reports += bench.told(unfinished=True)
+        assert reports[-1].done == 5
         gate.set()
     got = [0.0] * 10
     got[drawing] = random.Random(sample_seed(77, 0, drawing, 0)).random()
     assert values(bench, reports) == got
 
 
-def test_long_chunks_are_reported_in_between(links: Links) -> None:
-    """At sample boundaries, once some milliseconds have gone by (fixed work, no clock)."""
+def test_costly_samples_are_told_one_by_one(links: Links) -> None:
+    """With what each took (fixed work, no clock)."""
+    published: list[int] = []
     bench = Bench(links, job(lambda key: sum(range(200_000)) and key))
-    reports = bench.run(task(piece(range(6))))
-    assert len(reports) > 1
-    assert values(bench, reports) == list(range(6))
-    assert sum(report.seconds for report in reports) <= reports[-1].end - reports[0].begin + 1e-6
-    times = [seconds for report in reports for seconds in report.times or ()]
-    assert len(times) == 6 and min(times) > 0
+    publish = links.bell.publish
+    links.bell.publish = lambda *what: (published.append(len(what[1])), publish(*what))[1]  # type: ignore[method-assign]
+    (report,) = bench.run(task(piece(range(6))))
+    assert published == [1] * 6
+    assert values(bench, [report]) == list(range(6))
+    assert report.seconds <= report.end - report.begin + 1e-6
+    assert report.times is not None and len(report.times) == 6 and min(report.times) > 0
+
+
+def test_what_no_mark_can_tell_comes_by_message(links: Links) -> None:
+    """The layout of the first sample, and with it the rest of the task."""
+    bench = Bench(links, job(lambda key: np.full(3, key)))
+    bench.give(task(piece(range(4)), layout=b""))
+    bench.worker.run()
+    assert [(report.first, report.done, report.layout is None) for report in bench.channel.reports] == [(0, 4, False)]
+    assert [value.tolist() for value in values(bench, bench.told())] == [[key] * 3 for key in range(4)]
+
+
+def test_marks_and_messages_of_one_task_tell_every_sample_once(links: Links) -> None:
+    """The third sample cannot be pickled where its ``collate_fn`` may make something of it."""
+    bench = Bench(links, job(lambda key: (lambda: key) if key == 2 else key, collate_fn=list))
+    items = items_of(bench.run(task(piece(range(5)))))
+    assert [type(item) for item in items] == [Blob, Blob, Unshippable, Blob, Blob]
 
 
 # --- batches joined where they were prepared -----------------------------------------------------------------
