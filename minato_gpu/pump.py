@@ -343,9 +343,9 @@ class Pump:
         self.receive(unfinished=True)
         for sent in list(self._sent.values()):
             if sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._cuts):
-                since = self.lanes[_lane_of(sent.chunk)].running_s(self._run, sent.chunk.number)
-                if since is not None:
-                    self.handle(m.Running(now, sent.chunk.number, sent.done, since))
+                running = self.lanes[_lane_of(sent.chunk)].running(self._run, sent.chunk.number)
+                if running is not None:
+                    self.handle(m.Running(now, sent.chunk.number, *running))
         self.handle(m.Tick(now))
 
     def handle(self, event: m.Event) -> None:

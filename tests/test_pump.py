@@ -18,13 +18,14 @@ from tests.waiting import wait_until
 def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
     """A pump that has gone on to another run than that of the reports, which have arrived."""
 
-    def receive() -> list[Report]:
+    def receive(*, unfinished: bool) -> list[Report]:
         arrived, reports[:] = reports[:], []
         return arrived
 
     assembly: Any = SimpleNamespace(holdings=None, loading=None, learn=learn)
-    scheduler: Any = SimpleNamespace()
-    pump = Pump({"cpu": SimpleNamespace(name="cpu", receive=receive)}, assembly, lambda: scheduler)
+    scheduler: Any = SimpleNamespace(awaited=None)
+    links: Any = SimpleNamespace(bell=None, completions=None)
+    pump = Pump(links, {"cpu": SimpleNamespace(name="cpu", receive=receive)}, assembly, lambda: scheduler)
     pump._run = 1
     return pump
 

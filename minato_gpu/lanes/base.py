@@ -309,8 +309,9 @@ class Lane(Protocol):
     def fds(self) -> list[int]:
         """Descriptors that become readable when there may be something to receive."""
 
-    def running_s(self, run: int, chunk: int) -> float | None:
-        """For how long the chunk's current sample has run; None when it is not running. Finished ones get reported."""
+    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
+        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when it
+        is not running."""
 
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""

@@ -65,13 +65,14 @@ class _CpuLane:
     def _messages(self) -> list[Report]:
         raise NotImplementedError
 
-    def running_s(self, run: int, chunk: int) -> float | None:
-        """For how long the chunk's current sample has run; None when no worker is at the chunk."""
+    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
+        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when no
+        worker is at it."""
         worker = self.links.board.find(run, chunk)
         if worker is None:
             return None
         row, words = self.links.board.row(worker), self.links.board.words
-        return perf_counter() - words[row + SINCE_NS] / 1e9
+        return max(0, words[row + STARTED] - 1), perf_counter() - words[row + SINCE_NS] / 1e9
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """Let the sample of the chunk that runs be handed over at the next of ``splits`` that it comes to."""

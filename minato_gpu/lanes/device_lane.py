@@ -140,7 +140,7 @@ class DeviceLane:
         """The thread does not end by itself."""
         return []
 
-    def running_s(self, run: int, chunk: int) -> float | None:
+    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
         """A micro-batch is not looked into."""
         return None
 

@@ -288,6 +288,7 @@ class Worker:
             return
         if progress.parts is not None or items.count(None) < len(items):
             lying = []
+            self._show_stage(REPORTING - 1)
             try:
                 for at, item in enumerate(items):
                     part = None if progress.parts is None else progress.parts[at]
@@ -295,6 +296,7 @@ class Worker:
             except Exception:
                 traceback.clear_frames(sys.exc_info()[2])  # they hold what was to be sent, perhaps most of the memory
                 progress.by_message()
+            self._show_stage(-1)
         count = len(items) if lying is None else len(lying)
         if count:
             times, elapsed = progress.told(count)

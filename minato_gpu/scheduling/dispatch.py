@@ -214,8 +214,8 @@ class Dispatcher:
     def _worth(self, lane: LaneState, entry: Entry) -> tuple[int, float]:
         """The most samples of a dispatch that begins with ``entry``, and its target in predicted seconds.
 
-        Samples of a batch that the consumer waits for, and that have not been started, travel alone. Towards the end of
-        the data leases become shorter, so that all slots are through together.
+        What the batch that the consumer waits for misses, and nobody has started, travels alone. Towards the end of the
+        data leases become shorter, so that all slots are through together.
         """
         limit, target = lane.chunk_limits()
         if lane.is_device or (self.consumer_starves and entry.base == self.oldest_place):

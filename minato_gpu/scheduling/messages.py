@@ -166,7 +166,8 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the lane shows of an unfinished chunk: ``done`` samples ready, the next one under way for ``since_s``."""
+    """What the lane shows of an unfinished chunk: ``done`` samples are through, if not reported, and the next one has been
+    under way for ``since_s``."""
 
     time: float
     chunk: int

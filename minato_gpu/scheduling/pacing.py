@@ -24,8 +24,9 @@ SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do,
 MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it takes more of the capacity with it
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
-LONGEST_LEASE_S = 50e-3  # or, where samples cost more than that,
-LEAST_TICKETS = 8  # so many of them
+LONGEST_LEASE_S = 50e-3  # or, where samples cost that much,
+LEAST_TICKETS = 8  # so many of them,
+LONGEST_OF_ALL_S = 250e-3  # up to this
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
@@ -94,11 +95,10 @@ class Pace:
         long where much is admitted ahead, and short where little is. ``each``: what a sample takes on average, for
         while no costs have been predicted.
         """
-        if each > 0 and self.cpu_tau <= 0 and self.cpu_slots:
-            tau, mean = each / self.cpu_slots, each
-        else:
-            tau, mean = self.tau, self.cpu_tau * self.cpu_slots
-        return min(tau * self._policy.window * self._policy.lease_share, max(LONGEST_LEASE_S, LEAST_TICKETS * mean))
+        mean = self.cpu_tau * self.cpu_slots or each
+        window_s = (self.tau or each / max(self.cpu_slots, 1)) * self._policy.window
+        longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_OF_ALL_S))
+        return min(window_s * self._policy.lease_share, longest)
 
     def defer(self, samples_ready: int) -> float:
         """By how many positions slow tickets should start later than they ask.

@@ -18,6 +18,8 @@ BAD: Failure = failure(ValueError("cannot be read"), "here")
 class Learned:
     """An estimator that notes what it is told."""
 
+    by_serial = True
+
     def __init__(self) -> None:
         self.costs: list[tuple[int, float]] = []
         self.forgotten: list[int] = []
@@ -40,7 +42,9 @@ def learned(lane: str, items: list[Any], *, parts: bool) -> Learned:
     times = [0.0 if item is BAD else 2.0 for item in items]
     told: list[Part | None] | None = [(1, (each,)) for each in times] if parts else None
     report = Report(1, 0, 0, 0, count, sum(times), 0.0, 1.0, True, items=items, times=times, parts=told)
-    window = SimpleNamespace(key=lambda serial: serial)
+    window = SimpleNamespace(
+        key=lambda serial: serial, keys=lambda spans: [serial for lo, hi in spans for serial in range(lo, hi)]
+    )
     to: Any = found
     of: Any = SimpleNamespace(window=window)
     observe(lane, chunk, chunk.spans, report, to, of)

@@ -59,7 +59,7 @@ def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
     gate, make = gated()
     with open_lane(make, 2, threads=threads) as lane:
         store = Store(-1, lane.links, None, lane.links.board)
-        assert lane.revoke(1, 7, 0) is None and lane.running_s(1, 7) is None
+        assert lane.revoke(1, 7, 0) is None and lane.running(1, 7) is None
         lane.send(task(piece(range(20)), chunk=7))
         assert wait_until(lambda: started(lane, 7) == 6)
         assert lane.revoke(1, 7, 15) == 15
@@ -84,11 +84,11 @@ def test_what_is_finished_of_a_lease_can_be_asked_for(threads: bool) -> None:
 
         assert wait_until(reported), "the samples before the slow one were not reported"
         assert not found[3][-1].final and lane.receive() == []
-        seconds = lane.running_s(1, 3)
-        assert seconds is not None and seconds > 0
+        through, seconds = lane.running(1, 3) or (0, 0.0)
+        assert through == 5 and seconds > 0
         gate.set()
         assert wait_until(lambda: arrived(lane, found, 3))
-        assert lane.running_s(1, 3) is None
+        assert lane.running(1, 3) is None
 
 
 def test_addressed_tasks_reach_their_worker(threads: bool) -> None:
