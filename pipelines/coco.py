@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import coco_document
-from pipelines.coco_document import Objects, Pictures
+from . import coco_document
+from .coco_document import Objects, Pictures
 
 
 class CocoDetection:
