@@ -113,8 +113,8 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
     """Compare every device implementation of ``pipeline``, then every split, on ``samples`` (the data set's items).
 
     ``draws``: how many times each sample is prepared, with other parameters each time. Raises StageError where
-    the CPU cannot prepare a sample, ImportError where a library of the device's is missing, and ValueError where there is
-    nothing to compare.
+    the CPU cannot prepare a sample, ImportError where a device implementation's library is missing, and ValueError
+    where there is nothing to compare.
     """
     if not samples:
         raise ValueError("there is no usable sample to compare on")
