@@ -87,7 +87,7 @@ def run_check(module_name: str, data_dir: str | None = None, device: str = "cpu"
 def _member(module: ModuleType, name: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
-        raise AttributeError(f"{module.__name__} has no function {name}(); see pipelines/__init__.py")
+        raise AttributeError(f"{module.__name__} has no function {name}(); see help('minato_gpu.pipelines')")
     return found
 
 
