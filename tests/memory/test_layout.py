@@ -162,7 +162,7 @@ _REFUSED = {
     "negative view": torch.ones(2, dtype=torch.complex64).conj().imag,
     **{
         f"halves of {name}": torch.zeros(2, dtype=torch.float32).view(getattr(torch, name))
-        for name in ("complex32", "bcomplex32")  # the latter from PyTorch 2.15 on
+        for name in ("complex32", "bcomplex32")  # the latter in newer versions of PyTorch
         if hasattr(torch, name)
     },
 }
