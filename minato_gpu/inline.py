@@ -19,6 +19,7 @@ from minato_gpu.engine import NOTHING
 from minato_gpu.faults.failures import RAISE, RETRY, FailurePolicy, pads_batches
 from minato_gpu.lanes.base import Failure, NoSample, failure
 from minato_gpu.lanes.streams import Stream, StreamStart
+from minato_gpu.resume import process_generators
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.standing import is_iterable, told_here
 from minato_gpu.samples import Origin, Ticket, explain, sample_seed
@@ -130,10 +131,13 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         begun = resumption is not None and resumption.begun
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
+        at_start = process_generators.every() if is_iterable(loader) and not begun else None
+        rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
         first = None if begun or not is_iterable(loader) else told_here(loader, resumption.starts if resumption else [])
         super().__init__(loader)
         if before is not None:
-            generator.set_state(before)
+            if not rewound or loader.generator is not None:
+                generator.set_state(before)
             self._base_seed = loader._base_seed
         self.log = Telemetry(None, perf_counter())
         self.log.lanes["cpu"].slots = 1
@@ -153,6 +157,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._dataset_fetcher: Any = self._begin_stream(loader, source.starts if begun else [])
             if source.streams.ended:
                 self._dataset_fetcher.ended = True
+            if at_start is not None:
+                standing.globals_at_start = process_generators.plain(at_start)
+            elif resumption is not None:
+                resumption.globals.put_again()  # what was read again has drawn from them
         else:
             self._source = source
             if not isinstance(self._dataset, MapDataPipe):
@@ -171,7 +179,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """The fetcher of an iterable data set, which goes on where an earlier run left it."""
         samples = loader.batch_size or 1
         over, loader._over = loader._over, None
-        if starts:
+        if starts and starts[0].state is None:
+            self._stream = Stream(self._dataset_fetcher, self._dataset, starts[0], samples)
+        elif starts:
             self._stream = Stream.open(loader, starts[0], samples)
             loader._over = self._stream.before if starts[0].over else None
         elif over is not None:
@@ -181,6 +191,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         return self._stream.fetcher
 
     def _next_index(self) -> Any:
+        keys = self._next_keys()
+        self._standing.asked()  # what the sampler draws is no part of what fetching the batch once more draws
+        return keys
+
+    def _next_keys(self) -> Any:
         if self._source is None:
             return super()._next_index()  # type: ignore[no-untyped-call]
         self._drawn = None  # should the sampler raise
