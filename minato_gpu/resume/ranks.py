@@ -126,8 +126,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         state = {**state, "global": shares[mine["rank"]] if mine is not None and as_many else None}
     if not state["begun"]:
         saved = state["source"].get("rank")
-        known = saved if isinstance(saved, Mapping) and mine is not None else {}
-        others = any(known[name] != (mine or {}).get(name) for name in ("rank", "replicas") if name in known)
+        others = saved is not None and mine is not None and _said(saved) != _said(mine)
         return {**state, "global": None} if others else state
     if state["kind"] != "merged":
         saved = state["source"].get("rank") if state["kind"] == "map" else None

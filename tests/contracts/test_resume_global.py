@@ -195,6 +195,19 @@ def test_the_users_own_wins(caplog: pytest.LogCaptureFixture) -> None:
         assert said[0].lower().startswith(f"{name}'s global generator") and "stays as it is" in said[0]
 
 
+@pytest.mark.parametrize("kind", ["at iter", "state"])
+def test_the_users_own_wins_for_a_stream(kind: str) -> None:
+    """What is read again puts the others back, and not this one."""
+    state = after(DataLoader(_STREAMS[kind](), 1, collate_fn=list), 0)
+    seed(2)
+    resumed: Any = DataLoader(_STREAMS[kind](), 1, collate_fn=list)
+    resumed.load_state_dict(state)
+    random.seed(7)
+    own = process_generators.every()["python"]
+    iter(resumed)
+    assert process_generators.every() == {**process_generators.checked(state["global"]), "python": own}
+
+
 def test_who_sets_it_to_the_same_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """A script that keeps torch.get_rng_state() with the loader's state, as README once asked for."""
     torch.manual_seed(1)
