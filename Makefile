@@ -2,11 +2,12 @@
 # make test    style, types and all tests
 # make lint    style and types alone
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
+# make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
 # make clean   removes the environment and everything that was made here
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint check clean
+.PHONY: demo test lint check clean test-torch
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,6 +33,29 @@ lint: $(STAMP)
 check: $(STAMP)
 	$(BIN)/minato-gpu check pipelines.image_classification
 
+# Each version in an environment of its own, which has everything else from $(VENV). Builds for CUDA take 6 GB each; where
+# builds for the CPU can be had, pip's own settings say from where (PIP_INDEX_URL=...).
+# Tried without a GPU: 2.14.1 as here; 2.10.0, 2.11.0 and 2.15.0 as builds for CUDA with functions that do nothing in place
+# of CUDA's libraries. 2.9.1 fails four of these tests: its streams lack __cuda_stream__, among others.
+TORCH ?= 2.10.0 2.15.0
+TORCH_TESTS := tests/torch_semantics tests/contracts tests/resume tests/batches tests/memory tests/lanes tests/tools
+TORCH_RUNS := $(TORCH:%=test-torch-%)
+
+.PHONY: $(TORCH_RUNS)
+test-torch: $(TORCH_RUNS)
+
+$(TORCH_RUNS): test-torch-%: .torch/%/.installed
+	env -u PYTHONDONTWRITEBYTECODE GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+		.torch/$*/bin/python -m pytest --numprocesses 3 --dist worksteal $(TORCH_TESTS) $(PYTEST_ARGS)
+
+# An __init__.py of CUDA's libraries would hide DALI, whose package has the same parent.
+$(TORCH:%=.torch/%/.installed): .torch/%/.installed: $(STAMP)
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet torch==$*
+	cd $(@D)/lib/python*/site-packages && rm -f nvidia/__init__.py && \
+		$(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > locked.pth
+	touch $@
+
 # The stamp is newer than the lock file and pyproject.toml exactly when what they ask for is installed.
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "minato_gpu needs Python 3.11 or later with venv; set PYTHON=/path/to/python3" >&2; exit 1; }
@@ -41,4 +65,4 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .torch runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

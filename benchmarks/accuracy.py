@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import cv2
 import numpy as np
-import scipy
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
@@ -31,7 +29,12 @@ from benchmarks.compare.workloads import INDEX, Indexed, Prepared, with_index
 from minato_gpu import DataLoader
 from minato_gpu.demo.model import SmallNet
 from minato_gpu.demo.photographs import make
+from minato_gpu.extras import from_extra
 from pipelines import image_classification
+
+with from_extra("bench"):
+    import cv2
+    import scipy
 
 LOADERS = ("pytorch", "minato_gpu in order", "minato_gpu bounded")
 _BATCH, _CROP, _WORKERS = 32, 64, 2

@@ -15,13 +15,15 @@ import click
 
 from benchmarks import report
 from benchmarks.readme import described
+from minato_gpu.extras import from_extra
 
 Row = Mapping[str, Any]
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Final accuracy by loader and seed; and how many slow samples batches held, beside what chance makes of it."""
-    from matplotlib.figure import Figure
+    with from_extra("bench"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)

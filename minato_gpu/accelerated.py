@@ -17,6 +17,7 @@ from typing import Any
 from accelerate.data_loader import DataLoaderShard
 
 from minato_gpu.loader import DataLoader
+from minato_gpu.resume import process_generators
 
 
 class PreparedLoader(DataLoaderShard):
@@ -40,7 +41,11 @@ class PreparedLoader(DataLoaderShard):
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands: see ``DataLoader.state_dict``. To be kept for each rank."""
-        state: dict[str, Any] = self.base_dataloader.state_dict(ahead=self._ahead)
+        loader: DataLoader[Any] = self.base_dataloader
+        state = loader.state_dict(ahead=self._ahead)
+        if self._ahead and loader.num_workers > 0 and state.get("global"):
+            # training has used all batches but the one that is read ahead, and has drawn for them
+            state["global"] = process_generators.plain(process_generators.now(state["global"]))
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from minato_gpu.console import open_console, table
+from minato_gpu.extras import from_extra
 
 _JSON = click.option(
     "--json", "json_path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
@@ -58,7 +59,9 @@ def demo(context: click.Context, /, json_path: str | None, **options: Any) -> No
     console = open_console(json_path)
     with _plain_errors(context):
         _need_dali()
-        from minato_gpu.demo.run import run
+        with from_extra("demo"):
+            import_module("matplotlib.figure")  # what it ends with: missed now, not after the training
+            from minato_gpu.demo.run import run
 
         document = run(console=console, **options)
         _leave_json(document, json_path)
@@ -83,11 +86,11 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
     pipeline's tolerance.
     """
     with _plain_errors(context):
-        _need_pipeline(module)
+        imported = _need_pipeline(module)
         _need_device(device)
         from minato_gpu import parity
 
-        found = parity.run_check(module, None if data is None else str(data), device)
+        found = parity.run_check(imported, None if data is None else str(data), device)
         console = open_console(json_path)
         console.print(table("the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows)))
         for reason in found.skipped:
@@ -196,18 +199,24 @@ def _need_device(name: str) -> None:
         raise click.BadParameter(f"there is no {name!r} on this machine", param_hint="--device")
 
 
-def _need_pipeline(module: str) -> None:
-    """A module of the current folder counts too, as with ``python -m``."""
+def _need_pipeline(module: str) -> str:
+    """The name to import ``module`` by. One of the current folder counts too, as with ``python -m``.
+
+    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so.
+    """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise
-        raise click.UsageError(f"no module named {module}, from here or installed") from None
-    if not callable(getattr(found, "pipeline", None)):
-        raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
+    for name in (module, f"minato_gpu.{module}") if module.startswith("pipelines.") else (module,):
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            continue
+        if not callable(getattr(found, "pipeline", None)):
+            raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
+        return name
+    raise click.UsageError(f"no module named {module}, from here or installed")
 
 
 def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from minato_gpu.engine import NOTHING
 from minato_gpu.faults.failures import RAISE, RETRY, FailurePolicy, pads_batches
 from minato_gpu.lanes.base import Failure, NoSample, failure, reraise
 from minato_gpu.lanes.streams import Stream, StreamStart
+from minato_gpu.resume import process_generators
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.standing import is_iterable, told_here
 from minato_gpu.samples import Origin, Ticket, add_note, explain, sample_seed
@@ -133,12 +134,15 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         begun = resumption is not None and resumption.begun
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
+        at_start = process_generators.every() if is_iterable(loader) and not begun else None
+        rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
         first = None if begun or not is_iterable(loader) else told_here(loader, resumption.starts if resumption else [])
         _BaseDataLoaderIter.__init__(self, loader)  # its subclass's would iterate the data set before it has its state
         if self._timeout != 0:
             raise AssertionError("timeout must be 0 with num_workers=0: there is no worker to wait for")
         if before is not None:
-            generator.set_state(before)
+            if not rewound or loader.generator is not None:
+                generator.set_state(before)
             self._base_seed = loader._base_seed
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
@@ -161,6 +165,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._dataset_fetcher: Any = self._begin_stream(loader, source.starts if begun else [])
             if source.streams.ended:
                 self._dataset_fetcher.ended = True
+            if at_start is not None:
+                standing.globals_at_start = process_generators.plain(at_start)
+            elif resumption is not None:
+                resumption.globals.put_again()  # what was read again has drawn from them
         else:
             self._source = source
             if isinstance(self._dataset, MapDataPipe):
@@ -182,7 +190,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """The fetcher of an iterable data set, which goes on where an earlier run left it."""
         samples = loader.batch_size or 1
         over, loader._over = loader._over, None
-        if starts:
+        if starts and starts[0].state is None:
+            self._stream = Stream(self._dataset_fetcher, self._dataset, starts[0], samples)
+        elif starts:
             self._stream = Stream.open(loader, starts[0], samples)
             loader._over = (self._stream.before or b"") if starts[0].over else None
         elif over is not None:
@@ -192,6 +202,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         return self._stream.fetcher
 
     def _next_index(self) -> Any:
+        keys = self._next_keys()
+        self._standing.asked()  # what the sampler draws is no part of what fetching the batch once more draws
+        return keys
+
+    def _next_keys(self) -> Any:
         if self._source is None:
             return super()._next_index()  # type: ignore[no-untyped-call]
         self._drawn = None  # should the sampler raise

@@ -201,6 +201,7 @@ class EngineIterator(_BaseDataLoaderIter):
         """The engine's next batch of which anything is left, or which ranks must have all the same."""
         engine = self._engine
         while True:
+            self._standing.asked()
             data = engine.next(self._number, self._failures.take)
             if data is NOTHING and self._pads:
                 assert self._standing.source is not None

@@ -200,6 +200,7 @@ class DataLoader(TorchDataLoader[T]):
             return None
         if resumption.moved_on:
             resumption.move_on()
+        resumption.globals.put()
         if self._ahead is not None:
             self._ahead, self._discarded = None, self._discarded + 1
         if resumption.knows_seed:
@@ -218,7 +219,8 @@ class DataLoader(TorchDataLoader[T]):
         Delivered is what ``next`` has returned; with ``ahead=n`` the last n batches (at most 256) count as not
         delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time, by any thread;
         after the end of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go
-        on from it.
+        on from it. Where later epochs come from torch's global generator, it holds how that stands now, or stood before
+        the batches of ``ahead`` were asked for; without workers also how Python's and NumPy's stand now.
 
         A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (where a data
         set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise
@@ -245,7 +247,9 @@ class DataLoader(TorchDataLoader[T]):
         Every sample that had not been delivered is, exactly once and with the same content; in strict order batch by
         batch as if nothing had happened. Data set, sampler and batch size must be the same; workers, lanes and memory
         may differ, and ranks do with ``merge_state_dicts``. An iterable data set needs the same number of workers;
-        without a state of its own its streams are read again and what was delivered is dropped.
+        without a state of its own its streams are read again and what was delivered is dropped. Global generators that
+        the state holds go back to where they stood at that ``iter()``; one that has moved since this call stays, which
+        is said once, and so do all of them where no state is loaded.
 
         Raises ValueError or TypeError, and changes nothing, where the state is damaged or belongs to another loader.
         """

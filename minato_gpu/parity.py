@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.extras import from_extra
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import Pipeline
@@ -86,7 +87,7 @@ def run_check(module_name: str, data_dir: str | None = None, device: str = "cpu"
 def _member(module: ModuleType, name: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
-        raise AttributeError(f"{module.__name__} has no function {name}(); see pipelines/__init__.py")
+        raise AttributeError(f"{module.__name__} has no function {name}(); see help('minato_gpu.pipelines')")
     return found
 
 
@@ -112,7 +113,8 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
     """Compare every device implementation of ``pipeline``, then every split, on ``samples`` (the data set's items).
 
     ``draws``: how many times each sample is prepared, with other parameters each time. Raises StageError where
-    the CPU cannot prepare a sample, and ValueError where there is nothing to compare.
+    the CPU cannot prepare a sample, ImportError where a device implementation's library is missing, and ValueError
+    where there is nothing to compare.
     """
     if not samples:
         raise ValueError("there is no usable sample to compare on")
@@ -196,6 +198,8 @@ def _compare(pipeline: Pipeline, stages: range, seeded: Sequence[tuple[Fields, i
     executor = DeviceExecutor(pipeline, stages.start, stages.stop, device=device, max_batch=MAX_BATCH, threads=1)
     declared = pipeline.fields_at(stages.stop)
     try:
+        with from_extra("cuda13", "cuda12"):
+            executor.load()
         for batch in _batches(seeded):
             items = [(pipeline.run(fields, seed, 0, stages.start), seed) for fields, seed in batch]
             for (fields, seed), got in zip(items, executor.run(items), strict=True):

@@ -1,4 +1,4 @@
-"""Pipeline definition modules, one per workload.
+"""Pipeline definition modules, one per workload: ``minato_gpu.pipelines``, and in a clone ``pipelines`` too.
 
 A module that the commands can use by name (``minato-gpu check pipelines.image_classification``) has three
 module-level functions:
@@ -10,3 +10,25 @@ module-level functions:
 
 Importing such a module must not import DALI, CuPy or CUDA: device implementations get those as arguments.
 """
+
+import sys
+
+if __name__ == "pipelines":  # in a clone; ``minato_gpu/pipelines`` is a link to this folder
+    from importlib import import_module
+    from importlib.abc import Loader, MetaPathFinder
+    from importlib.machinery import ModuleSpec
+    from importlib.util import find_spec
+    from typing import Any
+
+    class _Alias(MetaPathFinder, Loader):
+        """``pipelines.NAME`` is the very module ``minato_gpu.pipelines.NAME``, so that pickles have one name for it."""
+
+        def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+            there = name.startswith("pipelines.") and find_spec(f"minato_gpu.{name}") is not None
+            return ModuleSpec(name, self) if there else None
+
+        def exec_module(self, module: Any) -> None:
+            sys.modules[module.__name__] = import_module(f"minato_gpu.{module.__name__}")
+
+    sys.modules["pipelines"] = import_module("minato_gpu.pipelines")
+    sys.meta_path.insert(0, _Alias())

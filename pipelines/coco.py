@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import coco_document
-from pipelines.coco_document import Objects, Pictures
-from pipelines.files import say_left_out
+from . import coco_document
+from .coco_document import Objects, Pictures
+from .files import say_left_out
 
 
 class CocoDetection:

@@ -14,8 +14,12 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import cv2
 import numpy as np
+
+from minato_gpu.extras import from_extra
+
+with from_extra("pipelines"):
+    import cv2
 
 # The accurate inverse transform, and chroma upsampled smoothly, as OpenCV has them.
 _OPTIONS = "libjpeg_turbo_decoder:fancy_upsampling=1 libjpeg_turbo_decoder:fast_idct=0"

@@ -9,10 +9,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import cv2
 import numpy as np
 
+from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
+
+with from_extra("pipelines"):
+    import cv2
 
 
 def target_size(height: int, width: int, *, shorter: int, longest: int) -> tuple[int, int]:

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
+from minato_gpu.extras import from_extra
 
-from pipelines.example_photographs import SUBSAMPLING, jpeg, photograph, with_orientation
+from .example_photographs import SUBSAMPLING, jpeg, photograph, with_orientation
+
+with from_extra("pipelines"):
+    import cv2
 
 SPLIT = "example"
 # As in COCO: not in the order of their ids, and ids are missing.

@@ -11,8 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
+
+from minato_gpu.extras import from_extra
+
+with from_extra("pipelines"):
+    import cv2
 
 COLOUR = ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg", "retina.jpg")
 GREY = ("camera.png", "moon.png", "coins.png")
@@ -53,7 +57,8 @@ def _write_oddities(directory: Path) -> None:
 
 def photograph(name: str) -> Any:
     """A photograph of the scikit-image package by file name, as OpenCV holds it (blue first; grey has no channels)."""
-    data = resources.files("skimage").joinpath("data", name).read_bytes()
+    with from_extra("demo"):
+        data = resources.files("skimage").joinpath("data", name).read_bytes()
     mode = cv2.IMREAD_GRAYSCALE if name in GREY else cv2.IMREAD_COLOR
     picture = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
     if picture is None:

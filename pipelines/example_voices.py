@@ -17,9 +17,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import signal
 
-from pipelines import speech_stages
+from minato_gpu.extras import from_extra
+
+from . import speech_stages
+
+with from_extra("pipelines"):
+    from scipy import signal
 
 RATE = 16_000  # of LibriSpeech
 
@@ -104,10 +108,8 @@ def speak(text: str, *, voice: str = "en-us", speed: int = 175, pitch: int = 50)
 @lru_cache(maxsize=1)
 def _espeak() -> tuple[Any, int]:
     """The library, ready to speak, and its sample rate."""
-    try:
+    with from_extra("demo"):
         loader = importlib.import_module("espeakng_loader")
-    except ImportError:
-        raise ImportError("spoken examples need the package espeakng-loader: pip install espeakng-loader") from None
     data = Path(loader.get_data_path())
     if len(os.fsencode(data)) >= _PATH_BYTES:
         raise ValueError(f"espeak-ng's data must lie at a path shorter than {_PATH_BYTES} bytes, not at {str(data)!r}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.example_photographs import photograph
+from .example_photographs import photograph
 
 _SHAPES = ((40, 150, 140), (70, 133, 201), (9, 64, 50))  # the last is smaller than any patch
 

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from pipelines import image_stages
-from pipelines.files import check_link, find, say_left_out
-from pipelines.photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
-from pipelines.shards import TarShards
+
+from . import image_stages
+from .files import check_link, find, say_left_out
+from .photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
+from .shards import TarShards
 
 __all__ = ["MEAN", "STD", "ImageFolder", "TarShards", "build", "dataset", "example_data", "pipeline"]
 
@@ -86,7 +87,7 @@ def dataset(directory: str | Path) -> ImageFolder:
 
 def example_data(directory: str | Path) -> None:
     """Write photographs that the scikit-image package ships: odd sizes, greyscale, every orientation."""
-    from pipelines.example_photographs import write
+    from .example_photographs import write
 
     write(Path(directory))
 

@@ -10,14 +10,18 @@ import math
 from types import ModuleType
 from typing import Any
 
-import cv2
 import numpy as np
 
 from minato_gpu import shared_empty
+from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
-from pipelines.decoding import decode_box
-from pipelines.files import read_bytes
-from pipelines.headers import read_header
+
+from .decoding import decode_box
+from .files import read_bytes
+from .headers import read_header
+
+with from_extra("pipelines"):
+    import cv2
 
 ATTEMPTS = 10  # tries to place a box before the middle of the picture is taken, as in torchvision
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.files import find, say_left_out
+from .files import find, say_left_out
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 _NAME = re.compile(r"(.+)-(\d{4})\.flac")

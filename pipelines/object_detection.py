@@ -32,9 +32,10 @@ import torch
 
 from minato_gpu import shared_empty
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from pipelines import detection_stages, image_stages
-from pipelines.coco import CocoDetection
-from pipelines.photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
+
+from . import detection_stages, image_stages
+from .coco import CocoDetection
+from .photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
 
 __all__ = ["CocoDetection", "build", "dataset", "example_data", "pad_batch", "pipeline"]
 
@@ -66,7 +67,7 @@ def dataset(directory: str | Path) -> CocoDetection:
 
 def example_data(directory: str | Path) -> None:
     """Write photographs that the scikit-image package ships, with objects, as COCO would."""
-    from pipelines.example_detections import write
+    from .example_detections import write
 
     write(Path(directory))
 

@@ -12,7 +12,8 @@ from functools import partial
 import numpy as np
 
 from minato_gpu.pipeline import DaliFragment, Field, Stage, Tolerance
-from pipelines import decoding, image_stages
+
+from . import decoding, image_stages
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training photographs, channels red, green, blue, range 0 to 1
 STD = (0.229, 0.224, 0.225)

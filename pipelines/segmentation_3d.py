@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage, Tolerance, TorchFunction
-from pipelines import volume_stages
-from pipelines.volumes import CaseFolder
+
+from . import volume_stages
+from .volumes import CaseFolder
 
 __all__ = ["CaseFolder", "build", "dataset", "example_data", "pipeline"]
 
@@ -39,7 +40,7 @@ def dataset(directory: str | Path) -> CaseFolder:
 
 def example_data(directory: str | Path) -> None:
     """Write a few volumes in both layouts, made from a photograph that the scikit-image package ships."""
-    from pipelines.example_volumes import write
+    from .example_volumes import write
 
     write(Path(directory))
 

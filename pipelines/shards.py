@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.files import FilePart
+from .files import FilePart
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL = "cls"

@@ -33,9 +33,10 @@ import torch
 from minato_gpu import shared_empty
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance, TorchFunction
-from pipelines import speech_resampling, speech_stages, speech_steps
-from pipelines.librispeech import LibriSpeech
-from pipelines.speech_steps import Steps, rounds_for
+
+from . import speech_resampling, speech_stages, speech_steps
+from .librispeech import LibriSpeech
+from .speech_steps import Steps, rounds_for
 
 __all__ = ["LibriSpeech", "Steps", "build", "dataset", "example_data", "pad_batch", "pipeline", "rounds_for"]
 
@@ -59,7 +60,7 @@ def dataset(directory: str | Path) -> LibriSpeech:
 
 def example_data(directory: str | Path) -> None:
     """Write a few utterances, spoken by espeak-ng (the package espeakng-loader)."""
-    from pipelines.example_voices import write
+    from .example_voices import write
 
     write(Path(directory))
 

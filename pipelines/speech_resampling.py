@@ -8,9 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from scipy import signal
 
+from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
+
+with from_extra("pipelines"):
+    from scipy import signal
 
 _DENOMINATOR = 100  # the finest speed; longer filters would bring nothing that is heard
 

@@ -16,9 +16,12 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy import sparse
 
+from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
+
+with from_extra("pipelines"):
+    from scipy import sparse
 
 WINDOW_S = 0.025
 STEP_S = 0.01
@@ -35,7 +38,8 @@ _SLANEY_LINEAR_HZ, _SLANEY_BANDS, _SLANEY_RATIO = 1000.0, 15.0, 6.4  # linear up
 @cache
 def library() -> Any:
     """soundfile. Imported before workers are forked, it is shared by them; who reads no speech does without it."""
-    return importlib.import_module("soundfile")
+    with from_extra("pipelines"):
+        return importlib.import_module("soundfile")
 
 
 def read(fields: Fields, params: Params) -> Fields:

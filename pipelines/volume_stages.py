@@ -7,10 +7,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from scipy import ndimage
 
+from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
-from pipelines.volumes import open_volume
+
+from .volumes import open_volume
+
+with from_extra("pipelines"):
+    from scipy import ndimage
 
 AXES = 3
 

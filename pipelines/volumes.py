@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.files import find, say_left_out
+from minato_gpu.extras import from_extra
+
+from .files import find, say_left_out
 
 MOST_VOXELS = 1 << 30
 """A NIfTI file that claims more is refused before memory is reserved for it: a thousand million."""
@@ -91,10 +93,8 @@ def open_volume(path: str) -> Any:
 
 
 def _nifti(path: str) -> Any:
-    try:
+    with from_extra("pipelines"):
         nibabel = importlib.import_module("nibabel")
-    except ImportError:
-        raise ImportError("NIfTI files need the package nibabel: pip install 'minato-gpu[pipelines]'") from None
     proxy = nibabel.load(path).dataobj
     if math.prod(proxy.shape) > MOST_VOXELS:
         raise ValueError(f"the header claims a volume of the shape {proxy.shape}; {MOST_VOXELS} voxels are the most")

@@ -18,6 +18,7 @@ from benchmarks import report
 from benchmarks.compare.ratios import OURS
 from benchmarks.compare.summary import ratio
 from benchmarks.readme import described
+from minato_gpu.extras import from_extra
 
 Row = Mapping[str, Any]
 
@@ -40,7 +41,8 @@ _TITLES = [title for _, title, _ in _TABLE] + ["to the best peer (95 %)", "CPU t
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Write the picture of one workload: bars of samples/s with the range of the repetitions, a panel for each case."""
-    from matplotlib.figure import Figure
+    with from_extra("bench"):
+        from matplotlib.figure import Figure
 
     cases = list(dict.fromkeys(row["case"] for row in rows))
     loaders = list(dict.fromkeys(row["loader"] for row in rows))[::-1]

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy
 
 from benchmarks.compare.run import Run
 from benchmarks.peers import Loader
+from minato_gpu.extras import from_extra
+
+with from_extra("bench"):
+    import scipy
 
 OURS = "minato_gpu"
 

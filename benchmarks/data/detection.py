@@ -14,13 +14,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
 from benchmarks.data import measure
 from benchmarks.data.pictures import NAMES, picture
 from benchmarks.data.published import SPREADS, Array
+from minato_gpu.extras import from_extra
 from pipelines import object_detection
+
+with from_extra("bench"):
+    import cv2
 
 SPLIT = "train"
 _NARROW, _USUAL, _LARGE = (0.03e6, 6.0), (0.3e6, 4 / 3), (12e6, 4 / 3)  # pixels, width / height

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import cv2
 import numpy as np
 
+from minato_gpu.extras import from_extra
 from pipelines.example_photographs import COLOUR, photograph
+
+with from_extra("bench"):
+    import cv2
 
 NAMES = COLOUR
 

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import signal
 
 from benchmarks.data import measure
 from benchmarks.data.published import SPREADS
 from minato_gpu import Pipeline
+from minato_gpu.extras import from_extra
 from pipelines import speech_recognition
 from pipelines.example_voices import RATE, speak, write_chapter
+
+with from_extra("bench"):
+    from scipy import signal
 
 SCALE = 10.0
 _CHAPTER = 20  # utterances of a chapter

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import ndimage
 
 from benchmarks.data import measure
 from benchmarks.data.published import SPREADS, Array
 from minato_gpu import Pipeline
+from minato_gpu.extras import from_extra
 from pipelines import segmentation_3d
+
+with from_extra("bench"):
+    from scipy import ndimage
 
 PATCH = (64, 64, 64)
 BALANCED = 0.4
@@ -80,7 +83,8 @@ def _volume(voxels: float, rng: np.random.Generator) -> tuple[Any, Any]:
 
 def _nibabel() -> Any:
     """Who writes no volumes does without it."""
-    return importlib.import_module("nibabel")
+    with from_extra("bench"):
+        return importlib.import_module("nibabel")
 
 
 def _nifti(array: Any) -> Any:
@@ -91,7 +95,7 @@ def _nifti(array: Any) -> Any:
 @cache
 def _scan() -> Any:
     """A scan of a head: float32 (24, 96, 128), mean 0 and deviation 1."""
-    with resources.as_file(resources.files("nibabel") / "tests" / "data" / "example4d.nii.gz") as path:
+    with resources.as_file(resources.files(_nibabel()) / "tests" / "data" / "example4d.nii.gz") as path:
         loaded: Any = _nibabel().load(path)
         scan = np.asarray(loaded.dataobj)[..., 0].T.astype(np.float32)
     return (scan - scan.mean()) / scan.std()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 
 from benchmarks.compare.workloads import INDEX
 from benchmarks.peers import Job
 from benchmarks.session.transforms import Batch
+from minato_gpu.extras import from_extra
 from minato_gpu.samples import sample_seed
 from pipelines.decoding import decode_box
+
+with from_extra("bench"):
+    import cv2
 
 
 class Crops:

@@ -27,12 +27,15 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
+from minato_gpu.extras import from_extra
 from minato_gpu.report import usable_cores, versions
+
+with from_extra("demo"):
+    import cv2
+    from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -225,9 +228,8 @@ def _photograph(name: str) -> Pixels:
 def _source_bytes(name: str) -> bytes:
     """Read from the package itself: its own functions may go to the network for a file that they lack."""
     try:
-        return (resources.files("skimage") / "data" / name).read_bytes()
-    except ModuleNotFoundError:
-        raise DataSetError("the demonstration's photographs come with scikit-image, which is not installed") from None
+        with from_extra("demo"):
+            return (resources.files("skimage") / "data" / name).read_bytes()
     except FileNotFoundError:
         raise DataSetError(f"this version of scikit-image lacks the photograph {name}") from None
 

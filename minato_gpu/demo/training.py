@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from minato_gpu import DataLoader
 from minato_gpu.demo.model import SmallNet
+from minato_gpu.pipelines import image_classification
 from minato_gpu.report import usable_cores
-from pipelines import image_classification
 
 LANES = ("cpu", "device")
 

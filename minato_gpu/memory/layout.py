@@ -30,6 +30,7 @@ _SCALARS: dict[type, np.dtype[Any]] = {
 _TORCH_OF_NUMPY = {
     np.dtype(kind) for kind in ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
 }
+_INTEGERS = {1: torch.uint8, 2: torch.int16}  # by bytes
 
 
 class Mismatch(Exception):
@@ -239,7 +240,7 @@ def _describe(value: Any, leaves: list[Leaf], in_sequence: bool) -> Tree:
 
 def _leaf(value: Any, in_sequence: bool) -> Leaf:
     kind = type(value)
-    if kind is torch.Tensor and _plain(value) and value.dtype is not torch.complex32:  # NumPy has no such type
+    if kind is torch.Tensor and _plain(value):
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
     if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
         dtype = torch.from_numpy(np.empty(0, value.dtype)).dtype
@@ -269,11 +270,16 @@ def _plain(value: torch.Tensor) -> bool:
 
 
 def _as_array(value: torch.Tensor) -> NDArray[Any]:
-    """The tensor's elements as an array; types that NumPy lacks (bfloat16, float8) as integers of their size."""
+    """The tensor's elements as an array; types that NumPy lacks (bfloat16, float8) as integers of their size.
+
+    Raises Mismatch for those that PyTorch itself can do little with yet (complex32, bcomplex32).
+    """
     try:
         return value.numpy()
     except TypeError:
-        return value.view({1: torch.uint8, 2: torch.int16}[value.element_size()]).numpy()
+        if value.element_size() not in _INTEGERS:
+            raise Mismatch from None
+        return value.view(_INTEGERS[value.element_size()]).numpy()
 
 
 def _flatten(tree: Tree, value: Any, out: list[Any]) -> None:

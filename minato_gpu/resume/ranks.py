@@ -47,6 +47,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
     delivered counts for all ranks together; samples keep their content where the ranks had the same base seed. Each
     rank goes on with its own count of failures (``max_failures``); another number of ranks shares out the sum of all.
+    The same number of ranks has each its own global generator back; another has it where all ranks' stood alike, else
+    the generators of its processes stay as they are.
 
     Raises ValueError for states that do not belong together, and where a rank is missing.
     """
@@ -64,8 +66,11 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
     if len(all_) > 1 and any(not state["begun"] and state["source"].get("streams") is not None for state in all_):
         raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
-    if (len(all_) == 1 and undealt) or not first["begun"]:
+    if len(all_) == 1 and (undealt or not first["begun"]):
         return first
+    if not first["begun"]:
+        source = {name: value for name, value in first["source"].items() if name != "rank"}
+        return {**first, "source": source, **_globals_of(all_)}
     shares = [_share(state) for state in all_]
     replicas = shares[0]["replicas"]
     if sorted(share["rank"] for share in shares) != list(range(replicas)):
@@ -84,7 +89,19 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         raise ValueError(f"merge_state_dicts(): this epoch was shared out {len(worlds)} times, {_MOST_WORLDS} at most")
     merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "worlds": worlds, "share": shares[0]}}
     del merged["progress"]
-    return merged
+    return {**merged, **_globals_of(all_)}
+
+
+def _globals_of(states: list[s.State]) -> s.State:
+    """The global generators of all ranks: one for all where they stood alike, else rank by rank, as far as the ranks
+    are known."""
+    found = [state.get("global") for state in states]
+    if all(each == found[0] for each in found):
+        return {"global": found[0]}
+    shares = [state["source"].get("rank") for state in states]
+    ranks = [share.get("rank") if isinstance(share, Mapping) else None for share in shares]
+    known = sorted(map(repr, ranks)) == sorted(map(repr, range(len(states))))
+    return {"global": None, "globals": [found[ranks.index(rank)] for rank in range(len(states))] if known else None}
 
 
 def _share(state: s.State) -> Mapping[str, Any]:
@@ -103,8 +120,14 @@ def _share(state: s.State) -> Mapping[str, Any]:
 def for_rank(state: s.State, sampling: Sampling) -> s.State:
     """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
     mine = rank_of(sampling.inner)
+    if state.get("globals") is not None:
+        shares = s.sequence(state, "globals")
+        as_many = mine is not None and len(shares) == mine["replicas"]
+        state = {**state, "global": shares[mine["rank"]] if mine is not None and as_many else None}
     if not state["begun"]:
-        return state
+        saved = state["source"].get("rank")
+        others = saved is not None and mine is not None and _said(saved) != _said(mine)
+        return {**state, "global": None} if others else state
     if state["kind"] != "merged":
         saved = state["source"].get("rank") if state["kind"] == "map" else None
         if saved is not None and mine is not None and saved != mine:

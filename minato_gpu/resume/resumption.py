@@ -11,7 +11,7 @@ import torch
 from minato_gpu.admission.occurrences import Plane
 from minato_gpu.admission.sources import Source
 from minato_gpu.lanes.streams import StreamStart, load_dataset
-from minato_gpu.resume import checks, ranks, ways
+from minato_gpu.resume import checks, process_generators, ranks, ways
 from minato_gpu.resume import state as s
 from minato_gpu.resume.delivered import Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, STATE, Order
@@ -62,6 +62,8 @@ def begin_source(
             source.streams.begin([start.told for start in source.starts])
     standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))), worlds)
     standing.source = source
+    if resumption is not None and resumption.begun:
+        standing.globals_at_start = resumption.state["source"].get("global")
     return source, standing
 
 
@@ -94,6 +96,9 @@ class Resumption:
         self.starts: list[StreamStart] = []  # of an iterable data set's streams, after a state between two epochs
         if not self.begun and is_iterable(loader):
             self.starts = starts_between(self.state["source"], loader.dataset, loader.num_workers)
+        parts = (self.state, self.state["source"])
+        found = [{} if part.get("global") is None else s.mapping(part, "global") for part in parts]
+        self.globals = process_generators.Waiting(loader, self._sampling, *found)
         if self._epoch_of_sampler is not None:
             self._sampling.inner.set_epoch(self._epoch_of_sampler)
 
@@ -185,7 +190,7 @@ class Resumption:
         return s.generators(self.state["generators"])
 
     def set_generators(self, loader: Any) -> None:
-        """Put the generators that belong to loader and sampler to where they were; the global one is the user's."""
+        """Put the generators that belong to loader and sampler to where they were."""
         states = self.order_states()
         for role, generator in generators_of(loader, self._sampling).items():
             if role != "default" and role in states:

@@ -6,6 +6,7 @@ A ``Standing`` is made with every epoch's iterator, and asked by ``DataLoader.st
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -16,9 +17,9 @@ from torch.utils.data import IterableDataset
 from minato_gpu.admission.occurrences import Occurrences
 from minato_gpu.admission.sources import Mark, Source
 from minato_gpu.lanes.streams import StreamStart, Told, is_stateful, told_of
-from minato_gpu.resume import ranks
+from minato_gpu.resume import process_generators, ranks
 from minato_gpu.resume import state as s
-from minato_gpu.resume.delivered import Delivered
+from minato_gpu.resume.delivered import HISTORY, Delivered
 from minato_gpu.resume.orders import KEYS, REPLAY, Order, Taken
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.streams import MOST_READ_AGAIN, between, check_read_again
@@ -41,7 +42,7 @@ def generators_of(loader: Any, sampling: Sampling) -> dict[str, torch.Generator]
 
 class Standing:
     """One epoch of a loader, since it began. ``seeds``: its own base seed, and that of the workers with the epoch in
-    which they started."""
+    which they started. ``globals_at_start``: how the process's generators stood then, for a stream that draws here."""
 
     def __init__(
         self,
@@ -59,6 +60,15 @@ class Standing:
         self._worlds = worlds or []
         self._epoch_of_sampler = sampler_epoch(self._sampling)
         self._remaining: _Remaining | None = None
+        self.globals_at_start: s.State | None = None
+        self._globals = process_generators.concerning(loader, self._sampling)
+        self._asked = b""  # torch's global generator before the batch that is asked for
+        self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last that were delivered
+
+    def asked(self) -> None:
+        """The next batch is about to be taken, or to be fetched here."""
+        if self._globals and (state := process_generators.torch_now()) != self._asked:  # few of them, mostly
+            self._asked = state
 
     def delivered(
         self, batch: list[tuple[int, int]], survivor: Ticket | None = None, failed: int = 0, *, returned: bool = True
@@ -66,6 +76,8 @@ class Standing:
         """The consumer has this batch: its positions, or the ticket of a stream. For the rest see ``Delivered.add``."""
         assert self.source is not None
         with self.source.lock:
+            if returned or self.source.streams is not None:
+                self._before.append(self._asked)
             if self.source.streams is not None:
                 self.source.streams.delivered(batch[0][0])
             else:
@@ -95,6 +107,7 @@ class Standing:
         with self.source.lock:
             ticket = streams.batches
             streams.turns[ticket], streams.told[ticket] = 0, told
+            self._before.append(self._asked)
             streams.delivered(ticket)
 
     def state(self, ahead: int) -> s.State:
@@ -120,6 +133,8 @@ class Standing:
         if streams is not None:
             out["source"] = {**self._sampling.cutting, **streams.state(ahead)}
             check_read_again(out["source"], self._sampling.size or 1)
+            if self.globals_at_start is not None and out["source"]["streams"][0]["state"] is None:
+                out["source"]["global"] = self.globals_at_start
         else:
             delivered = source.delivered.rewound(ahead)
             progress: s.State = {"batches": delivered.batches, "below": delivered.low}
@@ -130,6 +145,9 @@ class Standing:
                 progress["failed"] = delivered.failed
             out.update(progress=progress, source=self._source_state(source, delivered))
         out["generators"] = dict(source.order.generator_states())  # after all keys that are stored have been drawn
+        if self._globals:
+            before = {process_generators.TORCH: self._before[-ahead]} if ahead else None
+            out["global"] = process_generators.plain(before or process_generators.now(self._globals))
         return out
 
     def _source_state(self, source: Source, delivered: Delivered) -> s.State:
@@ -279,6 +297,8 @@ def before_epoch(loader: Any, number: int) -> s.State:
     generators = {role: g for role, g in generators_of(loader, sampling).items() if role != "default"}
     last = None if loader._standing is None else loader._standing.source
     own = _told_between(sampling, None if last is None else last.order)
+    drawn_from = process_generators.concerning(loader, sampling)
+    outside = {"global": process_generators.plain(process_generators.now(drawn_from))} if drawn_from else {}
     return {
         "format": s.FORMAT,
         "version": s.VERSION,
@@ -290,7 +310,12 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "workers_epoch": loader._first if loader.persistent_workers and number else number,
         "generators": s.packed_states(generators),
         "progress": {"batches": 0, "below": 0, "above": ""},
-        "source": {"state": {"iterator": None, **own}, **_streams_between(loader)},
+        "source": {
+            "state": {"iterator": None, **own},
+            "rank": ranks.rank_of(sampling.inner),
+            **_streams_between(loader),
+        },
+        **outside,
     }
 
 

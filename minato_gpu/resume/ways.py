@@ -191,17 +191,20 @@ def _known_or_stored(
 def replayed_order(sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str]) -> Order:
     """The order of an epoch from its beginning once more; the generators are as they were then, but the global one.
 
-    ``default_state``: that one's state then, for a sampler that draws from it; it is left as it is now. Torch's
-    samplers draw when they yield their first key, so that is done here, before anybody else can draw.
+    ``default_state``: that one's state then, for a sampler that draws from it; it is left as it is now, unless it is
+    still there: then the order had not been drawn. Torch's samplers draw when they yield their first key, so that is
+    done here, before anybody else can draw.
     """
     batches = sampling.cut(sampling.inner)
     outside = torch.get_rng_state()
+    drawn = default_state is None or not torch.equal(outside, default_state)
     try:
         if default_state is not None:
             torch.set_rng_state(default_state)
         first = list(islice(batches, 1))
     finally:
-        torch.set_rng_state(outside)
+        if drawn:
+            torch.set_rng_state(outside)
     order = Order(batches, begun_from=begun_from)
     for item in first:
         order.put_back(item)

@@ -20,7 +20,7 @@ from tests.memory.equality import same
 
 _ODD = re.compile(r"torch\.(q|bits|u?int[1-7]$)")  # torch itself can hardly copy these
 _DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype) and not _ODD.match(str(d))}, key=str)
-_HALVES = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+_HALVES = pytest.mark.filterwarnings("ignore:(ComplexHalf|BComplex32) support is experimental:UserWarning")
 
 
 def there(value: Any) -> tuple[Any, np.ndarray[Any, Any]]:

@@ -160,7 +160,11 @@ _REFUSED = {
     "parameter": torch.nn.Parameter(torch.ones(2)),
     "conjugate view": torch.ones(2, dtype=torch.complex64).conj(),
     "negative view": torch.ones(2, dtype=torch.complex64).conj().imag,
-    "complex halves": torch.zeros(2, dtype=torch.float32).view(torch.complex32),
+    **{
+        f"halves of {name}": torch.zeros(2, dtype=torch.float32).view(getattr(torch, name))
+        for name in ("complex32", "bcomplex32")  # the latter in newer versions of PyTorch
+        if hasattr(torch, name)
+    },
 }
 
 

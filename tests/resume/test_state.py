@@ -80,7 +80,7 @@ def test_its_size() -> None:
     for _ in range(20):
         next(iterator)
         state = loader.state_dict()
-        own = {**state, "generators": {}}
+        own = {**state, "generators": {}, "global": {}}
         assert len(json.dumps(own)) < 1024 + 16 * 64 / 8 * 4 / 3 + 4
 
 
@@ -117,6 +117,14 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
         ({"begun": 1}, "'begun' must be one of"),
         ({"generators": {"sampler": "AAAA"}}, "'sampler' holds no state of a torch.Generator"),
         ({"generators": {"sampler": "not base64!"}}, "must be a base64 string"),
+        ({"global": {"torch": "AAAA"}}, "'torch' holds no state of a torch.Generator"),
+        ({"global": {"python": "AAAA"}}, "'python' holds no state of that generator"),
+        ({"global": {"numpy": "not base64!"}}, "'numpy' must be a base64 string"),
+        ({"global": {"numpy": "AAAA"}}, "'numpy' holds no state of that generator"),
+        ({"global": {"numpy": s.packed(b"\xff" * 2512)}}, "'numpy' holds no state of that generator"),
+        ({"global": {"python": s.packed(b"\xff" * 2500)}}, "'python' holds no state of that generator"),
+        ({"global": {"mine": ""}}, "may name 'torch', 'python' and 'numpy'"),
+        ({"global": [1]}, "'global' must be a dict"),
         ({"generators": {"mine": ""}}, "may name 'loader', 'sampler' and 'default'"),
         ({"progress": {"batches": 2, "below": 5, "above": ""}}, "2 batches of 4 cannot hold 5 samples"),
         ({"progress": {"batches": 2, "below": 7, "above": "BA=="}}, "pass in_order=False"),

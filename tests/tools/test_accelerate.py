@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from tests.contracts.datasets import Costly, Streams
+from tests.contracts.datasets import Costly, Made, Streams, draw
 from tests.contracts.test_ranks import results_of
 from tests.test_readme import EXAMPLES
 
@@ -110,6 +110,30 @@ def test_a_data_set_that_workers_iterate(accelerator: Any) -> None:
     prepared = prepare(apart, DataLoader(Streams([6]), 2, num_workers=1))
     assert [batch[:, 1].tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
     assert prepared.stats()["batches_delivered"] == 3
+
+
+def test_training_that_draws_goes_on(accelerator: Any) -> None:
+    """Accelerate reads a batch ahead, and training has drawn for all before it: a state has the generator as it is."""
+    from minato_gpu.accelerated import prepare
+
+    def trained(state: Any = None, stop: int | None = None) -> Any:
+        loader = prepare(accelerator, DataLoader(Made(16, draw), 4, shuffle=True, num_workers=1, collate_fn=list))
+        if state is not None:
+            loader.load_state_dict(state)
+        got: list[Any] = []
+        for _ in range(2):
+            for batch in loader:
+                got.append((batch, torch.rand(()).item()))
+                if len(got) == stop:
+                    return got, loader.state_dict()
+        return got
+
+    torch.manual_seed(3)
+    reference = trained()
+    torch.manual_seed(3)
+    got, state = trained(stop=2)
+    torch.manual_seed(9)
+    assert got + trained(state) == reference
 
 
 def test_the_example_of_the_readme(accelerator: Any) -> None:
