@@ -310,8 +310,8 @@ class Lane(Protocol):
         """Descriptors that become readable when there may be something to receive."""
 
     def running(self, run: int, chunk: int) -> tuple[int, float] | None:
-        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when it
-        is not running."""
+        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when
+        nobody is at it."""
 
     def revoke(self, run: int, chunk: int, keep: int) -> int | None:
         """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""

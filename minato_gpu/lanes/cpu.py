@@ -66,8 +66,8 @@ class _CpuLane:
         raise NotImplementedError
 
     def running(self, run: int, chunk: int) -> tuple[int, float] | None:
-        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when no
-        worker is at it."""
+        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when
+        nobody is at it."""
         worker = self.links.board.find(run, chunk)
         if worker is None:
             return None

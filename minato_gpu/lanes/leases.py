@@ -12,7 +12,7 @@ from minato_gpu.lanes.base import Blob, Part, Report, Task
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, ROW, Lying, Record
+from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, ROW, Lying
 
 Number = tuple[int, int]
 """Run and chunk."""
@@ -113,48 +113,55 @@ class Leases:
         return self._take(lease, done) if done > lease.reported else None
 
     def _take(self, lease: Lease, done: int) -> Report:
-        first, records, found = lease.reported, list[Record](), list[tuple[Any, Part | None]]()
-        for begin, end in lease.between(first, done):
-            taken = self._completions.take(begin, end)
-            if found or any(record.kind for record in taken):
-                found = found or [(None, None)] * len(records)
-                found += map(self._found, range(begin, end), taken)
-            records += taken
+        first, times, seconds = lease.reported, list[float](), 0.0
+        found: list[tuple[Any, Part | None]] = []
+        end, worker = 0.0, -1
+        for begin, stop in lease.between(first, done):
+            took, elapsed, end, worker, lying = self._completions.take(begin, stop)
+            if lying is not None:
+                found += [(None, None)] * (len(times) - len(found))
+                found += [self._found(begin + at, worker, *where) for at, where in enumerate(lying)]
+            times += took
+            seconds += elapsed
         lease.reported = done
         final = done == lease.size and not lease.cut
         if final:
             del self._leases[lease.number]
-        last, seconds = records[-1], sum(record.elapsed for record in records)
         if lease.begin is None:
-            lease.begin = last.end - seconds
-        items, times = [item for item, _ in found], [record.took for record in records]
-        telling = max(times) > COSTLY_S
-        return Report(
+            lease.begin = end - seconds
+        report = Report(
             *lease.number,
-            last.worker,
+            worker,
             first,
             done,
             seconds,
             lease.begin,
-            last.end,
+            end,
             final,
-            sum(item.nbytes for item in items if item is not None),
-            items or None,
-            times if telling else None,
-            parts=[part for _, part in found] if telling and any(part for _, part in found) else None,
+            times=times if max(times) > COSTLY_S else None,
+        )
+        return self._with(report, found + [(None, None)] * (len(times) - len(found))) if found else report
+
+    @staticmethod
+    def _with(report: Report, found: list[tuple[Any, Part | None]]) -> Report:
+        """The same, with what is no plain row."""
+        items, parts = [item for item, _ in found], [part for _, part in found]
+        nbytes = sum(item.nbytes for item in items if item is not None)
+        return report._replace(
+            items=items, nbytes=nbytes, parts=parts if report.times is not None and any(parts) else None
         )
 
-    def _found(self, mark: int, record: Record) -> tuple[Any, Part | None]:
+    def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> tuple[Any, Part | None]:
         """What ``lay_down`` has laid down."""
-        if record.kind == ROW:
+        if kind == ROW:
             return None, None
-        if record.kind == BLOB:
-            return Blob(record.worker, ((record.offset, record.nbytes),)), None
-        if record.kind == LOCAL:
+        if kind == BLOB:
+            return Blob(worker, ((offset, nbytes),)), None
+        if kind == LOCAL:
             local: tuple[Any, Part | None] = self._completions.local.pop(mark)
             return local
-        data = bytes(self._links.buffer(record.worker)[record.offset : record.offset + record.nbytes])
-        self._read.append((record.worker, record.offset))
+        data = bytes(self._links.buffer(worker)[offset : offset + nbytes])
+        self._read.append((worker, offset))
         while self._read and self._links.board.give_back(*self._read[0]):
             self._read.popleft()
         found: tuple[Any, Part | None] = pickle.loads(data)

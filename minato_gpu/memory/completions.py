@@ -54,16 +54,15 @@ Lying = tuple[int, int, int]
 IN_ROW: Lying = ROW, 0, 0
 
 
-class Record(NamedTuple):
-    """What is known of a finished ticket; see ``_RECORD``."""
+class Taken(NamedTuple):
+    """Finished tickets: seconds that each took, seconds of all together, when the last was finished, and by whom.
+    ``lying``: what each is, and where; None where all are in their rows."""
 
-    end: float
-    offset: int
-    nbytes: int
-    took: float
+    took: list[float]
     elapsed: float
+    end: float
     worker: int
-    kind: int
+    lying: list[Lying] | None
 
 
 class Completions:
@@ -120,10 +119,16 @@ class Completions:
         marks = bytes(self._status[begin:end])
         return len(marks) - len(marks.lstrip(_READY))
 
-    def take(self, begin: int, end: int) -> list[Record]:
+    def take(self, begin: int, end: int) -> Taken:
         """Take these tickets in, which are finished."""
         self._status[begin:end] = _TAKEN * (end - begin)
-        return list(map(Record._make, self._records[begin:end].tolist()))
+        records = self._records[begin:end]
+        last = records[-1]
+        lying = None
+        if records["kind"].any():
+            lying = list(zip(*(records[name].tolist() for name in ("kind", "offset", "nbytes")), strict=True))
+        elapsed = float(records["elapsed"].sum())
+        return Taken(records["took"].tolist(), elapsed, float(last["end"]), int(last["worker"]), lying)
 
     def clear(self, begin: int, end: int) -> None:
         """Nobody is at these tickets any more, and they are to be prepared again."""

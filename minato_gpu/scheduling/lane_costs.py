@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from minato_gpu.scheduling.history import Array, History, Keys, plain
 from minato_gpu.scheduling.regression import LogLinear
 
-FLUSH = 128  # observations taken in together
+FLUSH = 128  # observations taken in together,
+_MANY = 1024  # or, by a model that has seen twice as many, so many
 _YOUNG = 256  # a model that has seen fewer takes them in before each prediction
 RECENT = 4096  # (predicted, actual) pairs kept for the report
 _RECORD_LOG, _RECORD_S = 0.1, 50e-6
@@ -61,7 +62,7 @@ class LaneCosts:
         if self._features:
             self._rows.append(np.full((len(seconds), self._features), np.nan) if rows is None else rows)
         self._spent.extend(seconds)
-        if len(self._keys) >= FLUSH:
+        if len(self._keys) >= (FLUSH if self.plain.count < 2 * _MANY else _MANY):
             self.flush()
 
     def refresh(self) -> None:

@@ -46,6 +46,8 @@ class Chunk:
     @property
     def size(self) -> int:
         """Number of samples."""
+        if len(self.spans) == 1:
+            return self.spans[0][1] - self.spans[0][0]
         return sum(hi - lo for lo, hi in self.spans)
 
 
@@ -166,8 +168,8 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the lane shows of an unfinished chunk: ``done`` samples are through, if not reported, and the next one has been
-    under way for ``since_s``."""
+    """What the lane shows of an unfinished chunk: ``done`` samples are through, if not reported, and the next one has
+    been under way for ``since_s``."""
 
     time: float
     chunk: int
