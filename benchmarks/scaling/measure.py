@@ -68,7 +68,8 @@ def _prepare(number: int, cell: Cell, costs_s: NDArray[np.float64], seconds: flo
     order = np.random.default_rng(number).permutation(len(costs_s))
     barrier.wait()
     start, cpu_s = time.perf_counter(), time.process_time()
-    asked_s, late = 0.0, []
+    asked_s = 0.0
+    late: list[float] = []
     now = start
     while now - start < seconds:
         index = int(order[len(late) % len(order)])
