@@ -21,7 +21,11 @@ of a sample times the rate of the bound: above the machine's cores, the bound is
 ``first_batch_s``: from construction, cold. ``first_epoch_of_bound``: of the first epoch from its first batch on.
 ``next_us_p50``, ``next_us_p99``: of a third epoch's consumer, which leaves the loader more time than it needs.
 
-Without ``--named`` and ``--full``: every combination of the workers, costs, spreads, loads and kinds given.
+Where costs have a tail, ``window_allows`` and ``simulated`` say of this loader how close to the bound its window lets
+any policy come, and how close its own comes under a virtual clock.
+
+What is measured: every combination of what ``--workers``, ``--cost``, ``--spread``, ``--load`` and ``--kind`` say; with
+``--full`` those of the whole matrix. ``--named`` and ``--kinds`` are lists of cells. A file is written after each cell.
 """
 
 from __future__ import annotations
@@ -32,20 +36,34 @@ from typing import Any
 import click
 
 from benchmarks import report
-from benchmarks.compare.ratios import against_peers
+from benchmarks.compare.ratios import OURS, against_peers
 from benchmarks.isolate import isolated
 from benchmarks.peers import Loader, choose, installed
-from benchmarks.scaling.cells import BATCH_SIZE, COSTS_MS, LOADS, NAMED, SPREADS, TAILED, WORKERS, Cell, matrix
+from benchmarks.scaling.cells import (
+    BATCH_SIZE,
+    COSTS_MS,
+    LOADS,
+    NAMED,
+    OTHER_KINDS,
+    SPREADS,
+    TAILED,
+    WORKERS,
+    Cell,
+    matrix,
+)
 from benchmarks.scaling.loaders import LOADERS
 from benchmarks.scaling.measure import Plan, Run, rehearse, run
+from benchmarks.scaling.policy import reach
 from benchmarks.scaling.samples import KINDS, fitting
 from benchmarks.turns import in_turns
+from minato_gpu.report import write
 
 _COLUMNS = (
     "loader",
     "of_bound",
     "main_us_per_sample",
     "workers_us_per_sample",
+    "window_allows",
     "first_batch_s",
     "next_us_p50",
     "ratio_to_peer",
@@ -53,6 +71,7 @@ _COLUMNS = (
     "ratio_to_peer_high",
     "error",
 )
+_TRAINED_MS = 10.0
 _QUICK_BATCHES = 6
 _QUICK_BARE_S = 0.1
 
@@ -115,6 +134,8 @@ def _row(plan: Plan, loader: Loader, runs: Sequence[Run], error: str | None) -> 
             "left_s": _median(runs, "left_s"),
         }
         row["workers_beyond_us_per_sample"] = row["workers_us_per_sample"] - row["bare_us_per_sample"]
+    if cell.spread in TAILED and loader.name.startswith(OURS):
+        row |= reach(plan, in_order=loader.order == "in order")._asdict()
     if error is not None:
         row["error"] = error
     return row
@@ -127,13 +148,16 @@ def _median(runs: Sequence[Run], name: str) -> float:
 @click.command(help=__doc__)
 @report.command
 @click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), multiple=True, default=(8, 32), show_default=True)
-@click.option("--cost", "costs_ms", type=float, multiple=True, default=(3.0,), show_default=True, help="Mean, ms.")
-@click.option("--spread", "spreads", type=click.Choice(SPREADS), multiple=True, default=("half",), show_default=True)
-@click.option("--load", "loads", type=float, multiple=True, default=(0.0,), help="Work over steps; 0: no steps.")
-@click.option("--kind", "kinds", type=click.Choice([*KINDS]), multiple=True, default=("arrays",), show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), multiple=True, help="8 and 32, if not given.")
+@click.option("--cost", "costs_ms", type=float, multiple=True, help="Mean, ms; 3, if not given.")
+@click.option("--spread", "spreads", type=click.Choice(SPREADS), multiple=True, help="half, if not given.")
+@click.option(
+    "--load", "loads", type=float, multiple=True, help="How often the work takes as long as steps; 0: no steps."
+)
+@click.option("--kind", "kinds", type=click.Choice([*KINDS]), multiple=True, help="arrays, if not given.")
+@click.option("--full", is_flag=True, help="Every number of workers, cost and spread that is not given.")
 @click.option("--named", is_flag=True, help=f"The {len(NAMED)} named cells, five times.")
-@click.option("--full", is_flag=True, help="The whole matrix, once; with steps too where costs have a tail.")
+@click.option("--kinds", "others", is_flag=True, help="The other kinds of data, with 8 and 32 workers, three times.")
 @click.option("--batches", type=click.IntRange(min=1), help="Batches of an epoch, if not as many as fill some seconds.")
 def main(
     json_path: str | None,
@@ -145,24 +169,21 @@ def main(
     spreads: tuple[str, ...],
     loads: tuple[float, ...],
     kinds: tuple[str, ...],
-    named: bool,
     full: bool,
+    named: bool,
+    others: bool,
     batches: int | None,
 ) -> None:
-    cells = matrix(workers, costs_ms, spreads, loads, kinds)
+    cells = _cells(workers, costs_ms, spreads, loads, kinds, full=full)
     if named:
         cells, repetitions = list(NAMED), repetitions or 5
-    if full:
-        cells = matrix() + matrix(WORKERS[2:], COSTS_MS, TAILED, LOADS)
+    if others:
+        cells, repetitions = list(OTHER_KINDS), repetitions or 3
     try:
         chosen = choose(LOADERS, wanted)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     present = [loader for loader in chosen if installed(loader)]
-    rows: list[dict[str, Any]] = []
-    for cell in cells:
-        plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
-        rows += cell_rows(plan, fitting(cell, present), repetitions or 1)
     settings = {
         "samples": "sleep: emulated cores, only what loaders themselves spend is real",
         "batch_size": BATCH_SIZE,
@@ -170,9 +191,35 @@ def main(
         "quick": quick,
         "not_installed": sorted({loader.name for loader in chosen if loader not in present}),
     }
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
+        rows += cell_rows(plan, fitting(cell, present), repetitions or 1)
+        if json_path is not None and json_path != "-":  # hours may be lost
+            write(report.document("scaling", settings, rows), json_path)
     report.publish(report.document("scaling", settings, rows), json_path, _COLUMNS)
     if any("error" in row for row in rows):
         raise SystemExit(1)
+
+
+def _cells(
+    workers: Sequence[int],
+    costs_ms: Sequence[float],
+    spreads: Sequence[str],
+    loads: Sequence[float],
+    kinds: Sequence[str],
+    *,
+    full: bool,
+) -> list[Cell]:
+    """Every combination. Of the whole matrix, those with a tail also with consumers that train, at one cost."""
+    if not full:
+        return matrix(
+            workers or (8, 32), costs_ms or (3.0,), spreads or ("half",), loads or (0.0,), kinds or ("arrays",)
+        )
+    workers, costs_ms, spreads = workers or WORKERS, costs_ms or COSTS_MS, spreads or SPREADS
+    cells = matrix(workers, costs_ms, spreads)
+    tailed = [spread for spread in spreads if spread in TAILED]
+    return cells + matrix([n for n in workers if n >= 8], [c for c in costs_ms if c == _TRAINED_MS], tailed, LOADS)
 
 
 def _plan(cell: Cell, batches: int | None, quick: bool) -> Plan:

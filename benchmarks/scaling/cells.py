@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,11 +78,11 @@ def _shape(spread: str, samples: int, rng: np.random.Generator) -> Costs:
 
 
 def matrix(
-    workers: tuple[int, ...] = WORKERS,
-    costs_ms: tuple[float, ...] = COSTS_MS,
-    spreads: tuple[str, ...] = SPREADS,
-    loads: tuple[float, ...] = (0.0,),
-    kinds: tuple[str, ...] = ("arrays",),
+    workers: Sequence[int],
+    costs_ms: Sequence[float],
+    spreads: Sequence[str],
+    loads: Sequence[float] = (0.0,),
+    kinds: Sequence[str] = ("arrays",),
 ) -> list[Cell]:
     """Every combination."""
     return [Cell(*each) for each in itertools.product(workers, costs_ms, spreads, loads, kinds)]
@@ -108,3 +109,11 @@ NAMED: tuple[Cell, ...] = (
     Cell(32, 10, "segmentation", 1.05),
 )
 """What is measured several times, interleaved."""
+
+_LARGE_COST_MS = 30.0  # so that memory is not what limits samples of 600 KB
+OTHER_KINDS: tuple[Cell, ...] = tuple(
+    Cell(workers, _LARGE_COST_MS if kind == "tensors" else 10.0, "half", kind=kind)
+    for kind in ("tensors", "ragged", "tokens", "getitems", "spawn", "replace", "budget")
+    for workers in (8, 32)
+)
+"""Other data than arrays of one shape, and workers that are started or guarded in another way."""

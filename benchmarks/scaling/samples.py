@@ -24,6 +24,7 @@ from benchmarks.peers.pytorch import PyTorch
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
 
 _LARGE_WORDS = 75_000  # 600 KB
+_MOST_IN_FLIGHT = 4 << 30  # bytes: a loader that asks for more is left out
 _TOKENS = 512
 _RAGGED = 5  # lengths, of which the longest is an array's
 
@@ -163,8 +164,9 @@ def fitting(cell: Cell, loaders: Sequence[Loader]) -> list[Loader]:
     options: list[tuple[str, Any]] = [("on_worker_death", "replace")] if kind.replace else []
     if kind.budget:
         options.append(("host_memory_budget", cell.workers * BATCH_SIZE * 8 * kind.words))
+    most = _MOST_IN_FLIGHT // (cell.workers * BATCH_SIZE * 8 * kind.words)  # batches for each worker
     return [
         replace(each, options=tuple(options)) if isinstance(each, Minato) else each
         for each in loaders
-        if isinstance(each, (Minato, PyTorch))
+        if isinstance(each, Minato) or (isinstance(each, PyTorch) and each.prefetch_factor <= most)
     ]
