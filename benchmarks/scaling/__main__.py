@@ -51,7 +51,7 @@ from benchmarks.scaling.cells import (
     Cell,
     matrix,
 )
-from benchmarks.scaling.loaders import LOADERS
+from benchmarks.scaling.loaders import LOADERS, worth_trying
 from benchmarks.scaling.measure import Plan, Run, rehearse, run
 from benchmarks.scaling.policy import reach
 from benchmarks.scaling.samples import KINDS, fitting
@@ -194,7 +194,8 @@ def main(
     rows: list[dict[str, Any]] = []
     for cell in cells:
         plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
-        rows += cell_rows(plan, fitting(cell, present), repetitions or 1)
+        loaders = present if wanted else worth_trying(cell, present)
+        rows += cell_rows(plan, fitting(cell, loaders), repetitions or 1)
         if json_path is not None and json_path != "-":  # hours may be lost
             write(report.document("scaling", settings, rows), json_path)
     report.publish(report.document("scaling", settings, rows), json_path, _COLUMNS)

@@ -21,7 +21,7 @@ from benchmarks.tail_run import step
 from benchmarks.work import sleep_overshoot_s
 
 _EPOCHS = 3  # the first, the one that is measured, and the one whose consumer's batches are ready
-_BARE_S = 0.6
+_BARE_S = 1.0
 _READY = 1.6  # a consumer whose batch is ready takes so many times as long for it as the loader does
 _LEAST_STEP_S = 0.004
 _NEXTS, _NEXTS_S = 128, 3.0

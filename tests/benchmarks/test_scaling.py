@@ -19,7 +19,7 @@ from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Job
 from benchmarks.scaling import page, samples
 from benchmarks.scaling.cells import BATCH_SIZE, NAMED, OTHER_KINDS, SPREADS, Cell
-from benchmarks.scaling.loaders import LOADERS
+from benchmarks.scaling.loaders import LOADERS, worth_trying
 from benchmarks.scaling.measure import Bare, Plan
 from benchmarks.scaling.policy import reach
 from benchmarks.scaling.samples import KINDS, Reader, fitting
@@ -155,3 +155,11 @@ def test_the_command_and_its_page(tmp_path: Path) -> None:
 def test_a_page_needs_the_matrix(tmp_path: Path) -> None:
     result = CliRunner().invoke(page.main, [str(tmp_path)])
     assert result.exit_code == 2 and "holds no scaling.json" in result.output
+
+
+def test_loaders_that_take_samples_one_by_one_are_tried_where_costs_have_a_tail() -> None:
+    even, tailed = (worth_trying(Cell(8, 3, spread), LOADERS) for spread in ("half", "tail"))
+    assert tailed == list(LOADERS) and set(even) < set(tailed)
+    for order in ("in order", "completion"):
+        packages = {each.package.partition(".")[0] for each in even if each.order == order}
+        assert {"torch", "spdl", "torchdata"} <= packages
