@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 
 import numpy as np
@@ -32,14 +33,26 @@ class WorkLog:
     """When each sample's work began and ended, in shared memory that forked workers write to.
 
     ``time.monotonic`` counts alike in every process of a machine. A sample's n-th preparation belongs to the n-th
-    epoch, so what was prepared of an epoch before its clock started can be told afterwards. Workers must be forked.
+    epoch, so what was prepared of an epoch before its clock started can be told afterwards. Workers that are not forked
+    get it by pickle, while this process lives.
     """
 
     def __init__(self, samples: int, epochs: int) -> None:
-        shape = (epochs, samples)
-        self._began = _shared(shape)
-        self._ended = _shared(shape)
-        self._calls = _shared((samples,))
+        self._memory = os.memfd_create("work log")
+        os.ftruncate(self._memory, 8 * samples * (2 * epochs + 1))
+        self._map(self._memory, samples, epochs)
+
+    def _map(self, memory: int, samples: int, epochs: int) -> None:
+        rows = np.frombuffer(mmap.mmap(memory, 0), dtype=np.float64).reshape(2 * epochs + 1, samples)
+        self._began, self._ended, self._calls = rows[:epochs], rows[epochs:-1], rows[-1]
+
+    def __getstate__(self) -> tuple[str, int, int]:
+        return f"/proc/{os.getpid()}/fd/{self._memory}", len(self._calls), len(self._began)
+
+    def __setstate__(self, state: tuple[str, int, int]) -> None:
+        path, samples, epochs = state
+        self._memory = os.open(path, os.O_RDWR)
+        self._map(self._memory, samples, epochs)
 
     def begin(self, index: int) -> int:
         """Note the start of a preparation; the epoch that it belongs to."""
@@ -54,12 +67,20 @@ class WorkLog:
         if epoch < len(self._ended):
             self._ended[epoch, index] = time.monotonic()
 
-    def done_before(self, moment: float, first_epoch: int) -> float:
-        """Seconds of work done before ``moment`` for epochs from ``first_epoch`` on."""
+    def done_before(self, moment: float, first_epoch: int, costs_s: NDArray[np.float64] | None = None) -> float:
+        """Seconds of work done before ``moment`` for epochs from ``first_epoch`` on.
+
+        ``costs_s``: what each sample's preparation counts, however long it took; of one that was under way a share.
+        """
         began, ended = self._began[first_epoch:], self._ended[first_epoch:]
         early = (began > 0) & (began < moment)
         until = np.where(ended[early] > 0, np.minimum(ended[early], moment), moment)
-        return float((until - began[early]).sum())
+        spent = until - began[early]
+        if costs_s is None:
+            return float(spent.sum())
+        worth = np.broadcast_to(costs_s, began.shape)[early]
+        over = (ended[early] > 0) & (ended[early] <= moment)
+        return float(np.where(over, worth, np.minimum(spent, worth)).sum())
 
 
 class Costly:
@@ -81,8 +102,3 @@ class Costly:
         if self._log is not None:
             self._log.end(index, epoch)
         return row
-
-
-def _shared(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Zeros that forked processes share; gone with the last of them."""
-    return np.frombuffer(mmap.mmap(-1, 8 * int(np.prod(shape))), dtype=np.float64).reshape(shape)

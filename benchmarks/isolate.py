@@ -83,12 +83,17 @@ def tree_pss_bytes() -> int:
 
 def tree_cpu_s() -> float:
     """CPU seconds of this process and all its descendants so far, those that have ended included."""
+    return time.process_time() + descendants_cpu_s()
+
+
+def descendants_cpu_s() -> float:
+    """The same without this process: its children, theirs, and those of any of them that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    total = ended.ru_utime + ended.ru_stime
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = child.cpu_times()
-            total += times.user + times.system
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 

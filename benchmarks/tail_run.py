@@ -125,7 +125,7 @@ def run(plan: Plan, loader: Loader) -> Run:
     consumer = Consumer()
     for _ in range(plan.epochs):
         for batch in made:
-            _step(consumer, batch, plan.step_s - plan.overshoot_s)
+            step(consumer, batch, plan.step_s - plan.overshoot_s)
     elapsed_s, end, cpu_s = time.perf_counter() - clock, time.monotonic(), tree_cpu_s() - cpu_s
     ahead_s, left_s = log.done_before(moment, 1), log.done_before(end, 1 + plan.epochs)
     outcome = Run(
@@ -167,7 +167,7 @@ def _warm_up(made: Iterable[Any], plan: Plan) -> float:
     return first
 
 
-def _step(consumer: Consumer, batch: Any, seconds: float) -> None:
+def step(consumer: Consumer, batch: Any, seconds: float) -> None:
     """The emulated training step: read every byte, then sleep until the step is over."""
     until = time.perf_counter() + seconds
     consumer.read(batch)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.compare.run import Run
 from benchmarks.peers import Loader
 from minato_gpu.extras import from_extra
 
@@ -15,6 +14,16 @@ with from_extra("bench"):
     import scipy
 
 OURS = "minato_gpu"
+
+
+class Measured(Protocol):
+    """One run of a loader."""
+
+    @property
+    def samples_per_s(self) -> float: ...
+
+    @property
+    def cpu_s_per_sample(self) -> float: ...
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
@@ -32,7 +41,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     return float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half))
 
 
-def against_peers(loader: Loader, loaders: Sequence[Loader], runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+def against_peers(loader: Loader, loaders: Sequence[Loader], runs: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
     """Columns of one of this loader's rows: its rate over that of the best peer in the same order, and of PyTorch.
 
     In order is compared with peers in order; bounded with peers out of order. Peers that failed are left out. Also the

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Job:
     ``sample_bytes``: what one prepared sample takes, on average. ``collate`` joins a list of samples (None: arrays of
     one shape, stacked). ``source`` and ``pipeline``, where there are any: what ``dataset`` prepares its samples from,
     for loaders that can have the steps apart; their random values then come from a generator seeded with 0.
+    ``shuffle_seed``: not in index order, but in a new order for each epoch. ``context``: how worker processes start.
     """
 
     dataset: Any
@@ -29,6 +31,8 @@ class Job:
     collate: Callable[[list[Any]], Any] | None = None
     source: Any = None
     pipeline: Any = None
+    shuffle_seed: int | None = None
+    context: str = "fork"
 
     @property
     def join(self) -> Callable[[list[Any]], Any]:
@@ -42,9 +46,49 @@ class Job:
 
     @property
     def batches(self) -> list[list[int]]:
-        """The indices of each batch, in order; the last one may be short."""
+        """The indices of each batch, in index order; the last one may be short."""
+        return self.cut(range(len(self.dataset)))
+
+    @property
+    def shuffling(self) -> dict[str, Any]:
+        """The arguments by which PyTorch's loader, and one with its face, shuffles."""
+        if self.shuffle_seed is None:
+            return {}
+        return {"shuffle": True, "generator": torch.Generator().manual_seed(self.shuffle_seed)}
+
+    def order(self, by_batch: bool) -> Order:
+        """What the sampler yields, an epoch with each ``iter``: indices, or lists of them ``by_batch``."""
+        return Order(self, by_batch)
+
+    def epoch(self, number: int) -> list[int]:
+        """The indices in the order of that epoch, for loaders that bring no sampler of their own."""
         count = len(self.dataset)
-        return [list(range(lo, min(lo + self.batch_size, count))) for lo in range(0, count, self.batch_size)]
+        if self.shuffle_seed is None:
+            return list(range(count))
+        indices: list[int] = np.random.default_rng((self.shuffle_seed, number)).permutation(count).tolist()
+        return indices
+
+    def cut(self, indices: Sequence[int]) -> list[list[int]]:
+        """The batches of such indices; the last one may be short."""
+        return [list(indices[lo : lo + self.batch_size]) for lo in range(0, len(indices), self.batch_size)]
+
+
+class Order:
+    """A job's indices, or its batches of them; each ``iter`` is the next epoch."""
+
+    def __init__(self, job: Job, by_batch: bool) -> None:
+        self._job = job
+        self._by_batch = by_batch
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        count = len(self._job.dataset)
+        return -(-count // self._job.batch_size) if self._by_batch else count
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = self._job.epoch(self._epoch)
+        self._epoch += 1
+        return iter(self._job.cut(indices) if self._by_batch else indices)
 
 
 class Loader(Protocol):

@@ -21,12 +21,13 @@ def constructor() -> Any:
 class Minato:
     """``minato_gpu.DataLoader`` with its defaults, but for the order and the persistent workers.
 
-    ``lanes``: prepare by the job's pipeline on these lanes; without, by its data set.
+    ``lanes``: prepare by the job's pipeline on these lanes; without, by its data set. ``options``: further arguments.
     """
 
     name: str
     in_order: bool = True
     lanes: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
     package: str = "minato_gpu.loader"
     warm: bool = True
 
@@ -42,10 +43,12 @@ class Minato:
             chosen["persistent_workers"] = True
         if self.lanes:
             chosen["lanes"] = self.lanes
-        return chosen
+        if job.context != "fork":
+            chosen["multiprocessing_context"] = job.context
+        return chosen | dict(self.options)
 
     def make(self, job: Job) -> Iterable[Any]:
-        chosen = self.settings(job)
+        chosen = self.settings(job) | job.shuffling
         if self.lanes:
             chosen |= {"pipeline": job.pipeline, "generator": torch.Generator().manual_seed(0)}
         loader: Iterable[Any] = constructor()(

@@ -38,11 +38,12 @@ class PyTorch:
             "prefetch_factor": self.prefetch_factor,
             "in_order": self.in_order,
             "persistent_workers": job.keep_workers,
-            "multiprocessing_context": "fork",
+            "multiprocessing_context": job.context,
         }
 
     def make(self, job: Job) -> Iterable[Any]:
-        return DataLoader(job.dataset, batch_size=job.batch_size, collate_fn=job.collate, **self.settings(job))
+        chosen = self.settings(job) | job.shuffling
+        return DataLoader(job.dataset, batch_size=job.batch_size, collate_fn=job.collate, **chosen)
 
     def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
         return self.prefetch_factor * job.workers * job.batch_bytes if self.processes else job.batch_bytes

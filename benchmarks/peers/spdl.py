@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.content import Int64
-from benchmarks.peers.base import Epochs, Job
+from benchmarks.peers.base import Epochs, Job, Order
 
 _SINK = 3  # SPDL's default
 _QUEUE = 2  # each stage's output queue, SPDL's default
@@ -36,6 +36,7 @@ class SpdlPool:
     in_order: bool = False
     by_batch: bool = False
     concurrency: int | None = None
+    calls_per_worker: int = 1
     package: str = "spdl.pipeline"
     warm: bool = True
 
@@ -58,11 +59,11 @@ class SpdlPool:
         from spdl.pipeline import PipelineBuilder
 
         _fork_with(job.dataset)
-        source: Any = job.batches if self.by_batch else range(len(job.dataset))
         executor = None
         if self.processes:
             executor = ProcessPoolExecutor(job.workers, mp_context=multiprocessing.get_context("fork"))
-        builder: PipelineBuilder[Any, Any] = PipelineBuilder().add_source(source, continuous=job.keep_workers)
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder()
+        builder.add_source(job.order(self.by_batch), continuous=job.keep_workers)
         builder.pipe(
             _prepare_batch if self.by_batch else _prepare,
             executor=executor,
@@ -89,7 +90,7 @@ class SpdlPool:
         loader.close()
 
     def _calls(self, job: Job) -> int:
-        return self.concurrency or job.workers
+        return self.concurrency or self.calls_per_worker * job.workers
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,10 @@ class SpdlSubprocess:
 
         _fork_with(job.dataset)
         builder: PipelineBuilder[Any, Any] = PipelineBuilder()
+        builder.add_source(job.order(self.by_batch), continuous=job.keep_workers)
         if self.by_batch:
-            builder.add_source(job.batches, continuous=job.keep_workers)
             builder.pipe(_prepare_batch, concurrency=job.workers)
         else:
-            builder.add_source(range(len(job.dataset)), continuous=job.keep_workers)
             builder.pipe(_prepare, concurrency=job.workers).aggregate(job.batch_size).pipe(job.join)
         config = builder.add_sink(_SINK).get_config()
         return Epochs(
@@ -173,7 +173,7 @@ class SpdlSharded:
         _fork_with(job.dataset)
         parts = [
             iterate_in_subprocess(
-                partial(_Shard, job.batches[worker :: job.workers]),
+                partial(_Shard, job.order(by_batch=True), worker, job.workers),
                 buffer_size=self.buffer,
                 mp_context="fork",
                 arena=_arena(job, 2 * self.buffer),
@@ -204,13 +204,14 @@ class _Running:
 
 
 class _Shard:
-    """The batches of one subprocess, prepared in turn."""
+    """Every n-th batch, prepared by one subprocess in turn; each ``iter`` is the next epoch."""
 
-    def __init__(self, batches: list[list[int]]) -> None:
-        self._batches = batches
+    def __init__(self, order: Order, first: int, step: int) -> None:
+        self._order = order
+        self._mine = slice(first, None, step)
 
     def __iter__(self) -> Iterator[Int64]:
-        return (_prepare_batch(batch) for batch in self._batches)
+        return (_prepare_batch(batch) for batch in list(self._order)[self._mine])
 
 
 def _fork_with(dataset: Any) -> None:

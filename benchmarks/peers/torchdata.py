@@ -50,7 +50,7 @@ class TorchdataNodes:
     def make(self, job: Job) -> Iterable[Any]:
         from torchdata import nodes
 
-        source = nodes.SamplerWrapper(job.batches if self.by_batch else range(len(job.dataset)))
+        source = nodes.SamplerWrapper(job.order(self.by_batch))
         node = nodes.ParallelMapper(
             source,
             self._function(job),

@@ -1,0 +1,236 @@
+"""How close a loader's workers come to all that they could do together, and what the loader spends on it.
+
+Emulated cores: samples sleep for their cost, so that up to 64 workers fit on a few cores, and only what loaders
+themselves spend is real. Arrays of 12 KB (``--kind`` has others), batches of 64, another order in each epoch,
+persistent workers. Every loader runs in a fresh process; the loaders take turns within each repetition.
+
+    bound    = (sleeps + what samples take beyond them) / workers, or the consumer's steps, where these take longer
+    of_bound = bound / measured, of the second epoch
+
+What a sample takes beyond its sleep, the sleep's overshoot above all, is the median of a bare process, alone, measured
+in the same run.
+
+What a loader had prepared of that epoch before it began, and left prepared of the next, is counted (as in
+``benchmarks.tails``). ``bare_of_bound``: what as many processes reach without any loader.
+
+``main_us_per_sample``: CPU time of the training process, with all its threads and its consumer, which reads every byte.
+``workers_us_per_sample``: CPU time of all its descendants, the samples' own work included;
+``workers_beyond_us_per_sample``: without what that work takes as many bare processes. ``cores_at_bound``: all CPU time
+of a sample times the rate of the bound: above the machine's cores, the bound is out of reach.
+
+``first_batch_s``: from construction, cold. ``first_epoch_of_bound``: of the first epoch from its first batch on.
+``next_us_p50``, ``next_us_p99``: of a third epoch's consumer, which leaves the loader more time than it needs.
+
+Where costs have a tail, ``window_allows`` and ``simulated`` say of this loader how close to the bound its window lets
+any policy come, and how close its own comes under a virtual clock.
+
+What is measured: every combination of what ``--workers``, ``--cost``, ``--spread``, ``--load`` and ``--kind`` say; with
+``--full`` those of the whole matrix. ``--named`` and ``--kinds`` are lists of cells. A file is written after each cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from benchmarks import report
+from benchmarks.compare.ratios import OURS, against_peers
+from benchmarks.isolate import isolated
+from benchmarks.peers import Loader, choose, installed
+from benchmarks.scaling.cells import (
+    BATCH_SIZE,
+    COSTS_MS,
+    LOADS,
+    NAMED,
+    OTHER_KINDS,
+    SPREADS,
+    TAILED,
+    WORKERS,
+    Cell,
+    matrix,
+)
+from benchmarks.scaling.loaders import LOADERS, worth_trying
+from benchmarks.scaling.measure import Plan, Run, rehearse, run
+from benchmarks.scaling.policy import reach
+from benchmarks.scaling.samples import KINDS, fitting
+from benchmarks.turns import in_turns
+from minato_gpu.report import write
+
+_COLUMNS = (
+    "loader",
+    "of_bound",
+    "main_us_per_sample",
+    "workers_us_per_sample",
+    "window_allows",
+    "first_batch_s",
+    "next_us_p50",
+    "ratio_to_peer",
+    "ratio_to_peer_low",
+    "ratio_to_peer_high",
+    "error",
+)
+_TRAINED_MS = 10.0
+_QUICK_BATCHES = 6
+_QUICK_BARE_S = 0.1
+
+
+def cell_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> list[dict[str, Any]]:
+    """A row for each loader on one cell; the loaders take turns within each repetition."""
+    timeout_s = 60 + 40 * plan.bound_s()
+    rehearsed: set[str] = set()
+
+    def measure(loader: Loader) -> Run:
+        if loader.name not in rehearsed:
+            rehearsed.add(loader.name)
+            isolated(rehearse, plan, loader, timeout_s=timeout_s)
+        return isolated(run, plan, loader, timeout_s=timeout_s)
+
+    def figures(one: Run) -> str:
+        return (
+            f"{one.of_bound:.3f} of the bound, {1e6 * one.main_s_per_sample:.0f} us a sample and "
+            f"{1e6 * one.workers_s_per_sample:.0f} in workers"
+        )
+
+    runs, errors = in_turns(plan.cell.name, loaders, repetitions, measure, figures)
+    return [
+        _row(plan, loader, runs[loader.name], errors.get(loader.name)) | against_peers(loader, loaders, runs)
+        for loader in loaders
+    ]
+
+
+def _row(plan: Plan, loader: Loader, runs: Sequence[Run], error: str | None) -> dict[str, Any]:
+    cell = plan.cell
+    row: dict[str, Any] = {
+        "case": cell.name,
+        "workers": cell.workers,
+        "cost_ms": cell.cost_ms,
+        "spread": cell.spread,
+        "load": cell.load,
+        "kind": cell.kind,
+        "loader": loader.name,
+        "order": loader.order,
+        "samples": len(plan.costs_s),
+        "bound_s": plan.bound_s(),
+        "beyond_sleep_us": 1e6 * plan.alone.beyond_s,
+        "bare_of_bound": plan.bare_of_bound,
+        "bare_us_per_sample": 1e6 * plan.together.cpu_s_per_sample,
+        "repetitions": len(runs),
+    }
+    if runs:
+        row |= report.summarise("of_bound", [each.of_bound for each in runs])
+        row |= report.summarise("samples_per_s", [each.samples_per_s for each in runs])
+        row |= {
+            "first_epoch_of_bound": _median(runs, "first_epoch_of_bound"),
+            "first_batch_s": _median(runs, "first_batch_s"),
+            "main_us_per_sample": 1e6 * _median(runs, "main_s_per_sample"),
+            "workers_us_per_sample": 1e6 * _median(runs, "workers_s_per_sample"),
+            "cores_at_bound": _median(runs, "cpu_s_per_sample") * len(plan.costs_s) / plan.bound_s(),
+            "next_us_p50": 1e6 * _median(runs, "next_p50_s"),
+            "next_us_p99": 1e6 * _median(runs, "next_p99_s"),
+            "nexts": _median(runs, "nexts"),
+            "ahead_s": _median(runs, "ahead_s"),
+            "left_s": _median(runs, "left_s"),
+        }
+        row["workers_beyond_us_per_sample"] = row["workers_us_per_sample"] - row["bare_us_per_sample"]
+    if cell.spread in TAILED and loader.name.startswith(OURS):
+        row |= reach(plan, in_order=loader.order == "in order")._asdict()
+    if error is not None:
+        row["error"] = error
+    return row
+
+
+def _median(runs: Sequence[Run], name: str) -> float:
+    return report.median([getattr(each, name) for each in runs])
+
+
+@click.command(help=__doc__)
+@report.command
+@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
+@click.option("--workers", type=click.IntRange(min=1), multiple=True, help="8 and 32, if not given.")
+@click.option("--cost", "costs_ms", type=float, multiple=True, help="Mean, ms; 3, if not given.")
+@click.option("--spread", "spreads", type=click.Choice(SPREADS), multiple=True, help="half, if not given.")
+@click.option(
+    "--load", "loads", type=float, multiple=True, help="How often the work takes as long as steps; 0: no steps."
+)
+@click.option("--kind", "kinds", type=click.Choice([*KINDS]), multiple=True, help="arrays, if not given.")
+@click.option("--full", is_flag=True, help="Every number of workers, cost and spread that is not given.")
+@click.option("--named", is_flag=True, help=f"The {len(NAMED)} named cells, five times.")
+@click.option("--kinds", "others", is_flag=True, help="The other kinds of data, with 8 and 32 workers, three times.")
+@click.option("--batches", type=click.IntRange(min=1), help="Batches of an epoch, if not as many as fill some seconds.")
+def main(
+    json_path: str | None,
+    quick: bool,
+    repetitions: int | None,
+    wanted: tuple[str, ...],
+    workers: tuple[int, ...],
+    costs_ms: tuple[float, ...],
+    spreads: tuple[str, ...],
+    loads: tuple[float, ...],
+    kinds: tuple[str, ...],
+    full: bool,
+    named: bool,
+    others: bool,
+    batches: int | None,
+) -> None:
+    cells = _cells(workers, costs_ms, spreads, loads, kinds, full=full)
+    if named:
+        cells, repetitions = list(NAMED), repetitions or 5
+    if others:
+        cells, repetitions = list(OTHER_KINDS), repetitions or 3
+    try:
+        chosen = choose(LOADERS, wanted)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    present = [loader for loader in chosen if installed(loader)]
+    settings = {
+        "samples": "sleep: emulated cores, only what loaders themselves spend is real",
+        "batch_size": BATCH_SIZE,
+        "repetitions": repetitions or 1,
+        "quick": quick,
+        "not_installed": sorted({loader.name for loader in chosen if loader not in present}),
+    }
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
+        loaders = present if wanted else worth_trying(cell, present)
+        rows += cell_rows(plan, fitting(cell, loaders), repetitions or 1)
+        if json_path is not None and json_path != "-":  # hours may be lost
+            write(report.document("scaling", settings, rows), json_path)
+    report.publish(report.document("scaling", settings, rows), json_path, _COLUMNS)
+    if any("error" in row for row in rows):
+        raise SystemExit(1)
+
+
+def _cells(
+    workers: Sequence[int],
+    costs_ms: Sequence[float],
+    spreads: Sequence[str],
+    loads: Sequence[float],
+    kinds: Sequence[str],
+    *,
+    full: bool,
+) -> list[Cell]:
+    """Every combination. Of the whole matrix, those with a tail also with consumers that train, at one cost."""
+    if not full:
+        return matrix(
+            workers or (8, 32), costs_ms or (3.0,), spreads or ("half",), loads or (0.0,), kinds or ("arrays",)
+        )
+    workers, costs_ms, spreads = workers or WORKERS, costs_ms or COSTS_MS, spreads or SPREADS
+    cells = matrix(workers, costs_ms, spreads)
+    tailed = [spread for spread in spreads if spread in TAILED]
+    return cells + matrix([n for n in workers if n >= 8], [c for c in costs_ms if c == _TRAINED_MS], tailed, LOADS)
+
+
+def _plan(cell: Cell, batches: int | None, quick: bool) -> Plan:
+    plan: Plan = isolated(Plan.measured, cell, batches, *([_QUICK_BARE_S] if quick else []))
+    report.progress(
+        f"{cell.name}: a sleep takes {1e6 * plan.alone.beyond_s:.0f} us more, bare processes reach "
+        f"{plan.bare_of_bound:.3f} of the bound at {1e6 * plan.together.cpu_s_per_sample:.0f} us a sample"
+    )
+    return plan
+
+
+if __name__ == "__main__":
+    main()

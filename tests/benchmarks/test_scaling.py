@@ -1,0 +1,165 @@
+"""The scaling benchmark: its cells, its data, its bound, its command and its page."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from torch.utils.data import DataLoader
+
+from benchmarks.datasets import WorkLog
+from benchmarks.isolate import descendants_cpu_s
+from benchmarks.peers import Job
+from benchmarks.scaling import page, samples
+from benchmarks.scaling.cells import BATCH_SIZE, NAMED, OTHER_KINDS, SPREADS, Cell
+from benchmarks.scaling.loaders import LOADERS, worth_trying
+from benchmarks.scaling.measure import Bare, Plan
+from benchmarks.scaling.policy import reach
+from benchmarks.scaling.samples import KINDS, Reader, fitting
+from benchmarks.scaling.summary import summary
+from tests import programs
+
+_FIGURES = ("samples_per_s", "of_bound", "first_epoch_of_bound", "first_batch_s", "main_us_per_sample")
+
+
+def _plan(cell: Cell, batches: int = 20) -> Plan:
+    costs_s = cell.costs_s(BATCH_SIZE * batches)
+    bare = Bare(1e-4, 1.0, 1.1, 300, 0.01)
+    return Plan(cell, costs_s, np.empty(0, np.int64), bare, bare, 0.0)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_the_mean_of_a_cell_is_its_cost(spread: str) -> None:
+    costs_s = Cell(8, 3, spread).costs_s(6400)
+    assert costs_s.mean() == pytest.approx(3e-3) and costs_s.min() > 0
+    if spread == "tail":
+        assert (costs_s > 10 * np.median(costs_s)).mean() == 0.05
+        assert costs_s.max() == pytest.approx(40 * costs_s.min())
+
+
+def test_the_named_cells() -> None:
+    assert len(set(NAMED)) == 18
+    assert {cell.kind for cell in OTHER_KINDS} == set(KINDS) - {"arrays"}
+    assert all(cell.samples % BATCH_SIZE == 0 for cell in (*NAMED, *OTHER_KINDS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_delivered_is_checked(kind: str) -> None:
+    cell = Cell(2, 1, "none", kind=kind)
+    log = WorkLog(8, 1)
+    dataset = samples.dataset(cell, np.full(8, 1e-6), log)
+    of_torch: Any = dataset
+    reader = Reader()
+    for batch in DataLoader(of_torch, 4, collate_fn=KINDS[kind].collate):
+        assert reader.read(batch) == 4
+    reader.check(samples.expected(dataset))
+    assert log.done_before(np.inf, 0, np.ones(8)) == 8
+
+
+def test_each_kind_goes_to_loaders_that_are_made_for_it() -> None:
+    assert fitting(Cell(8, 3, "half"), LOADERS) == list(LOADERS)
+    replaced = fitting(Cell(8, 3, "half", kind="replace"), LOADERS)
+    assert {each.package.partition(".")[0] for each in replaced} == {"torch", "minato_gpu"}
+    settings = [each.settings(samples.job(Cell(8, 3, "half"), samples.Sleeping(np.ones(1)))) for each in replaced]
+    assert [each["on_worker_death"] for each in settings if "on_worker_death" in each] == ["replace"] * 2
+    large = [each.name for each in fitting(Cell(32, 3, "half", kind="tensors"), LOADERS)]
+    assert "pytorch in order" in large and "pytorch prefetch 8" not in large
+
+
+def test_the_bound_is_work_or_steps() -> None:
+    plan = _plan(Cell(4, 3, "half"))
+    assert plan.work_s == pytest.approx(20 * BATCH_SIZE * 3.1e-3 / 4)
+    assert plan.bound_s() == plan.work_s and plan.bound_s(ahead_s=0.4) == pytest.approx(plan.work_s - 0.1)
+    assert plan.bound_s(ahead_s=0.4, left_s=0.4) == pytest.approx(plan.work_s)
+    waiting, working = _plan(Cell(4, 3, "half", 0.9)), _plan(Cell(4, 3, "half", 1.05))
+    assert waiting.bound_s() == pytest.approx(waiting.batches * waiting.step_s)
+    assert working.bound_s() == pytest.approx(working.work_s + working.step_s)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_the_window_allows(in_order: bool) -> None:
+    """No policy is ahead of it, but for what it prepares of the epochs beside the one that is looked at."""
+    found = reach(_plan(Cell(4, 3, "tail", 0.9)), in_order=in_order)
+    assert 0.8 < found.simulated <= 1.02 and 0.9 < found.window_allows <= 1.0
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    job = Job(range(10), 4, 2, 8, shuffle_seed=3)
+    order = job.order(by_batch=True)
+    epochs = [list(order), list(order)]
+    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4, 4, 2]] * 2 and len(order) == 3
+    first, second = ([index for batch in epoch for index in batch] for epoch in epochs)
+    assert first != second and sorted(second) == list(range(10))
+    assert list(job.order(by_batch=False)) == first  # each loader's begins anew
+    assert list(Job(range(3), 2, 2, 8).order(by_batch=False)) == [0, 1, 2]
+
+
+def test_a_log_that_was_pickled_is_the_same_log() -> None:
+    log = WorkLog(3, 1)
+    other: WorkLog = pickle.loads(pickle.dumps(log))
+    other.end(1, other.begin(1))
+    assert log.done_before(np.inf, 0, np.array([1.0, 2.0, 4.0])) == 2.0
+
+
+_PARENT = """import subprocess, sys
+burn = "import time\\nwhile time.process_time() < 0.2: pass"
+subprocess.run([sys.executable, "-S", "-c", burn], check=True)
+print(flush=True)
+input()
+"""
+
+
+def test_the_time_of_grandchildren_that_have_ended_counts() -> None:
+    """Such are the workers that a spawner has started and replaced."""
+    before = descendants_cpu_s()
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline()
+        found = descendants_cpu_s() - before
+        parent.communicate(b"\n")
+    assert found > 0.15
+
+
+@pytest.mark.timeout(180)
+def test_the_command_and_its_page(tmp_path: Path) -> None:
+    asked = ["--workers", "2", "--cost", "1", "--spread", "half", "--kind", "arrays", "--kind", "tokens"]
+    loaders = ["--loader", "pytorch in order", "--loader", "pytorch out of order", "--loader", "minato_gpu"]
+    said = programs.run("benchmarks.scaling", "--quick", "--json", "-", *asked, *loaders)
+    document = json.loads(said)
+    rows = document["rows"]
+    assert "sleep" in document["settings"]["samples"] and document["settings"]["quick"] is True
+    assert [row["kind"] for row in rows] == ["arrays"] * 4 + ["tokens"] * 4
+    for row in rows:
+        assert (row["workers"], row["cost_ms"], row["spread"]) == (2, 1.0, "half") and "error" not in row
+        assert all(row[key] > 0 for key in _FIGURES) and row["of_bound"] < 1.5
+        assert {"workers_us_per_sample", "next_us_p50", "next_us_p99"} <= row.keys()
+    ours = [row for row in rows if row["loader"].startswith("minato_gpu")]
+    assert {row["best_peer"] for row in ours} == {"pytorch in order", "pytorch out of order"}
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "scaling.json").write_text(said, encoding="utf-8")
+    out = tmp_path / "PAGE.md"
+    result = CliRunner().invoke(page.main, [str(folder), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    text = out.read_text(encoding="utf-8")
+    assert "](results/scaling.png)" in text and (folder / "scaling.png").stat().st_size > 5_000
+    assert all(f"| {row['case']} |" in text for row in summary(rows)) and len(summary(rows)) == 2
+
+
+def test_a_page_needs_the_matrix(tmp_path: Path) -> None:
+    result = CliRunner().invoke(page.main, [str(tmp_path)])
+    assert result.exit_code == 2 and "holds no scaling.json" in result.output
+
+
+def test_loaders_that_take_samples_one_by_one_are_tried_where_costs_have_a_tail() -> None:
+    even, tailed = (worth_trying(Cell(8, 3, spread), LOADERS) for spread in ("half", "tail"))
+    assert tailed == list(LOADERS) and set(even) < set(tailed)
+    for order in ("in order", "completion"):
+        packages = {each.package.partition(".")[0] for each in even if each.order == order}
+        assert {"torch", "spdl", "torchdata"} <= packages

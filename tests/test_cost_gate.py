@@ -1,0 +1,151 @@
+"""What the loader itself spends on a sample, counted instead of timed, so that no change takes it back unnoticed.
+
+Fixed runs on a clock of their own (``tests.lockstep``): worker threads whose samples "sleep", batches of 64, another
+order in each epoch; the second of two epochs is counted. And the scheduler alone, which hears again what it heard in a
+simulated run (``benchmarks.scheduler_cost``). Every figure is the same in every run; a change that makes one smaller
+lowers its limit.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import scheduler_cost
+from benchmarks.scaling.cells import BATCH_SIZE, Cell
+from minato_gpu import DataLoader
+from minato_gpu.scheduling.scheduler import Scheduler
+from tests.lockstep import CONSUMER, PUMP, WORKERS, Lockstep
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Cost(NamedTuple):
+    """What a sample cost: ``training``: Python calls in the training process, its pump thread included; ``workers``: in
+    the workers; ``wakes``: how often the training process was woken, in either thread; ``tasks`` that were sent;
+    ``lost``: which part of the workers' time was not used.
+    """
+
+    training: float
+    workers: float
+    wakes: float
+    tasks: float
+    lost: float
+
+
+LIMITS: dict[tuple[Cell, str], Cost] = {  # today's figures and some three hundredths
+    (Cell(8, 3, "half"), "in order"): Cost(174, 30.5, 1.02, 1.02, 0.01),
+    (Cell(8, 3, "half"), "bounded"): Cost(177, 30.5, 1.02, 1.02, 0.01),
+    (Cell(8, 3, "half", 0.9), "in order"): Cost(186, 33.7, 1.13, 1.13, 0.01),
+    (Cell(32, 10, "none"), "in order"): Cost(160.5, 33, 1.03, 1.03, 0.01),
+    (Cell(8, 3, "tail"), "in order"): Cost(143, 25, 0.78, 0.78, 0.01),
+    (Cell(8, 3, "tail"), "bounded"): Cost(143, 25, 0.76, 0.76, 0.01),
+    (Cell(8, 0.02, "half"), "in order"): Cost(6.1, 6.6, 0.017, 0.017, 0.01),
+}
+"""At most so much, of a cell by the order of its batches. Other kinds of work are for ``benchmarks.scaling``."""
+
+SCHEDULER_LIMITS: dict[scheduler_cost.Case, float] = dict(
+    zip(scheduler_cost.CASES, (86.2, 99.8, 103.3, 2.07, 2.14), strict=True)
+)
+"""Python calls of the scheduler for each sample, at most."""
+
+_BATCHES = 40
+_WINDOW = 256
+
+
+class Sleeping:
+    """Samples that take their cost on the clock."""
+
+    def __init__(self, costs_s: Any, lockstep: Lockstep) -> None:
+        self._costs_s = costs_s
+        self._lockstep = lockstep
+
+    def __len__(self) -> int:
+        return len(self._costs_s)
+
+    def __getitem__(self, index: int) -> Any:
+        self._lockstep.sleep(float(self._costs_s[index]))
+        return np.full(16, index)
+
+
+def second_epoch(cell: Cell, order: str, patch: pytest.MonkeyPatch) -> Cost:
+    """Run two epochs."""
+    batches = max(_BATCHES, 3 * cell.workers)  # more than the window holds
+    costs_s = cell.costs_s(batches * BATCH_SIZE)
+    bound_s = float(costs_s.sum()) / cell.workers
+    lockstep = Lockstep(cell.workers, patch)
+    chosen: dict[str, Any] = {"worker_kind": "thread", "persistent_workers": True, "in_order": order == "in order"}
+    generator = torch.Generator().manual_seed(3)
+    dataset: Any = Sleeping(costs_s, lockstep)
+    loader: Any = DataLoader(dataset, BATCH_SIZE, True, num_workers=cell.workers, generator=generator, **chosen)
+
+    def epoch() -> None:
+        for batch in loader:
+            assert len(batch) == BATCH_SIZE
+            if cell.load:
+                lockstep.advance(bound_s / cell.load / batches)
+
+    try:
+        epoch()
+        begin = lockstep.now
+        with lockstep.counted():
+            epoch()
+        elapsed_s = lockstep.now - begin
+    finally:
+        lockstep.release()
+    counts, samples = lockstep.counts, len(costs_s)
+    return Cost(
+        (counts.calls[CONSUMER] + counts.calls[PUMP]) / samples,
+        counts.calls[WORKERS] / samples,
+        sum(counts.wakes.values()) / samples,
+        sum(counts.tasks.values()) / samples,
+        1 - bound_s / min(cell.load or 1, 1) / elapsed_s,
+    )
+
+
+@pytest.mark.parametrize(("cell", "order"), LIMITS, ids=[f"{cell.name}, {order}" for cell, order in LIMITS])
+def test_what_a_sample_costs(cell: Cell, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost, limit = second_epoch(cell, order, monkeypatch), LIMITS[cell, order]
+    for name in Cost._fields:
+        found, most = getattr(cost, name), getattr(limit, name)
+        assert found <= most, f"{name}: {found:.4g}, and at most {most:.4g} were allowed; all: {cost}"
+
+
+def test_a_run_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            costs.append(second_epoch(Cell(4, 3, "tail", 0.9), "bounded", patch))
+    assert costs[0] == costs[1] and costs[0].training > 0
+
+
+def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
+    """Python calls for each sample."""
+    policy = case.policy(_WINDOW)
+    events = scheduler_cost.record(case, _WINDOW, samples)
+    scheduler, calls = Scheduler(policy), 0
+
+    def count(_: FrameType, event: str, __: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        for event in events:
+            scheduler.handle(event)
+            _ = scheduler.room
+            scheduler.wake_at()
+    finally:
+        sys.setprofile(None)
+    return calls / samples
+
+
+@pytest.mark.parametrize("case", SCHEDULER_LIMITS, ids=lambda case: f"{case.name}, {case.max_lateness} late")
+def test_what_a_decision_costs(case: scheduler_cost.Case) -> None:
+    found = scheduler_calls(case, 2048 if case.kind == "costly" else 16_384)
+    assert found <= SCHEDULER_LIMITS[case], f"{found:.4g} calls"
