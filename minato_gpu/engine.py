@@ -311,11 +311,14 @@ class Engine:
             return  # to look at what was told before workers could see that
         if self.pump.listen():
             return
-        ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
-        if any(fd in self._minder.exit_fds for fd, _ in ready):
-            self._pump()
-            self._minder.check_workers(self.log)
-        self._minder.look_for_hangs()
+        for fd, _ in self._poll.poll(max(0.0, 1e3 * (until - now))):
+            if fd == self._links.consumer_wake:
+                os.eventfd_read(fd)
+            elif fd in self._minder.exit_fds:
+                self._pump()
+                self._minder.check_workers(self.log)
+        if hangs is not None:
+            self._minder.look_for_hangs()
         if wake is not None and perf_counter() >= wake:
             self.pump.look()
 

@@ -51,16 +51,11 @@ class _CpuLane:
     def receive(self, *, unfinished: bool = False) -> list[Report]:
         """What has been told since the last call, in reports; never blocks. ``unfinished``: also by the marks of leases
         that have not ended."""
-        self._clear_bell()
         return self.leases.reports(self._messages(), unfinished=unfinished)
 
     def report(self, run: int, chunk: int) -> Report | None:
         """The same of one lease, without what messages tell; None where there is nothing to tell."""
         return self.leases.report(run, chunk)
-
-    def _clear_bell(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.links.consumer_wake)
 
     def _messages(self) -> list[Report]:
         raise NotImplementedError

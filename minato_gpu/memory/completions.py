@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from minato_gpu.memory.board import ATTENTION, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, CONSUMER, PUMP, Board
 
-READY = 1
-_READY, _TAKEN = b"\x01", b"\x02"  # else the ticket is open
+_IN_ROW, _ELSEWHERE, _TAKEN = b"\x01", b"\x02", b"\x03"  # else the ticket is open
+_READY = _IN_ROW + _ELSEWHERE
 _RECORD = np.dtype(
     [
         ("end", np.float64),  # when the ticket was finished, on the monotonic clock
@@ -75,7 +75,9 @@ class Completions:
         if fd is None:
             os.ftruncate(self.fd, nbytes)
         self._map = mmap.mmap(self.fd, nbytes)
-        self._records: NDArray[Any] = np.frombuffer(self._map, _RECORD, capacity)
+        records: NDArray[Any] = np.frombuffer(self._map, _RECORD, capacity)
+        self._columns = {name: records[name] for name in _RECORD.names or ()}
+        self._took, self._elapsed, self._end = (self._columns[name] for name in ("took", "elapsed", "end"))
         self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]
         self.local: dict[int, Any] = {}  # by mark, from worker threads
         self._used = 0  # marks that have been in a block at some time: none is ready beyond
@@ -103,11 +105,12 @@ class Completions:
 
     def is_ready(self, mark: int) -> bool:
         """Whether the ticket is finished and not taken."""
-        return self._status[mark] == READY
+        return self._status[mark] in _READY
 
     def ready(self, begin: int, end: int) -> int:
         """How many of these tickets are finished and not taken."""
-        return bytes(self._status[begin:end]).count(_READY)
+        marks = bytes(self._status[begin:end])
+        return marks.count(_IN_ROW) + marks.count(_ELSEWHERE)
 
     @property
     def ready_anywhere(self) -> tuple[int, int]:
@@ -121,14 +124,16 @@ class Completions:
 
     def take(self, begin: int, end: int) -> Taken:
         """Take these tickets in, which are finished."""
-        self._status[begin:end] = _TAKEN * (end - begin)
-        records = self._records[begin:end]
-        last = records[-1]
         lying = None
-        if records["kind"].any():
-            lying = list(zip(*(records[name].tolist() for name in ("kind", "offset", "nbytes")), strict=True))
-        elapsed = float(records["elapsed"].sum())
-        return Taken(records["took"].tolist(), elapsed, float(last["end"]), int(last["worker"]), lying)
+        if _ELSEWHERE in bytes(self._status[begin:end]):
+            columns = (self._columns[name][begin:end].tolist() for name in ("kind", "offset", "nbytes"))
+            lying = list(zip(*columns, strict=True))
+        self._status[begin:end] = _TAKEN * (end - begin)
+        elapsed = sum(self._elapsed[begin:end].tolist())
+        at = end - 1
+        return Taken(
+            self._took[begin:end].tolist(), elapsed, float(self._end[at]), int(self._columns["worker"][at]), lying
+        )
 
     def clear(self, begin: int, end: int) -> None:
         """Nobody is at these tickets any more, and they are to be prepared again."""
@@ -145,22 +150,27 @@ class Completions:
             kind, offset, nbytes = IN_ROW if lying is None else lying[0]
             _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind)
             return
-        records = self._records[begin : begin + len(took)]
-        records["end"], records["took"], records["elapsed"], records["worker"] = end, took, 0.0, worker
-        records["elapsed"][-1] = elapsed
+        stop, columns = begin + len(took), self._columns
+        columns["end"][begin:stop] = end
+        columns["took"][begin:stop] = took
+        columns["elapsed"][begin:stop] = 0.0
+        columns["elapsed"][stop - 1] = elapsed
+        columns["worker"][begin:stop] = worker
         if lying is None:
-            records["kind"] = ROW
+            columns["kind"][begin:stop] = ROW
         else:
-            records["kind"], records["offset"], records["nbytes"] = zip(*lying, strict=True)
+            for name, values in zip(("kind", "offset", "nbytes"), zip(*lying, strict=True), strict=True):
+                columns[name][begin:stop] = values
 
-    def set_ready(self, begin: int, end: int) -> None:
+    def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
         """These tickets are finished, and recorded: between the two belongs a fence."""
-        self._status[begin:end] = _READY * (end - begin)
+        self._status[begin:end] = (_IN_ROW if in_rows else _ELSEWHERE) * (end - begin)
 
     def close(self) -> None:
         """Drop the mapping; the memory goes with the last process that maps it."""
         self._status.release()
-        self._records = np.empty(0, _RECORD)
+        self._columns.clear()
+        del self._took, self._elapsed, self._end
         self._map.close()
         if self.fd >= 0:
             os.close(self.fd)
@@ -196,7 +206,7 @@ class Bell:
         stop, words, completions = begin + len(took), self._words, self._completions
         completions.record(begin, took, end, elapsed, worker, lying)
         self._board.fence()
-        completions.set_ready(begin, stop)
+        completions.set_ready(begin, stop, in_rows=lying is None)
         self._board.fence()
         need = words[AWAITED_NEED]
         if not need or begin >= words[AWAITED_END] or stop <= words[AWAITED_BEGIN]:

@@ -94,9 +94,10 @@ class Scheduler:
 
     @property
     def awaited(self) -> m.Awaited | None:
-        """What the next batch needs before it can be composed; None where that is not known, or nothing."""
-        oldest = self._places.oldest
-        if oldest is None or self._next_order in self._sizes:
+        """What the next batch needs before it can be composed; None where that is not known, or nothing, or leases end
+        so soon that it is not worth a wake-up of its own."""
+        oldest, lane = self._places.oldest, self._work.lanes.get(m.CPU)
+        if oldest is None or self._next_order in self._sizes or lane is None or lane.cheap:
             return None
         if not self.policy.max_lateness:
             return m.Awaited((oldest.first, oldest.end), oldest.missing, True)
