@@ -172,7 +172,7 @@ def own_bytes(state: dict[str, Any]) -> int:
     source = {name: value for name, value in state["source"].items() if name not in theirs}
     if "streams" in source:
         source["streams"] = [{**stream, "state": None} for stream in source["streams"]]
-    return len(json.dumps({**state, "generators": {}, "source": source}))
+    return len(json.dumps({**state, "generators": {}, "global": {}, "source": source}))
 
 
 def row(mode: str, window: int, batches: int, repetitions: int) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         first = None if begun or not is_iterable(loader) else told_here(loader, resumption.starts if resumption else [])
         _BaseDataLoaderIter.__init__(self, loader)  # its subclass's would iterate the data set before it has its state
         if self._timeout != 0:
-            raise AssertionError("timeout must be 0 with num_workers=0: there is no worker to wait for")
+            raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
         if before is not None:
             if not rewound or loader.generator is not None:
                 generator.set_state(before)
@@ -190,9 +190,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """The fetcher of an iterable data set, which goes on where an earlier run left it."""
         samples = loader.batch_size or 1
         over, loader._over = loader._over, None
-        if starts and starts[0].state is None:
-            self._stream = Stream(self._dataset_fetcher, self._dataset, starts[0], samples)
-        elif starts:
+        if starts:
             self._stream = Stream.open(loader, starts[0], samples)
             loader._over = (self._stream.before or b"") if starts[0].over else None
         elif over is not None:
