@@ -165,6 +165,7 @@ def _policy(loader: Any) -> m.Policy:
         # no other worker could help to join them, and no other lane takes a part
         whole_places=not _stacks(loader) and not options.free and loader.num_workers == 1 and not has_device,
         inspect=has_device,
+        queues=_stacks(loader) and not has_device,
         cpu_runs="cpu" in options.lanes,
         micro_batch=_micro_batch(loader),
         compose_ahead=len(options.devices),

@@ -24,7 +24,7 @@ from minato_gpu.faults.minder import Minder
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.base import Failure, failure
 from minato_gpu.lanes.links import Links
-from minato_gpu.memory.board import ATTENTION, CONSUMER, NOBODY, PUMP
+from minato_gpu.memory.board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.pump import Pump
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling import messages as m
@@ -179,7 +179,7 @@ class Engine:
             epoch = epochs[number]
             at_hand = self._at_hand(epoch)
             if not at_hand:
-                self._links.board.words[ATTENTION] = NOBODY
+                self._listen()
                 epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
                 self._settle()
                 self._pump()
@@ -293,6 +293,12 @@ class Engine:
         self._sleep_until(lambda: self._at_hand(epoch), started)
         self.log.stalled(cause, perf_counter() - asked)
 
+    def _listen(self) -> None:
+        """From now on whatever is told wakes the consumer; the caller looks at what was told before."""
+        self._links.board.words[RING_FROM] = 0
+        self._links.board.words[ATTENTION] = CONSUMER
+        self._links.board.fence()
+
     def _sleep(self, started: float) -> None:
         """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
         now = perf_counter()
@@ -306,8 +312,7 @@ class Engine:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
         until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
         if self._links.board.words[ATTENTION] != CONSUMER:
-            self._links.board.words[ATTENTION] = CONSUMER
-            self._links.board.fence()
+            self._listen()
             return  # to look at what was told before workers could see that
         if self.pump.listen():
             return
@@ -351,6 +356,7 @@ class Engine:
         """
         with self._lock:
             if not self._closed:
+                self._links.board.words[RING_FROM] = 0
                 self._links.board.words[ATTENTION] = PUMP
                 self._links.board.fence()
                 if len(self.pump.lanes) > 1 or not self._links.board.all_busy():
@@ -386,7 +392,9 @@ class Engine:
         words = self._links.board.words
         if not self.pump.needs_attention:
             words[ATTENTION] = NOBODY
-        elif words[ATTENTION] != PUMP:
+            return
+        self.pump.lanes[m.CPU].sleep()
+        if words[ATTENTION] != PUMP:
             words[ATTENTION] = PUMP
             self._links.board.fence()
             self._pump()  # what was reported before workers could see the flag

@@ -107,6 +107,7 @@ class Pump:
         self._stream_batch = stream_batch
         self._cuts = cuts
         self._run = 0
+        self._awaited: m.Awaited | None = None
         self._stale = Stale(assembly.holdings)
         self._sent: dict[int, Sent] = {}
         self._arrived: deque[tuple[Any, Report]] = deque()  # to be taken in; where that raises, the rest stays
@@ -196,9 +197,10 @@ class Pump:
     # --- what the consumer waits for ------------------------------------------------------------------------
 
     def listen(self) -> bool:
-        """Let workers ring once the batch that the consumer waits for is complete; returns whether it is."""
-        awaited = self.scheduler.awaited
-        return awaited is not None and self.bell.await_tickets(*self._marks(awaited), awaited.need)
+        """Let workers ring once the batch that the consumer waits for is complete; returns whether it is. To be called
+        after ``receive``."""
+        self.lanes[m.CPU].sleep()
+        return self._awaited is not None and self.bell.await_tickets(*self._marks(self._awaited), self._awaited.need)
 
     def stop_listening(self) -> None:
         """The consumer waits no more."""
@@ -214,7 +216,7 @@ class Pump:
 
     def _take_awaited(self) -> None:
         """Take in what is finished of leases that are under way, if that completes the next batch."""
-        awaited = self.scheduler.awaited
+        awaited = self._awaited = self.scheduler.awaited
         if awaited is None or self.completions.ready(*self._marks(awaited)) < awaited.need:
             return
         lo, hi = awaited.span
@@ -225,7 +227,8 @@ class Pump:
                 report = lane.report(self._run, chunk.number)
                 if report is not None:
                     self._reported(lane, report)
-                    if self.scheduler.awaited is None:
+                    self._awaited = self.scheduler.awaited
+                    if self._awaited is None:
                         return
 
     def _drop(self, report: Report) -> None:

@@ -29,7 +29,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import blobs
-from minato_gpu.memory.board import CHUNK, LIMIT, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.memory.board import CHUNK, LIMIT, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
 from minato_gpu.threads import OwnThread
 
 
@@ -52,6 +52,10 @@ class _CpuLane:
         """What has been told since the last call, in reports; never blocks. ``unfinished``: also by the marks of leases
         that have not ended."""
         return self.leases.reports(self._messages(), unfinished=unfinished)
+
+    def sleep(self) -> None:
+        """The training process is about to wait: from which lease on it wants to know of their ends."""
+        self.links.board.words[RING_FROM] = self.leases.low(self.slots)
 
     def report(self, run: int, chunk: int) -> Report | None:
         """The same of one lease, without what messages tell; None where there is nothing to tell."""
@@ -146,6 +150,7 @@ class ProcessLane(_CpuLane):
 
     def recall(self) -> list[tuple[int, int]]:
         """Take back the tasks that no worker has taken yet; returns their (run, chunk)."""
+        self.links.board.words[RING_FROM] = 0
         recalled: list[bytes] = []
         for number, receiver in enumerate(self.links.task_receivers):
             recalled += self._waiting[number]
@@ -304,6 +309,7 @@ class ThreadLane(_CpuLane):
 
     def recall(self) -> list[tuple[int, int]]:
         """Take back the tasks that no worker has taken yet; returns their (run, chunk)."""
+        self.links.board.words[RING_FROM] = 0
         out = []
         for channel in self._channels:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -12,7 +13,7 @@ from minato_gpu.lanes.base import Blob, Part, Report, Task
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, ROW, Lying
+from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, READY, ROW, Lying
 
 Number = tuple[int, int]
 """Run and chunk."""
@@ -47,8 +48,14 @@ class Lease:
         self.reported = 0
         self.begin: float | None = None  # when the first sample was begun, once it is reported
 
-    def between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def between(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
         """The marks of samples number ``start`` to ``stop``."""
+        if len(self.runs) == 1:
+            begin = self.runs[0][0]
+            return ((begin + start, begin + stop),)
+        return self._parts(start, stop)
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         for begin, end in self.runs:
             size = end - begin
             if start < size and stop > 0:
@@ -88,9 +95,17 @@ class Leases:
                 if message.final:
                     del self._leases[lease.number]
             reports.append(message)
-        is_ready = self._completions.is_ready
-        leases = [each for each in self._leases.values() if unfinished or (is_ready(each.last) and not each.cut)]
-        return reports + [report for report in map(self._told, leases) if report is not None]
+        status = self._completions.status
+        leases = [each for each in self._leases.values() if unfinished or (status[each.last] in READY and not each.cut)]
+        return reports + [report for report in map(self._told, leases) if report is not None] if leases else reports
+
+    def low(self, slots: int) -> int:
+        """The number of the lease at whose end half of what waits for ``slots`` workers will have been taken; 0 where
+        that is not much."""
+        half = (len(self._leases) - slots) // 2
+        if half < 1:
+            return 0
+        return next(islice(self._leases, half, None))[1]
 
     def revoked(self, run: int, chunk: int, keep: int) -> None:
         """Samples of the task from number ``keep`` on are another worker's now."""

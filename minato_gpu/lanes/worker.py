@@ -34,6 +34,7 @@ from minato_gpu.memory.board import (
     LIMIT,
     NO_LIMIT,
     REPORTING,
+    RING_FROM,
     RUN,
     SAVES,
     SINCE_NS,
@@ -307,7 +308,8 @@ class Worker:
         if progress.marks and progress.reported == progress.size:
             self._words[self._row + CHUNK] = -1
             self._board.fence()
-            self._bell.ring()
+            if progress.task.chunk >= self._words[RING_FROM]:
+                self._bell.ring()
         else:
             self._report(progress, final=True, status=status)
 

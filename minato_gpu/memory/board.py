@@ -35,9 +35,10 @@ _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
 _BITS = 63  # of a word that is no sign; later stages are never asked for
-ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED = range(5)
+ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM = range(6)
 """Words of the header. ATTENTION: who is to be woken by what is reported; SAVES: states are asked for, so that streams
-tell theirs every time; AWAITED_*: how many tickets, of which, somebody waits for (see ``completions``)."""
+tell theirs every time; AWAITED_*: how many tickets, of which, somebody waits for (see ``completions``); RING_FROM: the
+end of a lease of this number or a later one is worth a wake-up, because too few are left. It never falls in a run."""
 NOBODY, PUMP, CONSUMER = range(3)
 """In ATTENTION."""
 _HEADER = 8

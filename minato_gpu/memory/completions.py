@@ -31,6 +31,7 @@ from minato_gpu.memory.board import ATTENTION, AWAITED_BEGIN, AWAITED_END, AWAIT
 
 _IN_ROW, _ELSEWHERE, _TAKEN = b"\x01", b"\x02", b"\x03"  # else the ticket is open
 _READY = _IN_ROW + _ELSEWHERE
+READY = frozenset(_READY)
 _RECORD = np.dtype(
     [
         ("end", np.float64),  # when the ticket was finished, on the monotonic clock
@@ -79,6 +80,7 @@ class Completions:
         self._columns = {name: records[name] for name in _RECORD.names or ()}
         self._took, self._elapsed, self._end = (self._columns[name] for name in ("took", "elapsed", "end"))
         self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]
+        self.status = self._status.toreadonly()  # by mark; READY where a ticket is finished and not taken
         self.local: dict[int, Any] = {}  # by mark, from worker threads
         self._used = 0  # marks that have been in a block at some time: none is ready beyond
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # by size
@@ -102,10 +104,6 @@ class Completions:
     def give_back(self, first: int) -> None:
         """Nobody writes to this block any more."""
         self._free[self._sizes.pop(first)].append(first)
-
-    def is_ready(self, mark: int) -> bool:
-        """Whether the ticket is finished and not taken."""
-        return self._status[mark] in _READY
 
     def ready(self, begin: int, end: int) -> int:
         """How many of these tickets are finished and not taken."""
@@ -168,6 +166,7 @@ class Completions:
 
     def close(self) -> None:
         """Drop the mapping; the memory goes with the last process that maps it."""
+        self.status.release()
         self._status.release()
         self._columns.clear()
         del self._took, self._elapsed, self._end

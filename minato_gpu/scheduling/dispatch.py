@@ -214,15 +214,19 @@ class Dispatcher:
     def _worth(self, lane: LaneState, entry: Entry) -> tuple[int, float]:
         """The most samples of a dispatch that begins with ``entry``, and its target in predicted seconds.
 
-        What the batch that the consumer waits for misses, and nobody has started, travels alone. Towards the end of the
-        data leases become shorter, so that all slots are through together.
+        What the batch that the consumer waits for misses, and nobody has started, is shared out to all slots, in leases
+        that become shorter towards its end (guided self-scheduling; Polychronopoulos and Kuck 1987). So is what is left
+        at the end of the data.
         """
         limit, target = lane.chunk_limits()
-        if lane.is_device or (self.consumer_starves and entry.base == self.oldest_place):
+        if lane.is_device:
             return limit, target
-        lease = self.intake.pace.lease_s(lane.typical)
+        each, shares = lane.typical, 2 * max(lane.slots, 1)
+        lease = self.intake.pace.lease_s(each)
+        if self.consumer_starves and entry.base == self.oldest_place:
+            lease = min(lease, self.waiting.samples_of(entry.base) * each / shares)
         if self.intake.pace.ending:
-            lease = min(lease, self.waiting.seconds(m.CPU) / (2 * max(lane.slots, 1)))
+            lease = min(lease, self.waiting.seconds(m.CPU) / shares)
         return limit, max(target, lease)
 
     def _each(self, lane: LaneState, entry: Entry) -> float:

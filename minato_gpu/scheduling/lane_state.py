@@ -7,6 +7,8 @@ from math import ceil, sqrt
 from minato_gpu.scheduling.messages import CPU, Chunk, Policy
 from minato_gpu.scheduling.waiting import DEVICE, Entry
 
+LONGEST_LEASE_S = 50e-3  # a lease of cheap samples is worth no more
+LONGEST_QUEUED_S = 250e-3  # nor one of costly samples, if others wait in its slot
 _KNOWN = 32  # samples after which a lane's mean is one; with few slots twice as many as these
 _P90 = 1.28  # standard deviations
 _CHEAP_S = 100e-6
@@ -100,6 +102,8 @@ class LaneState:
             return False
         each = self.seconds / count
         ahead = ceil(self.slots * self._policy.ahead_s / each) if each > 0 else self.slots
+        if self._policy.queues and not self.is_device and each <= LONGEST_QUEUED_S:
+            ahead = max(ahead, self.slots)  # then one wake-up of the training process serves many slots
         return count - self.slots < min(max(self._least_ahead, ahead), 4 * self.slots)
 
     @property

@@ -304,7 +304,8 @@ class Policy:
     every sample. ``chunk_s``: the least that a dispatch is worth where samples are that cheap, in predicted seconds;
     ``chunk_samples``: the most samples of one; ``lease_share``: of the time that the window takes, what a slot is given
     at once.
-    ``ahead_s``: seconds of work each slot holds ahead of need. ``slow_factor``: a sample is slow when it costs
+    ``ahead_s``: seconds of work each slot holds ahead of need; ``queues``: on the CPU a whole lease, if leases are not
+    long (where batches are to be joined these would wait behind them). ``slow_factor``: a sample is slow when it costs
     this many times the mean (and more than a batch or two take). ``early``: start predicted-slow samples early.
     ``reserve``: out of order, slow work never takes every slot. ``threshold``: route by the window's threshold;
     otherwise first come, first served. ``micro_batch``: most samples of one device chunk; ``device_s``: its target.
@@ -329,6 +330,7 @@ class Policy:
     chunk_samples: int = 1024
     lease_share: float = 1 / 8
     ahead_s: float = 2e-3
+    queues: bool = True
     slow_factor: float = 2.0
     early: bool = True
     reserve: bool = True

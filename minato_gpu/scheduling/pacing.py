@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from minato_gpu.scheduling.lane_state import LONGEST_LEASE_S, LONGEST_QUEUED_S
 from minato_gpu.scheduling.messages import Policy
 from minato_gpu.scheduling.plans import Step
 from minato_gpu.scheduling.routing import threshold
@@ -24,9 +25,7 @@ SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do,
 MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it takes more of the capacity with it
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
-LONGEST_LEASE_S = 50e-3  # or, where samples cost that much,
-LEAST_TICKETS = 8  # so many of them,
-LONGEST_OF_ALL_S = 250e-3  # up to this
+LEAST_TICKETS = 8  # samples of a lease where they cost so much that it may be longer than others,
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
@@ -97,7 +96,7 @@ class Pace:
         """
         mean = self.cpu_tau * self.cpu_slots or each
         window_s = (self.tau or each / max(self.cpu_slots, 1)) * self._policy.window
-        longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_OF_ALL_S))
+        longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_QUEUED_S))
         return min(window_s * self._policy.lease_share, longest)
 
     def defer(self, samples_ready: int) -> float:
