@@ -64,7 +64,7 @@ def test_a_loaders_threads_go_on_after_a_signal(handled: list[int]) -> None:
     iterator = iter(loader)
     got = next(iterator).tolist()
     own = [thread for thread in threading.enumerate() if isinstance(thread, OwnThread)]
-    assert {"minato-pump", "minato-watcher"} <= {thread.name for thread in own}
+    assert {"minato-pump", "minato-worker-0"} <= {thread.name for thread in own}
     _interrupt(own, handled)
     assert all(thread.is_alive() for thread in own)
     assert got + [key for batch in iterator for key in batch.tolist()] == list(numbers)

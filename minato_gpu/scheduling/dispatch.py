@@ -75,7 +75,7 @@ class Dispatcher:
         self.lanes[chunk.lane].shorten(chunk.seconds - seconds)
         self._promise(flight, flight.promised * keep / chunk.size)
         self.give_back(flight, keep, chunk.size)
-        flight.chunk = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds)
+        flight.chunk, flight.size = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds), keep
 
     def hand_on(self, flight: Flight, offset: int, stage: int) -> None:
         """Sample number ``offset`` of the chunk has come to ``stage`` and waits for a lane that goes on with it."""
@@ -113,7 +113,7 @@ class Dispatcher:
 
     def fill(self) -> None:
         """Give work to every lane that would take some; to devices in rounds, the least loaded first."""
-        takers = [lane for lane in self.lanes.values() if lane.wants_more()]
+        takers = [lane for lane in self.lanes.values() if lane.is_low()]
         while takers and (len(self.waiting) or self.jobs):
             lane = takers[0]
             if lane.is_device and len(takers) > 1:
@@ -279,7 +279,7 @@ class Dispatcher:
         flight = self.flights[chunk.number] = Flight(chunk, parts)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
         if kind == "run":
-            size = chunk.size
+            size = flight.size
             self._ledger.start(size, stop >= 0)
             if size > 1 and not lane.is_device:
                 self.look_again(flight, max(PATIENCE_S, 2 * seconds + lane.backlog_s()))

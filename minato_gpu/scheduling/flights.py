@@ -12,11 +12,13 @@ from minato_gpu.scheduling.waiting import Entry
 class Flight:
     """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
 
-    __slots__ = ("chunk", "done", "look_at", "parts", "promised")
+    __slots__ = ("chunk", "done", "look_at", "parts", "promised", "reads", "size")
 
     def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
         self.chunk = chunk
+        self.size = chunk.size
         self.parts = parts
+        self.reads = any(part.read for part in parts)  # something lies ready that an earlier step has left
         self.done = 0
         self.look_at: float | None = None
         self.promised = 0.0  # seconds of the device that are to follow
@@ -31,7 +33,7 @@ class Flight:
 
     def held(self, offsets: Sequence[int]) -> Held:
         """Of how many of these samples something lies ready that an earlier step has left."""
-        if not any(part.read for part in self.parts):
+        if not self.reads:
             return NONE
         if len(self.parts) == 1:
             return (0, len(offsets)) if self.parts[0].at else (len(offsets), 0)

@@ -93,18 +93,26 @@ class LaneState:
         """The most samples of one dispatch and its target in predicted seconds."""
         return self._limits
 
-    def wants_more(self) -> bool:
-        """Whether a slot is free, or the work held ahead would not last a round trip."""
+    def is_low(self) -> bool:
+        """Whether a slot is free, or the work held ahead would not last a round trip, or half of it has been taken."""
         count = self._chunks
-        if count < self.slots:
-            return True
-        if self.slots <= 0 or self._policy.ahead_s <= 0:
-            return False
-        each = self.seconds / count
+        return count < self.slots or (self.slots > 0 and count - self.slots < self._ahead(low=True))
+
+    def wants_more(self) -> bool:
+        """Whether a lane that was low should be given more than it has got since."""
+        count = self._chunks
+        return count < self.slots or (self.slots > 0 and count - self.slots < self._ahead(low=False))
+
+    def _ahead(self, *, low: bool) -> int:
+        """How many chunks it should hold beside those that its slots are at."""
+        if self._policy.ahead_s <= 0:
+            return 0
+        each = self.seconds / self._chunks
         ahead = ceil(self.slots * self._policy.ahead_s / each) if each > 0 else self.slots
         if self._policy.queues and not self.is_device and each <= LONGEST_QUEUED_S:
-            ahead = max(ahead, self.slots)  # then one wake-up of the training process serves many slots
-        return count - self.slots < min(max(self._least_ahead, ahead), 4 * self.slots)
+            # one wake-up of the training process then serves many slots, and neighbours wait to travel together
+            ahead = max(ahead, self.slots // 2) // (2 if low else 1)
+        return min(max(self._least_ahead, ahead), 4 * self.slots)
 
     @property
     def load(self) -> tuple[int, float]:

@@ -179,8 +179,8 @@ class Scheduler:
                 self._mark(flight, event.done, event.failed)
         if event.final:
             self._work.retire(event.chunk)
-            if event.done < chunk.size:
-                self._work.give_back(flight, event.done, chunk.size)
+            if event.done < flight.size:
+                self._work.give_back(flight, event.done, flight.size)
 
     def _hand_on(self, flight: Flight, event: m.Finished) -> None:
         """Some of the samples newly reported have only come to a later stage."""
@@ -285,7 +285,7 @@ class Scheduler:
         """The samples of the chunk up to ``done`` are ready."""
         spans = flight.chunk.spans
         serials = tuple(cut(spans, offset, offset + 1)[0][0] for offset in failed)
-        if flight.done or done < flight.chunk.size:
+        if flight.done or done < flight.size:
             spans = cut(spans, flight.done, done)
         flight.done = done
         for span in spans:
