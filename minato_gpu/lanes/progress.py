@@ -36,6 +36,7 @@ class Progress:
         self._every = 0.0 if task.singly else REPORT_S
         self.report_at = self.begin + (0.0 if task.singly else MARK_S)
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
+        self.share = 0.0  # seconds of each sample that were spent before, on all of its piece together
         self._delay = delay
         self._before = delay() if self.delayed else 0.0
         self._waited = 0.0
@@ -51,8 +52,15 @@ class Progress:
             took -= waited
         self.items.append(item)
         self.now = now
-        self.times.append(took)
+        self.times.append(took + self.share)
         self.done += 1
+
+    def fetched(self, count: int) -> None:
+        """``count`` samples were fetched at once, since the one before was ready: all cost the same."""
+        now = perf_counter()
+        self.share, self.now = (now - self.now) / count, now
+        if self.delayed:
+            self._before = self._delay()
 
     def rewind(self) -> list[Any]:
         """Forget what is not reported; returns its references."""

@@ -203,6 +203,9 @@ class Worker:
             if self._producer.fetches_many(task):
                 self._show(progress.done + 1, FETCHING)
             produce = self._producer.of(task, piece, unseeded)
+            progress.share = 0.0
+            if self._words[self._row + STAGE] == FETCHING:
+                progress.fetched(size - skip)
             self._words[self._row + STAGE] = 0
             put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
@@ -230,7 +233,7 @@ class Worker:
         that because a report is due. Nothing here is called that need not be: cheap samples come by the hundred."""
         words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
-        now, done, delayed, shown = progress.now, progress.done, progress.delayed, 0.0
+        now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
         ready, took, parts = progress.items.append, progress.times.append, progress.parts
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
@@ -254,7 +257,7 @@ class Worker:
                 before, now = now, perf_counter()
                 ready(item)
                 progress.now = now
-                took(now - before)
+                took(now - before + share)
             done += 1
             progress.done = done
             if now > progress.report_at and not to_end:

@@ -87,7 +87,7 @@ def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None
 
 def marked(links: Links, sent: Task) -> Task:
     """The same task, whose tickets have marks."""
-    marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces if isinstance(each.keys, list)]
+    marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces]
     return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))
 
 

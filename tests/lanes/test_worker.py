@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -274,6 +274,19 @@ def test_many_samples_are_asked_for_at_once(links: Links) -> None:
     assert dataset.calls == [list(range(20, 40))]
 
 
+def test_samples_fetched_at_once_cost_the_same(links: Links) -> None:
+    """Not the first of them all the time, and the others none."""
+
+    class Slow(_Many):
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            assert sum(range(200_000)) > 0  # fixed work, no clock
+            return super().__getitems__(keys)
+
+    (report,) = Bench(links, job(Slow())).run(task(piece(range(20, 28))))
+    assert report.times is not None and len(report.times) == 8
+    assert max(report.times) < 2 * min(report.times)
+
+
 def test_an_error_of_many_is_blamed_on_one(links: Links) -> None:
     bench = Bench(links, job(_Many()))
     items = items_of(bench.run(task(piece([*range(20, 30), 7, 9, *range(30, 40)]))))
@@ -389,7 +402,12 @@ def test_costly_samples_are_told_one_by_one(links: Links) -> None:
     published: list[int] = []
     bench = Bench(links, job(lambda key: sum(range(200_000)) and key))
     publish = links.bell.publish
-    links.bell.publish = lambda *what: (published.append(len(what[1])), publish(*what))[1]  # type: ignore[method-assign]
+
+    def count(begin: int, took: Sequence[float], *rest: Any) -> None:
+        published.append(len(took))
+        publish(begin, took, *rest)
+
+    links.bell.publish = count  # type: ignore[method-assign]
     (report,) = bench.run(task(piece(range(6))))
     assert published == [1] * 6
     assert values(bench, [report]) == list(range(6))
