@@ -405,7 +405,7 @@ class Pump:
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
         task = Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
-        lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans)))
+        lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans), credit=chunk.credit))
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
