@@ -122,6 +122,9 @@ class Pump:
             stale.difference_update(lane.recall())
         self._stale.add(stale, self.assembly.clear())
         self._run += 1
+        for lane in self.lanes.values():
+            for report in lane.receive(unfinished=True):  # no mark of that run is to be taken for one of the next
+                self._drop(report)
         self._sent, self.seeds, self.logs = {}, {}, {}
         self._jobs.clear()
         self.scheduler = self._make_scheduler()
@@ -217,6 +220,8 @@ class Pump:
     def _take_awaited(self) -> None:
         """Take in what is finished of leases that are under way, if that completes the next batch."""
         awaited = self._awaited = self.scheduler.awaited
+        if awaited is not None and awaited.exactly and self.assembly.window.at(awaited.span[0]).marks < 0:
+            awaited = self._awaited = None  # messages tell, and wake by themselves
         if awaited is None or self.completions.ready(*self._marks(awaited)) < awaited.need:
             return
         lo, hi = awaited.span
@@ -400,7 +405,7 @@ class Pump:
         pieces = self.assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         layout = self.assembly.layout_bytes
         task = Task(self._run, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
-        lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans)))
+        lane.send(task._replace(stop=chunk.stop, singly=self.deaths.singly(chunk.spans), credit=chunk.credit))
 
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""

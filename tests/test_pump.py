@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from minato_gpu import DataLoader
+from minato_gpu.batches.records import Record, Window
 from minato_gpu.lanes.base import Report
 from minato_gpu.pump import Pump
+from minato_gpu.scheduling.messages import Awaited
+from tests.lanes.harness import open_links
 from tests.waiting import wait_until
 
 
@@ -54,6 +57,34 @@ def test_reports_after_one_that_raises_are_taken_in_later() -> None:
         pump.receive()
     pump.receive()
     assert learned == [b"bad", b"good"]
+
+
+def test_a_run_that_is_given_up_leaves_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would count as those that the next run waits for."""
+    learned: list[bytes] = []
+    reports = [_report(b"found")._replace(final=False)]
+    pump = _told(reports, learned.append)
+    monkeypatch.setattr(pump.assembly, "clear", list, raising=False)
+    monkeypatch.setattr(pump, "_stale", SimpleNamespace(add=lambda chunks, blocks: None))
+    monkeypatch.setattr(pump.lanes["cpu"], "recall", list, raising=False)
+    pump.new_run()
+    assert learned == [b"found"] and not reports
+
+
+def test_what_messages_tell_is_not_waited_for_by_marks() -> None:
+    """A place without marks is told by messages alone: those of others never complete it."""
+    with open_links() as links:
+        pump = _told([], lambda layout: None)
+        pump.bell, pump.completions = links.bell, links.completions
+        pump.lanes["cpu"].sleep = lambda: None
+        record = Record(0, 0, range(4), [0, 1, 2, 3], None)
+        pump.assembly.window = Window()
+        pump.assembly.window.admit(record)
+        pump.scheduler.awaited = Awaited((0, 4), 1, True)  # type: ignore[misc]
+        others = links.completions.reserve(4)
+        links.bell.publish(others, [1e-3] * 4, 0.0, 4e-3, 0, None)
+        pump.receive()
+        assert not pump.listen()
 
 
 class _Gated:

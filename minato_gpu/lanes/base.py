@@ -58,6 +58,7 @@ class Task(NamedTuple):
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
+    ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).
     """
 
     run: int
@@ -72,6 +73,7 @@ class Task(NamedTuple):
     stop: int = -1
     singly: bool = False
     shared_seed: int | None = None
+    credit: int = 0
 
 
 class Report(NamedTuple):

@@ -237,6 +237,7 @@ class ProcessLane(_CpuLane):
         claim = self.links.board.claim(worker)
         self._free_large(claim.run, claim.chunk)
         self.leases.drop(claim.run, claim.chunk)
+        self.leases.bury(worker)
         return claim
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:

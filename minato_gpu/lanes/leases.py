@@ -83,6 +83,10 @@ class Leases:
         for begin, end in () if lease is None else lease.between(lease.reported, lease.size):
             self._completions.clear(begin, end)
 
+    def bury(self, worker: int) -> None:
+        """A worker has died: nobody is left to be given back what it had laid down."""
+        self._read = deque(block for block in self._read if block[0] != worker)
+
     def reports(self, messages: Iterable[Report], *, unfinished: bool) -> list[Report]:
         """What messages and marks tell, each sample once; see ``Lane.receive``."""
         reports: list[Report] = []
@@ -101,9 +105,9 @@ class Leases:
 
     def low(self, slots: int) -> int:
         """The number of the lease at whose end half of what waits for ``slots`` workers will have been taken; 0 where
-        that is not much."""
+        that is not much, or some are of a run that was given up: numbers start anew with each run."""
         half = (len(self._leases) - slots) // 2
-        if half < 1:
+        if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:
             return 0
         return next(islice(self._leases, half, None))[1]
 

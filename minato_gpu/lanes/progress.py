@@ -29,6 +29,7 @@ class Progress:
         self.times: list[float] = []  # an item counts once its time is there
         self.parts: list[Part | None] | None = None  # of pipelines that can be cut
         self.layout: bytes | None = None
+        self.nbytes = 0  # of what is not in its row, counted where the task has a credit
         self.repeated = 0  # samples that had been prepared before
         self.told_of_stream: Any = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
@@ -65,6 +66,7 @@ class Progress:
     def rewind(self) -> list[Any]:
         """Forget what is not reported; returns its references."""
         items = self.items.copy()
+        self.nbytes -= sum(item.nbytes for item in items if item is not None)
         self.items.clear()
         self.times.clear()
         if self.parts is not None:

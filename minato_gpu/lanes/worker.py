@@ -226,15 +226,19 @@ class Worker:
                 self._words[self._row + STAGE] = 0
                 if progress.now > progress.report_at and not self._publish(progress, unseeded, piece, before):
                     return False
+            if progress.done < before or 0 < task.credit <= progress.nbytes:
+                break  # the rest was taken back, or is given back
         return progress.reported == progress.done or not (unseeded and self._moved())
 
     def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
-        """Prepare samples ``first`` and on of the piece, to its end or where it is revoked; True when stopping before
-        that because a report is due. Nothing here is called that need not be: cheap samples come by the hundred."""
+        """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit; True
+        when stopping before because a report is due. Nothing is called that need not be: cheap samples come by the
+        hundred."""
         words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
         ready, took, parts = progress.items.append, progress.times.append, progress.parts
+        credit = progress.task.credit
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -260,6 +264,10 @@ class Worker:
                 took(now - before + share)
             done += 1
             progress.done = done
+            if credit and item is not None:
+                progress.nbytes += item.nbytes
+                if progress.nbytes >= credit:
+                    return False
             if now > progress.report_at and not to_end:
                 return True
         return False

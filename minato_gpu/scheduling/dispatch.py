@@ -274,7 +274,10 @@ class Dispatcher:
         order: int = -1,
         stop: int = END,
     ) -> Flight:
-        chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop)
+        credit = 0
+        if kind == "run" and not lane.is_device:
+            credit = self._ledger.credit(sum(hi - lo for lo, hi in spans), handing=stop >= 0)
+        chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit)
         self._next_chunk += 1
         flight = self.flights[chunk.number] = Flight(chunk, parts)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)

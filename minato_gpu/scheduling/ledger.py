@@ -114,6 +114,12 @@ class Ledger:
         free = self.budget - self.in_flight - taken * each - reserved * self.sample_bytes
         return min(count, max(0, int(free / each)))
 
+    def credit(self, samples: int, *, handing: bool = False) -> int:
+        """The bytes that so many further samples count with; 0 where there is no budget. Their lane is to stop there,
+        so that samples that are larger than the mean do not add up."""
+        each = self.sample_bytes + self.handed_bytes * handing
+        return 0 if self.budget is None else int(samples * each)
+
 
 def _nearer(mean: float, samples: int, nbytes: int) -> float:
     """A running mean after ``samples`` samples with ``nbytes`` together."""

@@ -33,6 +33,7 @@ class Chunk:
     (join the prepared samples of the composed batch ``order``) or ``"next"`` (the next batch of the worker's own
     stream, from ``StreamScheduler``; its one serial numbers the ticket). ``seconds`` is the predicted time.
     ``stop``: the stage before which the lane stops and hands the samples back for another one (-1: none).
+    ``credit``: bytes of prepared samples after which the lane gives the rest back (0: it does not).
     """
 
     number: int
@@ -42,6 +43,7 @@ class Chunk:
     seconds: float
     order: int = -1
     stop: int = -1
+    credit: int = 0
 
     @property
     def size(self) -> int:

@@ -338,6 +338,33 @@ def test_a_limit_stops_a_chunk_before_the_next_sample(links: Links, pieces: int,
     assert len(items_of(bench.run(task(piece(range(100, 120)), chunk=2)))) == 20, "the limit stayed for the next chunk"
 
 
+def test_no_many_are_asked_for_beyond_a_limit(links: Links) -> None:
+    """Nor is a limit that grows meanwhile taken for one of the piece after that: it would count from another sample."""
+
+    class Many(_Many):
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            bench.set_word(LIMIT, 3)
+            return super().__getitems__(keys)
+
+    dataset = Many()
+    bench: Bench = Bench(links, job(dataset))
+    reports = bench.run(task(piece(range(20, 26)), piece(range(30, 36))))
+    assert len(items_of(reports)) == 3 and dataset.calls == [list(range(20, 26))]
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("draws_too", [False, True])
+def test_a_worker_stops_at_its_credit(links: Links, pieces: int, draws_too: bool) -> None:
+    """At the first sample that comes to it, whether its lease is done twice or not, and says what is left."""
+    sizes = [10, 20, 5_000, 10, 10, 10]
+    bench = Bench(links, job(lambda key: torch.zeros(sizes[key], dtype=torch.uint8) + int(draws_too and draws()[0])))
+    spans = [range(6)] if pieces == 1 else [range(3), range(3, 6)]
+    one = task(*(piece(span, position=span[0]) for span in spans))
+    assert [len(each) for each in values(bench, bench.run(one._replace(credit=4_000)))] == sizes[:3]
+    assert [len(each) for each in values(bench, bench.run(one._replace(credit=1, chunk=2)))] == sizes[:1]
+    assert len(items_of(bench.run(one._replace(chunk=3)))) == 6
+
+
 def test_what_is_finished_is_told_while_a_sample_blocks(links: Links) -> None:
     gate = threading.Event()
 

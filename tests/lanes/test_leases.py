@@ -1,0 +1,62 @@
+"""The leases that workers have: when the end of one is worth a wake-up, and what is given back to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from minato_gpu.lanes.base import Extra
+from minato_gpu.lanes.leases import Leases, lay_down
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.store import Store
+from tests.lanes.harness import marked, open_links, piece, task
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with open_links(2) as links:
+        yield links
+
+
+def _add(leases: Leases, links: Links, run: int, *chunks: int) -> None:
+    for chunk in chunks:
+        leases.add(marked(links, task(piece([chunk]), chunk=chunk)._replace(run=run)))
+
+
+def test_the_end_of_a_lease_is_worth_a_wake_up_once_half_of_those_that_wait_are_gone(links: Links) -> None:
+    leases = Leases(links)
+    _add(leases, links, 1, *range(10, 13))
+    assert leases.low(2) == 0, "one that waits is not much"
+    _add(leases, links, 1, *range(13, 18))
+    assert leases.low(2) == 13
+
+
+def test_leases_of_a_run_that_was_given_up_silence_none_of_the_next(links: Links) -> None:
+    """Its numbers are high, those of the next begin with 0: compared with them no end would ring."""
+    leases = Leases(links)
+    _add(leases, links, 1, 500, 501, 502)
+    _add(leases, links, 2, 0, 1, 2, 3)
+    assert leases.low(3) == 0
+
+
+def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successor(links: Links) -> None:
+    leases = Leases(links)
+    store = Store(0, links, links.arenas[0], links.board)
+    sent = marked(links, task(piece([1, 2])))
+    leases.add(sent)
+    mark = sent.pieces[0].marks
+    lying = [lay_down(Extra(["text"]), None, at, store, links) for at in (mark, mark + 1)]
+    while links.board.give_back(0, 0):
+        pass  # it takes nothing back any more: what else is to be given back must wait
+    links.bell.publish(mark, [1e-3] * 2, 0.0, 2e-3, 0, lying)
+    assert leases.reports([], unfinished=True)[0].final
+    leases.bury(0)
+    links.board.forget(0)
+    other = marked(links, task(piece([3]), chunk=2))
+    leases.add(other)
+    successor = Store(1, links, links.arenas[1], links.board)
+    one = lay_down(Extra(["text"]), None, other.pieces[0].marks, successor, links)
+    links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
+    assert leases.reports([], unfinished=True)[0].final
+    assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
