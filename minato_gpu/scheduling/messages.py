@@ -33,6 +33,7 @@ class Chunk:
     (join the prepared samples of the composed batch ``order``) or ``"next"`` (the next batch of the worker's own
     stream, from ``StreamScheduler``; its one serial numbers the ticket). ``seconds`` is the predicted time.
     ``stop``: the stage before which the lane stops and hands the samples back for another one (-1: none).
+    ``worker``: the one of the lane that is to take it (-1: any).
     """
 
     number: int
@@ -42,6 +43,7 @@ class Chunk:
     seconds: float
     order: int = -1
     stop: int = -1
+    worker: int = -1
 
     @property
     def size(self) -> int:
@@ -56,11 +58,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class LaneOpened:
-    """``slots`` more workers of ``lane`` are ready (negative: that many were lost)."""
+    """``slots`` more workers of ``lane`` are ready (negative: that many were lost). ``kind``: whose costs are its."""
 
     time: float
     lane: str
     slots: int
+    kind: str = CPU
 
 
 @dataclass(frozen=True, slots=True)
