@@ -21,6 +21,7 @@ from minato_gpu.event_log import EventLog
 from minato_gpu.faults.deaths import Deaths
 from minato_gpu.faults.failures import pads_batches
 from minato_gpu.faults.watchdog import Watchdog
+from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
 from minato_gpu.lanes.links import Links
@@ -72,13 +73,13 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     )
     policy = _policy(loader)
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads, window=policy.window)
-    lanes: dict[str, Any] = {}
+    lanes: dict[str, Lane] = {}
     loading: Loading | None = None
     try:
         if options.threads:
-            lanes["cpu"] = ThreadLane(links, job)
+            lanes[m.CPU] = ThreadLane(links, job)
         else:
-            lanes["cpu"] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=replaceable)
+            lanes[m.CPU] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=replaceable)
         if options.device.type == "cuda":  # after the fork of what makes the workers
             loading = _loading(loader, links)
         if "device" in options.lanes:
@@ -177,7 +178,7 @@ def _policy(loader: Any) -> m.Policy:
     return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
 
 
-def _engine(loader: Any, links: Links, lanes: dict[str, Any], loading: Loading | None, policy: m.Policy) -> Engine:
+def _engine(loader: Any, links: Links, lanes: dict[str, Lane], loading: Loading | None, policy: m.Policy) -> Engine:
     options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
     batched, workers, place = loader._auto_collation, loader.num_workers, loader.batch_size or 1
     prefetch, stacks = _prefetch(loader), _stacks(loader)  # the scheduler must not hold the loader
@@ -214,9 +215,9 @@ def _cuts(loader: Any) -> tuple[int, ...]:
     return loader.pipeline.cuts if len(loader._options.lanes) > 1 else ()
 
 
-def _estimator(loader: Any, lanes: dict[str, Any]) -> Estimator:
+def _estimator(loader: Any, lanes: dict[str, Lane]) -> Estimator:
     cuts = _cuts(loader)
-    devices = [lane for name, lane in lanes.items() if name != m.CPU]
+    devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
     kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
     if not cuts:
         return Estimator(_costs(loader, kinds), kinds)

@@ -90,7 +90,7 @@ class Engine:
         self.pump = pump
         self.assembly = pump.assembly
         self._epochs = Epochs(pump, links.board, window=window, homes=homes, streams=streams, order_log=order_log)
-        replaces = replaces and not streams and pump.lanes[m.CPU].can_kill
+        replaces = replaces and not streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = Minder(pump, replaces=replaces, watchdog=watchdog)
         self._place_size = place_size
         self._streams = streams
@@ -102,7 +102,7 @@ class Engine:
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
         for lane in pump.lanes.values():
-            for fd in lane.fds():
+            for fd in (*lane.fds(), *lane.fault_fds()):
                 self._poll.register(fd, select.POLLIN)
         if self.assembly.loading is not None:
             for fd in self.assembly.loading.fds():
@@ -308,20 +308,22 @@ class Engine:
         end = started + self._timeout if self._timeout > 0 else None
         hangs = self._minder.next_look(now)
         if end is not None and now >= end:
-            stuck = self.pump.lanes[m.CPU].stuck()
+            stuck = "".join(lane.stuck() for lane in self.pump.lanes.values())
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
         until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
         if self._links.board.words[ATTENTION] != CONSUMER:
             self._listen()
             return  # to look at what was told before workers could see that
-        if self.pump.listen():
-            return
-        for fd, _ in self._poll.poll(max(0.0, 1e3 * (until - now))):
-            if fd == self._links.consumer_wake:
-                os.eventfd_read(fd)
-            elif fd in self._minder.exit_fds:
-                self._pump()
-                self._minder.check_workers(self.log)
+        if not self.pump.faults:
+            if self.pump.listen():
+                return
+            for fd, _ in self._poll.poll(max(0.0, 1e3 * (until - now))):
+                if fd == self._links.consumer_wake:
+                    os.eventfd_read(fd)
+                elif fd in self._minder.exit_fds:
+                    self._pump()
+        if self.pump.faults:
+            self._minder.check_workers(self.log)
         if hangs is not None:
             self._minder.look_for_hangs()
         if wake is not None and perf_counter() >= wake:
@@ -393,7 +395,7 @@ class Engine:
         if not self.pump.needs_attention:
             words[ATTENTION] = NOBODY
             return
-        self.pump.lanes[m.CPU].sleep()
+        self.pump.sleep()
         if words[ATTENTION] != PUMP:
             words[ATTENTION] = PUMP
             self._links.board.fence()
@@ -406,6 +408,8 @@ class Engine:
 
     def _pump(self) -> None:
         self.pump.receive()
+        if self.pump.faults:
+            self._minder.tend(self.log)
         if isinstance(self.pump.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
             epoch.end = self.pump.scheduler.end
 

@@ -22,6 +22,8 @@ from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.standing import Standing, generators_of, left_of_thread, told_between
 from minato_gpu.samples import sample_seed
+from minato_gpu.scheduling.messages import DEVICE
+from minato_gpu.scheduling.scheduler import Scheduler
 
 
 class View:
@@ -33,7 +35,7 @@ class View:
         self._assembly = engine.assembly
         self._pump = engine.pump
         self._estimates = engine.pump.estimates
-        self._lanes = [lane for name, lane in engine.pump.lanes.items() if name != "cpu"]
+        self._lanes = [lane for lane in engine.pump.lanes.values() if lane.kind == DEVICE]
 
     def memory(self) -> dict[str, Any]:
         """Bytes in flight, and how good the cost predictions were."""
@@ -42,8 +44,9 @@ class View:
         device = {} if loading is None else {"device": loading.stats()}
         if self._lanes:
             found = [lane.stats() for lane in self._lanes]
-            harm = getattr(self._pump.scheduler, "harm", None)
-            if harm is not None:
+            scheduler = self._pump.scheduler
+            if isinstance(scheduler, Scheduler):
+                harm = scheduler.harm
                 found = [{**stats, "step_s_per_work_s": harm.slope, "spared": harm.spare} for stats in found]
             device["device_lane"] = found if len(found) > 1 else found[0]
         return {

@@ -8,7 +8,7 @@ through, so that their late writes never reach a batch of the next run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,9 +20,10 @@ from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.event_log import EventLog
 from minato_gpu.faults.deaths import Deaths
+from minato_gpu.lanes import contract as c
 from minato_gpu.lanes.base import Features, Handed, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.processes import Exit
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.memory.board import Claim
 from minato_gpu.resume.streams import Streams
@@ -70,7 +71,7 @@ class Sent:
 
 
 class Pump:
-    """One scheduler at a time, the lanes by name ("cpu" first), and the assembly.
+    """One scheduler at a time, the lanes by name (first the CPU's), and the assembly.
 
     ``seeds`` and ``logs``: the base seed and the log of each epoch that has tickets here. ``stream_batch``: samples of
     a batch where workers iterate the data set for themselves. ``cuts``: samples may go on from one lane to another.
@@ -79,7 +80,7 @@ class Pump:
     def __init__(
         self,
         links: Links,
-        lanes: dict[str, Any],
+        lanes: Mapping[str, Lane],
         assembly: Assembly,
         make_scheduler: Callable[[], AnyScheduler],
         *,
@@ -101,8 +102,23 @@ class Pump:
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self.streams: Streams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamStart] = {}  # by worker: where its stream is to begin
-        self._closed: list[Any] = []
-        self._open: set[str] = set()  # lanes that the scheduler counts on; one may retire
+        self.faults: deque[tuple[Lane, c.Exit | c.Arrived]] = deque()  # which others deal with, see ``lost``
+        self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
+        self._slots = dict.fromkeys(lanes, 0)  # that lanes have opened, and are not lost
+        self._loading = set(lanes)  # those that have yet to tell whether they can begin
+        self._broken: dict[str, c.Broken] = {}
+        self._awaits_answer = False  # something was revoked
+        self._hear: dict[type, Callable[[Lane, Any], None]] = {
+            c.Opened: self._opened,
+            c.Retired: self._retired,
+            c.Broken: self._broke,
+            c.Offers: self._offers,
+            c.Revoked: self._revoked,
+            c.Recalled: self._recalled,
+            c.Progress: self._progress,
+            c.Exit: self._fault,
+            c.Arrived: self._fault,
+        }
         self._make_scheduler = make_scheduler
         self._stream_batch = stream_batch
         self._cuts = cuts
@@ -110,7 +126,7 @@ class Pump:
         self._awaited: m.Awaited | None = None
         self._stale = Stale(assembly.holdings)
         self._sent: dict[int, Sent] = {}
-        self._arrived: deque[tuple[Any, Report]] = deque()  # to be taken in; where that raises, the rest stays
+        self._arrived: deque[tuple[Lane, c.Message]] = deque()  # to be taken in; where that raises, the rest stays
         self._jobs = Jobs(assembly, self.deaths)
         self.scheduler = make_scheduler()
 
@@ -119,12 +135,16 @@ class Pump:
         self.revoke_all()
         stale = {(self._run, number) for number in self._sent}
         for lane in self.lanes.values():
-            stale.difference_update(lane.recall())
+            lane.recall()
         self._stale.add(stale, self.assembly.clear())
         self._run += 1
-        for lane in self.lanes.values():
-            for report in lane.receive(unfinished=True):  # no mark of that run is to be taken for one of the next
-                self._drop(report)
+        for lane in self.lanes.values():  # no mark of that run is to be taken for one of the next
+            lane.look()
+            for message in lane.receive():
+                if isinstance(message, Report):
+                    self._drop(message)
+                else:
+                    self._arrived.append((lane, message))
         self._sent, self.seeds, self.logs = {}, {}, {}
         self._jobs.clear()
         self.scheduler = self._make_scheduler()
@@ -136,15 +156,14 @@ class Pump:
 
     def open_lanes(self) -> None:
         """Tell the scheduler what slots there are; a lane that is still loading opens when it is ready."""
-        self._closed, self._open = [], set()
         for lane in self.lanes.values():
-            if getattr(lane, "retired", False):
-                continue
-            if lane.ready:
-                self._open.add(lane.name)
-                self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots - lane.away))
-            else:
-                self._closed.append(lane)
+            if self._slots[lane.name]:
+                self._open(lane, self._slots[lane.name])
+        self.receive()
+
+    def _open(self, lane: Lane, slots: int) -> None:
+        if self._run:  # the first scheduler is none of a run
+            self.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind))
 
     def add_epoch(self, number: int, seed: int) -> None:
         """Tickets of this epoch will come."""
@@ -156,54 +175,95 @@ class Pump:
     def revoke_all(self) -> None:
         """Let no worker start another sample of what it was sent."""
         for sent in self._sent.values():
-            self.lanes[_lane_of(sent.chunk)].revoke(self._run, sent.chunk.number, 0)
+            self.lanes[sent.chunk.lane].revoke(self._run, sent.chunk.number, 0)
 
     def check_lanes(self) -> None:
         """Raise RuntimeError where a lane that nobody else can stand in for will never open, or has broken down."""
-        for lane in self.lanes.values():
-            error = getattr(lane, "error", None)
-            if error is not None:
-                what = "has broken down" if lane.ready else "cannot be opened"
-                raise RuntimeError(f"the {lane.name} lane {what}: {error!r}") from error
+        for name, broken in self._broken.items():
+            what = "cannot be opened" if name in self._loading else "has broken down"
+            raise RuntimeError(f"the {name} lane {what}: {broken.error!r}") from broken.error
 
     @property
     def needs_attention(self) -> bool:
         """Whether reports will need an answer before the consumer asks for its next batch."""
-        return self.scheduler.pending or bool(self._closed) or (self.assembly.needs_jobs and bool(self._sent))
+        return self.scheduler.pending or bool(self._loading) or (self.assembly.needs_jobs and bool(self._sent))
 
-    def receive(self, *, unfinished: bool = False) -> None:
-        """Take in all that lanes have told, and do what follows from it; ``unfinished``: of every lease."""
-        if self._closed:
-            self._closed = [lane for lane in self._closed if not getattr(lane, "retired", False)]
-        for lane in [lane for lane in self._closed if lane.ready]:
-            self._closed.remove(lane)
-            self.on_open()
-            self._open.add(lane.name)
-            self.handle(m.LaneOpened(perf_counter(), lane.name, lane.slots))
-        for lane in self.lanes.values():
-            if getattr(lane, "retired", False) and lane.name in self._open:
-                self._open.remove(lane.name)
-                self.handle(m.LaneOpened(perf_counter(), lane.name, -lane.slots))
+    def receive(self) -> None:
+        """Take in all that lanes have told, and do what follows from it."""
         if self.assembly.loading is not None:
             self.assembly.loading.clear()
         for lane in self.lanes.values():
-            self._arrived.extend((lane, report) for report in lane.receive(unfinished=unfinished))
-            while self._arrived:
-                sender, report = self._arrived.popleft()
-                if report.run == self._run:
-                    self._reported(sender, report)
-                else:
-                    self._drop(report)
-        if not unfinished:
-            self._take_awaited()
+            self._take_in(lane, lane.receive())
+        self._take_awaited()
+
+    def _take_in(self, lane: Lane, told: Iterable[c.Message]) -> None:
+        self._arrived.extend((lane, message) for message in told)
+        while self._arrived:
+            sender, message = self._arrived.popleft()
+            if not isinstance(message, Report):
+                self._hear[type(message)](sender, message)
+            elif message.run == self._run:
+                self._reported(sender, message)
+            else:
+                self._drop(message)
+
+    # --- what lanes tell ------------------------------------------------------------------------------------
+
+    def _opened(self, lane: Lane, opened: c.Opened) -> None:
+        self._loading.discard(lane.name)
+        self._slots[lane.name] += opened.slots
+        self.on_open()
+        self._open(lane, opened.slots)
+
+    def _retired(self, lane: Lane, _: c.Retired) -> None:
+        self._loading.discard(lane.name)
+        slots, self._slots[lane.name] = self._slots[lane.name], 0
+        if self.estimates is not None:
+            self.estimates.offered(lane.name, None)
+        if slots:
+            self._open(lane, -slots)
+
+    def _broke(self, lane: Lane, broken: c.Broken) -> None:
+        self._broken[lane.name] = broken
+
+    def _offers(self, lane: Lane, offers: c.Offers) -> None:
+        if self.estimates is not None:
+            self.estimates.offered(lane.name, offers)
+
+    def _revoked(self, lane: Lane, revoked: c.Revoked) -> None:
+        sent = self._sent.get(revoked.chunk) if revoked.run == self._run else None
+        if sent is not None:
+            sent.stop = min(revoked.keep, sent.stop)
+            self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep))
+
+    def _recalled(self, lane: Lane, recalled: c.Recalled) -> None:
+        for run, chunk in recalled.tasks:
+            self._stale.through(run, chunk)
+
+    def _progress(self, lane: Lane, progress: c.Progress) -> None:
+        self.at_work[lane.name] = progress.at_work
+        now = perf_counter()
+        for each in progress.at_work if lane.shows_progress else ():
+            sent = self._sent.get(each.claim.chunk) if each.claim.run == self._run else None
+            if sent is not None and sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._cuts):
+                done = max(0, each.claim.started - 1)
+                self.handle(m.Running(now, sent.chunk.number, done, now - each.since))
+
+    def _fault(self, lane: Lane, fault: c.Exit | c.Arrived) -> None:
+        self.faults.append((lane, fault))
 
     # --- what the consumer waits for ------------------------------------------------------------------------
 
     def listen(self) -> bool:
         """Let workers ring once the batch that the consumer waits for is complete; returns whether it is. To be called
         after ``receive``."""
-        self.lanes[m.CPU].sleep()
+        self.sleep()
         return self._awaited is not None and self.bell.await_tickets(*self._marks(self._awaited), self._awaited.need)
+
+    def sleep(self) -> None:
+        """Nobody is about to look at what lanes tell."""
+        for lane in self.lanes.values():
+            lane.sleep()
 
     def stop_listening(self) -> None:
         """The consumer waits no more."""
@@ -225,16 +285,14 @@ class Pump:
         if awaited is None or self.completions.ready(*self._marks(awaited)) < awaited.need:
             return
         lo, hi = awaited.span
-        for sent in list(self._sent.values()):
-            chunk = sent.chunk
-            if chunk.kind == "run" and any(a < hi and lo < b for a, b in chunk.spans):
-                lane = self.lanes[_lane_of(chunk)]
-                report = lane.report(self._run, chunk.number)
-                if report is not None:
-                    self._reported(lane, report)
-                    self._awaited = self.scheduler.awaited
-                    if self._awaited is None:
-                        return
+        sent = [each.chunk for each in self._sent.values() if each.chunk.kind == "run"]
+        wanted = [chunk for chunk in sent if any(a < hi and lo < b for a, b in chunk.spans)]
+        for chunk in wanted:
+            lane = self.lanes[chunk.lane]
+            self._take_in(lane, lane.receive([(self._run, chunk.number)]))
+            self._awaited = self.scheduler.awaited
+            if self._awaited is None:
+                return
 
     def _drop(self, report: Report) -> None:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through.
@@ -250,12 +308,13 @@ class Pump:
 
     # --- workers that have died ----------------------------------------------------------------------------
 
-    def lost(self, lane: Any, exit_: Exit, log: Telemetry) -> None:
+    def lost(self, lane: Lane, exit_: c.Exit, log: Telemetry) -> None:
         """A worker of the lane has ended, and all that it had reported is received: others do what else it had taken.
 
         Raises WorkerDied where a replacement would do no better.
         """
-        claim = lane.bury(exit_.number)
+        claim = exit_.claim
+        self._slots[lane.name] -= 1
         self._stale.through(claim.run, claim.chunk)
         sent = self._sent.pop(claim.chunk, None) if claim.run == self._run else None
         log.died(stuck=bool(exit_.stuck))
@@ -280,7 +339,7 @@ class Pump:
         lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *stale}))
         log.workers["replaced"] += 1
 
-    def told_of(self, claim: Claim, lane: str = "cpu") -> str:
+    def told_of(self, claim: Claim, lane: str = m.CPU) -> str:
         """What a worker of the lane is at, in words."""
         sent = self._sent.get(claim.chunk) if claim.run == self._run else None
         stage = self.deaths.stage(claim)
@@ -293,12 +352,12 @@ class Pump:
         origin = Origin(*place, stage, lane, assembly.path(serial))
         return f"one sample ({origin})"
 
-    def arrived(self, lane: Any, count: int) -> None:
+    def arrived(self, lane: Lane, count: int) -> None:
         """So many replacements have started."""
-        if count:
-            self.handle(m.LaneOpened(perf_counter(), lane.name, count))
+        self._slots[lane.name] += count
+        self._open(lane, count)
 
-    def _reported(self, lane: Any, report: Report) -> None:
+    def _reported(self, lane: Lane, report: Report) -> None:
         sent = self._sent[report.chunk]
         chunk = sent.chunk
         sent.done = report.done
@@ -315,7 +374,7 @@ class Pump:
             log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
             (self.shown or log).kept_busy(lane.name, report)
         if self.estimates is not None:
-            observe(_kind(lane.name), chunk, spans, report, self.estimates, self.assembly)
+            observe(lane.kind, chunk, spans, report, self.estimates, self.assembly)
         if chunk.kind == "collate":
             assert report.items is not None
             self._jobs.joined(chunk.order, report.items[0])
@@ -347,14 +406,18 @@ class Pump:
 
     def look(self) -> None:
         """Tell the scheduler how far the unfinished chunks have come."""
-        now = perf_counter()
-        self.receive(unfinished=True)
-        for sent in list(self._sent.values()):
-            if sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._cuts):
-                running = self.lanes[_lane_of(sent.chunk)].running(self._run, sent.chunk.number)
-                if running is not None:
-                    self.handle(m.Running(now, sent.chunk.number, *running))
-        self.handle(m.Tick(now))
+        self.ask()
+        self.handle(m.Tick(perf_counter()))
+
+    def ask(self) -> None:
+        """Have lanes tell what is finished and what they are at, and take in what they answer at once."""
+        self.at_work.clear()
+        for lane in self.lanes.values():
+            lane.look()
+        self.receive()
+        if self._awaits_answer:
+            self._awaits_answer = False
+            self.receive()
 
     def handle(self, event: m.Event) -> None:
         """Tell the scheduler, and do what it says."""
@@ -371,10 +434,8 @@ class Pump:
             elif isinstance(instruction, m.HandOver):
                 self.lanes[instruction.lane].hand_over(self._run, instruction.chunk, instruction.splits)
             else:
-                kept = self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
-                if kept is not None:
-                    self._sent[instruction.chunk].stop = min(kept, self._sent[instruction.chunk].stop)
-                    self.handle(m.Revoked(perf_counter(), instruction.chunk, kept))
+                self._awaits_answer = True
+                self.lanes[instruction.lane].revoke(self._run, instruction.chunk, instruction.keep)
 
     def pad(self, order: int, number: int, epoch: int, ticket: Ticket) -> None:
         """Have batch ``order``, ``number`` in its epoch, which has lost all its samples, made anew of this one alone:
@@ -386,7 +447,7 @@ class Pump:
 
     def _dispatch(self, chunk: m.Chunk) -> None:
         now = perf_counter()
-        lane = self.lanes[_lane_of(chunk)]
+        lane = self.lanes[chunk.lane]
         if chunk.kind == "next":
             self._dispatch_next(chunk, now)
             return
@@ -410,7 +471,7 @@ class Pump:
     def _dispatch_next(self, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
         epoch, seed = next(iter(self.seeds.items()))
-        ticket, worker = chunk.spans[0][0], int(chunk.lane.partition(":")[2])
+        ticket, worker = chunk.spans[0][0], chunk.worker
         shared = None
         if self.streams is not None:
             self.streams.turns[ticket] = worker
@@ -420,14 +481,4 @@ class Pump:
         start = self.stream_starts.pop(worker, None)
         task = Task(self._run, chunk.number, "next", epoch, seed, items=self._stream_batch, start=start)
         task = task._replace(shared_seed=shared)
-        self.lanes[m.CPU].send(task, worker)
-
-
-def _lane_of(chunk: m.Chunk) -> str:
-    """The lane's name: "cpu:3" is a worker of lane "cpu", but "device:3" is a lane of its own."""
-    return _kind(chunk.lane) if chunk.lane.startswith(m.CPU) else chunk.lane
-
-
-def _kind(lane: str) -> str:
-    """What a sample costs on one device, it costs on the others."""
-    return lane.partition(":")[0]
+        self.lanes[chunk.lane].send(task, worker)

@@ -21,14 +21,15 @@ from tests.waiting import wait_until
 def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
     """A pump that has gone on to another run than that of the reports, which have arrived."""
 
-    def receive(*, unfinished: bool) -> list[Report]:
+    def receive() -> list[Report]:
         arrived, reports[:] = reports[:], []
         return arrived
 
     assembly: Any = SimpleNamespace(holdings=None, loading=None, learn=learn)
     scheduler: Any = SimpleNamespace(awaited=None)
     links: Any = SimpleNamespace(bell=None, completions=None)
-    pump = Pump(links, {"cpu": SimpleNamespace(name="cpu", receive=receive)}, assembly, lambda: scheduler)
+    lane: Any = SimpleNamespace(name="cpu", receive=receive)
+    pump = Pump(links, {"cpu": lane}, assembly, lambda: scheduler)
     pump._run = 1
     return pump
 

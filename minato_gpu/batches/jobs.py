@@ -7,7 +7,7 @@ from typing import Any
 from minato_gpu.batches.assembly import Assembly
 from minato_gpu.faults.deaths import Deaths
 from minato_gpu.lanes.base import Local, Task
-from minato_gpu.lanes.processes import Exit
+from minato_gpu.lanes.contract import Exit, Lane
 from minato_gpu.memory.board import JOINING, Claim
 from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
@@ -53,7 +53,7 @@ class Jobs:
             return None
 
     @staticmethod
-    def send(lane: Any, task: Task, log: Telemetry) -> None:
+    def send(lane: Lane, task: Task, log: Telemetry) -> None:
         """Have a batch joined. What the device lane left in this process may be nothing that can be sent to a worker:
         the job then prepares the samples itself."""
         try:

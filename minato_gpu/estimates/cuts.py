@@ -12,11 +12,12 @@ start still is; those that the CPU keeps are the ones that matter.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from minato_gpu.estimates.estimator import Estimator, Observed
+from minato_gpu.lanes.contract import Offers
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array
@@ -25,16 +26,6 @@ from minato_gpu.scheduling.plans import Plan
 _GUESS_S = 1e-3
 _TRY_EVERY = 256  # samples
 _KEPT = 8  # of so many that are to be handed over one may turn out impossible to send
-
-
-class Offers(Protocol):
-    """What is asked of a device lane."""
-
-    bytes_per_s: float
-    retired: bool
-
-    def offers(self, split: int) -> bool:
-        """Whether samples may come cut at ``split``."""
 
 
 class _Mean:
@@ -57,16 +48,23 @@ def part_names(pipeline: Pipeline) -> tuple[str, ...]:
 
 class CutEstimator(Estimator):
     """An ``Estimator`` for a pipeline with ``cuts``. ``model`` has the lanes ``part_names``; a sample costs the same on
-    each of ``devices``."""
+    each of ``devices``, lanes by name."""
 
-    def __init__(self, model: CostModel, lanes: tuple[str, ...], pipeline: Pipeline, devices: Sequence[Offers]) -> None:
+    def __init__(self, model: CostModel, lanes: tuple[str, ...], pipeline: Pipeline, devices: Sequence[str]) -> None:
         super().__init__(model, lanes)
         self._begins = (pipeline.host_prefix, *pipeline.cuts)
-        self._devices = devices
+        self._devices = dict.fromkeys(devices, Offers(frozenset(), float("inf")))  # but for those that have retired
         self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
         self._kept = dict.fromkeys(pipeline.cuts, 0)  # samples that could not be sent from there
         self._asked = 0
         self._laying = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to lay down what is handed over
+
+    def offered(self, lane: str, offers: Offers | None) -> None:
+        """See Estimator."""
+        if offers is None:
+            self._devices.pop(lane, None)
+        elif lane in self._devices:
+            self._devices[lane] = offers
 
     def of_features(
         self, serials: list[int], keys: list[Any], given: list[tuple[float, ...] | None]
@@ -98,14 +96,14 @@ class CutEstimator(Estimator):
 
     def _offered(self, cut: int) -> bool:
         """Whether every device that goes on takes samples that are cut there."""
-        devices = [device for device in self._devices if not device.retired]
-        return bool(devices) and all(device.offers(cut) for device in devices)
+        return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
     def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Any, keys: list[Any]) -> Array:
         """Seconds on the device from the cut on."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
-        guess: Array = whole * share + self._nbytes[cut].value / min(device.bytes_per_s for device in self._devices)
+        slowest = min(device.bytes_per_s for device in self._devices.values())
+        guess: Array = whole * share + self._nbytes[cut].value / slowest
         return np.where(np.isnan(measured), guess, measured)
 
     def measured(self, lane: str, seen: Observed) -> None:

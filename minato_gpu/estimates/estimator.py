@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minato_gpu.lanes.base import Part
+from minato_gpu.lanes.contract import Offers
 from minato_gpu.scheduling.costs import CostModel
 
 _COSTLY_S = 100e-6
@@ -48,6 +49,9 @@ class Estimator:
     def begin_epoch(self) -> None:
         """Start a new report of prediction errors."""
         self.model.reset_report()
+
+    def offered(self, lane: str, offers: Offers | None) -> None:
+        """What a device lane offers for samples that are cut; None: it has retired."""
 
     def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
         """Predicted seconds per key on the CPU and on the device; None where nothing is known."""

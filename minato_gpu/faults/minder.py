@@ -6,10 +6,10 @@ import select
 from time import perf_counter
 
 from minato_gpu.faults.watchdog import Watchdog, WorkerHung
-from minato_gpu.lanes.processes import Exit, WorkerDied
+from minato_gpu.lanes.contract import Arrived
+from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.notices import LOGGER
 from minato_gpu.pump import Pump
-from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.threads import await_event
 
@@ -21,7 +21,7 @@ class Minder:
         self._pump = pump
         self._replaces = replaces
         self._watchdog = watchdog
-        self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fds()[1:])
+        self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fault_fds())
         self.broken: BaseException | None = None  # found while the consumer was away, who may never need the worker
 
     @property
@@ -56,41 +56,45 @@ class Minder:
         """While the consumer is away: what would be an error is kept for it."""
         try:
             if self._replaces:
+                self._pump.receive()
                 self.check_workers(log)
             self.look_for_hangs()
         except (WorkerDied, WorkerHung) as error:
             self.keep(error)
+
+    def tend(self, log: Telemetry) -> None:
+        """Workers that are known to have ended are replaced; where they are not, that waits until one is needed."""
+        if self._replaces:
+            try:
+                self.check_workers(log)
+            except WorkerDied as error:
+                self.keep(error)
 
     def keep(self, error: BaseException) -> None:
         """What went wrong while the consumer was away; the first is raised."""
         self.broken = self.broken or error
 
     def check_workers(self, log: Telemetry) -> None:
-        """A worker that ended while the loader runs is replaced, or is an error, as it is PyTorch's."""
-        lane = self._pump.lanes[m.CPU]
-        exits: list[Exit] = lane.exits()
-        if exits and not self._replaces:
-            raise WorkerDied(exits[0].message())
-        if not self._replaces:
-            return
-        if exits:
-            self._pump.receive(unfinished=True)  # all that they had told
-        for exit_ in exits:
-            told = exit_.message().rstrip()
+        """Of those that are known to have ended: one is replaced, or is an error, as it is PyTorch's."""
+        faults = self._pump.faults
+        while faults:
+            lane, fault = faults.popleft()
+            if isinstance(fault, Arrived):
+                self._pump.arrived(lane, fault.count)
+                continue
+            if fault.unborn or not self._replaces:
+                raise WorkerDied(fault.message())
+            told = fault.message().rstrip()
             LOGGER.warning("%s%sIt is being replaced.", told, "\n" if "\n" in told else " ")
-            self._pump.lost(lane, exit_, log)
-        count, failed = lane.arrivals()
-        for exit_ in failed:
-            raise WorkerDied(exit_.message())
-        self._pump.arrived(lane, count)
+            self._pump.lost(lane, fault, log)
 
     def look_for_hangs(self) -> None:
         """If it is time to: a worker that has hung is killed where it can be replaced; all else is an error."""
         now = perf_counter()
         if self._watchdog is None or now < self._watchdog.next_look(now):
             return
-        self._pump.receive()  # a worker that waits for room to report has not hung
-        for hung in self._watchdog.look(perf_counter()):
+        self._pump.ask()  # a worker that waits for room to report has not hung
+        for hung in self._watchdog.look(perf_counter(), self._pump.at_work):
             lane = self._pump.lanes[hung.lane]
             text = self._watchdog.words(hung, self._pump.told_of(hung.claim, hung.lane))
             if not (self._replaces and lane.can_kill):

@@ -11,9 +11,10 @@ workers are at counts from then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from minato_gpu.lanes.contract import AtWork, Lane
 from minato_gpu.memory.board import Claim
 
 _TWICE_S = 0.05
@@ -37,7 +38,7 @@ class Hung(NamedTuple):
 class Watchdog:
     """Watches the lanes, by name. ``limit``: seconds."""
 
-    def __init__(self, lanes: Mapping[str, Any], limit: float) -> None:
+    def __init__(self, lanes: Mapping[str, Lane], limit: float) -> None:
         self._lanes = lanes
         self._limit = limit
         self._pause = limit / _LOOKS
@@ -51,20 +52,19 @@ class Watchdog:
             self._due = now + self._pause
         return self._due
 
-    def look(self, now: float) -> list[Hung]:
-        """What hangs."""
+    def look(self, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
+        """What hangs, of what lanes have just ``told`` that their workers are at."""
         if now - self.next_look(now) > max(self._pause, _LATE_S):
             self._awake = now
         starts, overdue, hung = [], {}, []
-        for name, lane in self._lanes.items():
-            limit = self._limit * lane.together
-            for worker, (since, claim) in lane.at_work().items():
-                since = max(since, self._awake)
+        for name, at_work in told.items():
+            for each in at_work:
+                since = max(each.since, self._awake)
                 starts.append(since)
-                if now - since >= limit:
-                    overdue[name, worker] = since
-                    if self._suspects.get((name, worker)) == since:
-                        hung.append(Hung(name, worker, claim))
+                if now - since >= self._limit * each.together:
+                    overdue[name, each.worker] = since
+                    if self._suspects.get((name, each.worker)) == since:
+                        hung.append(Hung(name, each.worker, each.claim))
         self._suspects = overdue
         if len(hung) < len(overdue):
             self._due = now + _TWICE_S

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import pickle
 import queue
+import select
 import socket
 import threading
 import traceback
@@ -21,61 +23,127 @@ import torch.multiprocessing
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.contract import (
+    Arrived,
+    AtWork,
+    Exit,
+    Message,
+    Number,
+    Opened,
+    Progress,
+    Recalled,
+    Revoked,
+)
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.processes import Exit, Workers
+from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.memory import blobs
 from minato_gpu.memory.board import CHUNK, LIMIT, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.scheduling.messages import CPU
 from minato_gpu.threads import OwnThread
 
 
 class _CpuLane:
     """What process and thread workers share: the board."""
 
-    name = "cpu"
-    ready = True
-    away = 0  # workers that have ended and whose replacements have not started
+    name = kind = CPU
     can_kill = False
-    together = 1  # samples that a worker is at, at once
+    shows_progress = True
     advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
     def __init__(self, links: Links) -> None:
         self.links = links
         self.slots = links.workers
         self.leases = Leases(links)
-
-    def receive(self, *, unfinished: bool = False) -> list[Report]:
-        """What has been told since the last call, in reports; never blocks. ``unfinished``: also by the marks of leases
-        that have not ended."""
-        return self.leases.reports(self._messages(), unfinished=unfinished)
+        self._answers: list[Message] = [Opened(self.slots)]
+        self._faults: list[Exit | Arrived] = []
+        self._looks = False  # somebody wants to know how far it all is
+        self._gone: set[int] = set()  # workers that have ended
 
     def sleep(self) -> None:
-        """The training process is about to wait: from which lease on it wants to know of their ends."""
+        """See Lane."""
         self.links.board.words[RING_FROM] = self.leases.low(self.slots)
 
-    def report(self, run: int, chunk: int) -> Report | None:
-        """The same of one lease, without what messages tell; None where there is nothing to tell."""
-        return self.leases.report(run, chunk)
+    # --- work ---
 
-    def _messages(self) -> list[Report]:
-        raise NotImplementedError
-
-    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
-        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when
-        nobody is at it."""
+    def revoke(self, run: int, chunk: int, keep: int) -> None:
+        """See Lane."""
         worker = self.links.board.find(run, chunk)
-        if worker is None:
-            return None
-        row, words = self.links.board.row(worker), self.links.board.words
-        return max(0, words[row + STARTED] - 1), perf_counter() - words[row + SINCE_NS] / 1e9
+        kept = None if worker is None else self.links.board.revoke(worker, chunk, keep)
+        if kept is not None:
+            self.leases.revoked(run, chunk, kept)
+            self._answer(Revoked(run, chunk, kept))
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """Let the sample of the chunk that runs be handed over at the next of ``splits`` that it comes to."""
+        """See Lane."""
         self.links.board.hand_over(run, chunk, splits)
+
+    def look(self) -> None:
+        """See Lane."""
+        self._looks = True
+
+    def _answer(self, message: Message) -> None:
+        self._answers.append(message)
+        os.eventfd_write(self.links.consumer_wake, 1)
+
+    # --- what it tells ---
+
+    def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
+        """See Lane."""
+        if only:
+            told = [report for each in only if (report := self.leases.report(*each)) is not None]
+            self._reported(told)
+            return told
+        messages = self._messages()  # and of the dead: all that they told is there by then
+        reports = self.leases.reports(messages, unfinished=self._looks or bool(self._faults))
+        self._reported(reports)
+        if not (self._answers or self._faults or self._looks):
+            return reports
+        out: list[Message] = [*self._answers, *reports]
+        if self._looks:
+            out.append(Progress(self.at_work()))
+        out += map(self._buried, self._faults)
+        self._answers, self._faults, self._looks = [], [], False
+        return out
+
+    def _messages(self) -> list[Report]:
+        """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
+        raise NotImplementedError
+
+    def _reported(self, reports: Sequence[Report]) -> None:
+        """These are told."""
+
+    def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
+        """The same, with what the worker had taken last; all that it told is taken in."""
+        if isinstance(fault, Arrived) or fault.unborn:
+            return fault
+        claim = self.links.board.claim(fault.number)
+        self.leases.drop(claim.run, claim.chunk)
+        self.leases.bury(fault.number)
+        self._gone.add(fault.number)
+        return dataclasses.replace(fault, claim=claim)
+
+    def at_work(self) -> tuple[AtWork, ...]:
+        """What the workers are at that are at a task."""
+        found, board, words = [], self.links.board, self.links.board.words
+        for worker in range(self.links.workers):
+            row = board.row(worker)
+            if words[row + CHUNK] >= 0 and worker not in self._gone:
+                claim = Claim(words[row + RUN], words[row + CHUNK], words[row + STARTED], words[row + STAGE])
+                found.append(AtWork(worker, claim, words[row + SINCE_NS] / 1e9))
+        return tuple(found)
+
+    # --- faults ---
+
+    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
+        """Nobody is."""
+
+    def kill(self, worker: int, stuck: str) -> None:
+        """Nobody can be."""
 
     @property
     def pids(self) -> list[int]:
@@ -83,32 +151,17 @@ class _CpuLane:
         return [os.getpid()] * self.links.workers
 
     def who(self, worker: int) -> str:
-        """A worker, in words."""
+        """See Lane."""
         return f"worker {worker} (pid {self.pids[worker]})"
 
-    def at_work(self) -> dict[int, tuple[float, Claim]]:
-        """By worker that is at a chunk: since when it has been at the current sample, and which that is."""
-        found = {}
-        for worker in range(self.links.workers):
-            row, words = self.links.board.row(worker), self.links.board.words
-            claim = Claim(words[row + RUN], words[row + CHUNK], words[row + STARTED], words[row + STAGE])
-            if claim.chunk >= 0:
-                found[worker] = (words[row + SINCE_NS] / 1e9, claim)
-        return found
+    def stats(self) -> dict[str, bool | int | float]:
+        """None of its own."""
+        return {}
 
     def _suspects(self) -> list[int]:
         """The workers that are at a chunk; all of them where none is (they may never have come to take one)."""
-        words, row = self.links.board.words, self.links.board.row
-        busy = [number for number in range(self.links.workers) if words[row(number) + CHUNK] >= 0]
+        busy = [each.worker for each in self.at_work()]
         return busy or list(range(self.links.workers))
-
-    def revoke(self, run: int, chunk: int, keep: int) -> int | None:
-        """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if too late."""
-        worker = self.links.board.find(run, chunk)
-        kept = None if worker is None else self.links.board.revoke(worker, chunk, keep)
-        if kept is not None:
-            self.leases.revoked(run, chunk, kept)
-        return kept
 
 
 class ProcessLane(_CpuLane):
@@ -128,6 +181,10 @@ class ProcessLane(_CpuLane):
         self._pool: Workers | None = Workers(
             context, links, job, links.workers, forks=method == "fork", replaceable=replaceable
         )
+        self._watch = select.epoll()  # one question tells what there is to be read
+        self._reports = links.report_receiver.fileno()
+        for fd in (*self.fds(), *self.fault_fds(), self._reports):
+            self._watch.register(fd, select.EPOLLIN)
 
     @property
     def pids(self) -> list[int]:
@@ -135,7 +192,7 @@ class ProcessLane(_CpuLane):
         return [] if self._pool is None else self._pool.pids
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
+        """See Lane."""
         self.leases.add(task)
         head, data = HEAD.pack(task.run, task.chunk), pickle.dumps(tuple(task), 5)
         if len(data) > LARGE:
@@ -148,8 +205,8 @@ class ProcessLane(_CpuLane):
         queue.append(head + data)
         self._flush(worker % len(self._waiting))
 
-    def recall(self) -> list[tuple[int, int]]:
-        """Take back the tasks that no worker has taken yet; returns their (run, chunk)."""
+    def recall(self) -> None:
+        """See Lane."""
         self.links.board.words[RING_FROM] = 0
         recalled: list[bytes] = []
         for number, receiver in enumerate(self.links.task_receivers):
@@ -166,7 +223,8 @@ class ProcessLane(_CpuLane):
             self._free_large(run, chunk)
             self.leases.drop(run, chunk)
             out.append((run, chunk))
-        return out
+        if out:
+            self._answer(Recalled(tuple(out)))
 
     def _free_large(self, run: int, chunk: int) -> None:
         offset = self._large.pop((run, chunk), None)
@@ -183,81 +241,86 @@ class ProcessLane(_CpuLane):
             queue.popleft()
 
     def _messages(self) -> list[Report]:
+        if self._pool is None:
+            return []
+        told = False
+        for fd, _ in self._watch.poll(0, 4):
+            if fd == self.links.consumer_wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+            elif fd == self._reports:
+                told = True
+            else:
+                self._look_for_faults(self._pool)
+        for number in self._waiting:
+            if self._waiting[number]:
+                self._flush(number)
+        return self._read() if told or self._faults else []
+
+    def _read(self) -> list[Report]:
         reports: list[Report] = []
         receiver = self.links.report_receiver
         while True:
             try:
                 data = receiver.recv(BUFFER)
             except BlockingIOError:
-                break
+                return reports
             message = pickle.loads(data)
             if len(message) == 3:
                 worker, offset, nbytes = message
                 message = blobs.load(np.ndarray((nbytes,), np.uint8, self.links.buffer(worker), offset).copy())
                 self.links.board.give_back(worker, offset)
             reports.append(Report(*message))
-        for number in self._waiting:
-            if self._waiting[number]:
-                self._flush(number)
-        return reports
 
-    def receive(self, *, unfinished: bool = False) -> list[Report]:
-        """See Lane."""
-        reports = super().receive(unfinished=unfinished)
+    def _reported(self, reports: Sequence[Report]) -> None:
         for report in reports if self._large else ():
             if report.final:
                 self._free_large(report.run, report.chunk)
-        return reports
+
+    def _look_for_faults(self, pool: Workers) -> None:
+        for each in pool.exits():
+            stuck = self._stuck.pop(each.number, "")
+            error, raised = stacks.last_words(self.links.stack_readers[each.number])
+            self._faults.append(dataclasses.replace(each, stuck=stuck, error=error, raised=raised))
+        arrived, unborn = pool.arrivals()
+        self._gone.difference_update(arrived)
+        self._faults += [*([Arrived(len(arrived))] if arrived else ()), *unborn]
+
+    def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
+        fault = super()._buried(fault)
+        if isinstance(fault, Exit) and not fault.unborn:
+            self._free_large(fault.claim.run, fault.claim.chunk)
+        return fault
 
     def stuck(self) -> str:
-        """What the workers that are busy are at, in words: for the message of an error."""
+        """See Lane."""
         pids, readers = self.pids, self.links.stack_readers
         return stacks.told({number: stacks.of_process(pids[number], readers[number]) for number in self._suspects()})
 
     def stuck_at(self, worker: int) -> str:
-        """What one worker is at."""
+        """See Lane."""
         return stacks.told({worker: stacks.of_process(self.pids[worker], self.links.stack_readers[worker])})
 
     def kill(self, worker: int, stuck: str) -> None:
-        """End a worker that has hung; ``stuck`` says what it was at, and comes back with its ``Exit``."""
+        """See Lane."""
         if self._pool is not None:
             self._stuck[worker] = stuck
             self._pool.kill(worker)
 
-    def exits(self) -> list[Exit]:
-        """Workers that ended since the last call."""
-        found = [] if self._pool is None else self._pool.exits()
-        for exit_ in found:
-            exit_.stuck = self._stuck.pop(exit_.number, "")
-            exit_.error, exit_.raised = stacks.last_words(self.links.stack_readers[exit_.number])
-        return found
-
-    def bury(self, worker: int) -> Claim:
-        """What a worker had taken last; it has ended, and all its reports have been received."""
-        claim = self.links.board.claim(worker)
-        self._free_large(claim.run, claim.chunk)
-        self.leases.drop(claim.run, claim.chunk)
-        self.leases.bury(worker)
-        return claim
-
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Start another worker in its place; ``blocks`` (offset, bytes) of what it laid down are still in use."""
+        """See Lane."""
         self.links.arenas[worker].forsake(blocks)
         self.links.board.forget(worker)
         if self._pool is not None:
-            self.away += 1
             self._pool.replace(worker, blocks)
 
-    def arrivals(self) -> tuple[int, list[Exit]]:
-        """How many replacements have started since the last call, and those that could not be."""
-        count, failed = (0, []) if self._pool is None else self._pool.arrivals()
-        self.away -= count
-        return count, failed
-
     def fds(self) -> list[int]:
-        """Readable when there is something to receive; when a worker has ended, or a replacement has started."""
-        exits = [] if self._pool is None else self._pool.fds()
-        return [self.links.consumer_wake, *exits]
+        """See Lane."""
+        return [self.links.consumer_wake]
+
+    def fault_fds(self) -> list[int]:
+        """See Lane."""
+        return [] if self._pool is None else self._pool.fds()
 
     def close(self, timeout: float) -> bool:
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
@@ -271,6 +334,7 @@ class ProcessLane(_CpuLane):
         self.links.close_parent_ends()
         self._pool.close(timeout)
         self._pool = None
+        self._watch.close()
         return True
 
 
@@ -304,12 +368,12 @@ class ThreadLane(_CpuLane):
             os.eventfd_write(self._bell, 1)
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """Queue a task for any worker, or for worker ``worker`` where tasks are addressed. Never blocks."""
+        """See Lane."""
         self.leases.add(task)
         self._channels[worker % len(self._channels)].tasks.put(task)
 
-    def recall(self) -> list[tuple[int, int]]:
-        """Take back the tasks that no worker has taken yet; returns their (run, chunk)."""
+    def recall(self) -> None:
+        """See Lane."""
         self.links.board.words[RING_FROM] = 0
         out = []
         for channel in self._channels:
@@ -319,9 +383,17 @@ class ThreadLane(_CpuLane):
                     out.append((task.run, task.chunk))
             except queue.Empty:
                 pass
-        return out
+        if out:
+            self._answer(Recalled(tuple(out)))
 
     def _messages(self) -> list[Report]:
+        if self.links.consumer_wake >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.links.consumer_wake)
+        if self._ended:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            self._faults += [self._ended.popleft() for _ in range(len(self._ended))]
         reports: list[Report] = []
         for channel in self._channels:
             while channel.reports:
@@ -329,22 +401,20 @@ class ThreadLane(_CpuLane):
         return reports
 
     def stuck(self) -> str:
-        """What the workers that are busy are at, in words: for the message of an error."""
+        """See Lane."""
         return stacks.told({number: stacks.of_thread(self._threads[number]) for number in self._suspects()})
 
     def stuck_at(self, worker: int) -> str:
-        """What one worker is at."""
+        """See Lane."""
         return stacks.told({worker: stacks.of_thread(self._threads[worker])})
 
-    def exits(self) -> list[Exit]:
-        """Threads that something ended which is no error of a sample, since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        return [self._ended.popleft() for _ in range(len(self._ended))]
-
     def fds(self) -> list[int]:
-        """Readable when there is something to receive; when a thread has ended."""
-        return [self.links.consumer_wake, self._bell]
+        """See Lane."""
+        return [self.links.consumer_wake]
+
+    def fault_fds(self) -> list[int]:
+        """See Lane."""
+        return [self._bell]
 
     def close(self, timeout: float) -> bool:
         """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""

@@ -7,10 +7,10 @@ through with is reported before the next one is issued.
 
 Where not even one sample fits into the device's memory, though the loader has no more than a batch there, the lane says
 so and retires, if there is a CPU lane to go on: what it was sent goes back to the scheduler. So it does where it cannot
-be opened, or breaks down; the only lane there is has an ``error`` instead. Its thread never ends by itself: who waits
-for a report would wait in vain.
+be opened, or breaks down; the only lane there is says that it is ``Broken`` instead. Its thread never ends by itself:
+who waits for a report would wait in vain.
 
-A function that does not return holds the lane for good: a thread cannot be ended from outside. ``at_work`` tells what
+A function that does not return holds the lane for good: a thread cannot be ended from outside. ``Progress`` tells what
 the thread is at, so that such a lane is noticed.
 """
 
@@ -22,24 +22,36 @@ import queue
 import traceback
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.contract import (
+    AtWork,
+    Broken,
+    Message,
+    Number,
+    Offers,
+    Opened,
+    Progress,
+    Recalled,
+    Retired,
+)
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.device_work import DeviceWork, Unreported
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.board import ATTENTION, PUMP, Claim
+from minato_gpu.memory.board import ATTENTION, PUMP
 from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.threads import OwnThread
 
 _USUAL_RATE = 1e9  # bytes per second
@@ -51,9 +63,10 @@ class DeviceLane:
     device, the way there; ``may_retire``: the CPU lane prepares samples too; ``name``: "device", or of several devices
     "device:n"."""
 
+    kind = DEVICE
     slots = 1
-    away = 0
     can_kill = False
+    shows_progress = False  # a micro-batch is neither looked into nor cut
     advice = "It was not ended: a thread cannot be from outside."
 
     def __init__(
@@ -75,6 +88,7 @@ class DeviceLane:
             split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
             for split in (pipeline.host_prefix, *pipeline.cuts)
         }
+        self._cuts = pipeline.cuts
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
         self._ahead: BuildAhead | None = None
         if self._takes_parts:
@@ -82,7 +96,6 @@ class DeviceLane:
             self._ahead = BuildAhead(cuts, self._stand_back)
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
-        self.error: BaseException | None = None  # why the lane will report no more, where there is no other
         store = Store(-1, links, None, links.board)
         self._outlet = Outlet(store, transfers)
         self._work = DeviceWork(
@@ -98,73 +111,98 @@ class DeviceLane:
             report=self._report,
         )
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._reports: deque[Report] = deque()
+        self._told: deque[Message] = deque()
+        self._looks = False  # somebody wants to know what the thread is at
+        self._offered = Offers(frozenset(), self.bytes_per_s)
         self._begun: dict[tuple[int, int], Task] = {}  # by run and chunk, those that are not reported
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._hung = False
         self._may_retire = may_retire
         self.retired = False
-        self.ready = False  # once DALI is imported; until then the CPU lane serves alone
         self._thread: OwnThread | None = OwnThread(target=self._main, name=f"minato-{name}", daemon=True)
         self._thread.start()
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """Queue a task; never blocks."""
+        """See Lane."""
         self._tasks.put(task)
 
-    def recall(self) -> list[tuple[int, int]]:
-        """Take back the tasks that have not begun; returns their (run, chunk)."""
+    def recall(self) -> None:
+        """See Lane."""
         out = []
         try:
             while (task := self._tasks.get_nowait()) is not None:
                 out.append((task.run, task.chunk))
         except queue.Empty:
             pass
-        return out
+        if out:
+            self._tell(Recalled(tuple(out)))
 
-    def receive(self, *, unfinished: bool = False) -> list[Report]:
-        """All reports that have arrived; never blocks. What is finished is reported without being asked for."""
+    def revoke(self, run: int, chunk: int, keep: int) -> None:
+        """It is too late: a micro-batch is not cut."""
+
+    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
+        """It is here that samples are handed to."""
+
+    def look(self) -> None:
+        """See Lane."""
+        self._looks = True
+
+    def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
+        """See Lane. What is finished is told without being asked for."""
+        if self._thread is None:
+            return []
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._arrived)
-        return [self._reports.popleft() for _ in range(len(self._reports))]
+        if self._takes_parts:
+            self._tell_offers()
+        told = [self._told.popleft() for _ in range(len(self._told))]
+        if self._looks:
+            self._looks = False
+            told.append(Progress(self.at_work()))
+        return told
 
-    def report(self, run: int, chunk: int) -> Report | None:
-        """Nothing more than ``receive`` tells."""
-        return None
+    def _tell_offers(self) -> None:
+        splits = frozenset(split for split in self._cuts if self.offers(split))
+        if (splits, self.bytes_per_s) != (self._offered.splits, self._offered.bytes_per_s):
+            self._offered = Offers(splits, self.bytes_per_s)
+            self._told.append(self._offered)
+
+    def at_work(self) -> tuple[AtWork, ...]:
+        """Since when the thread has been at its current step, and what that is."""
+        found = self._work.at_work()
+        return () if found is None else (AtWork(0, found[1], found[0], self._work.together),)
+
+    def sleep(self) -> None:
+        """It is told of each task that is through."""
 
     def fds(self) -> list[int]:
-        """Readable when there is something to receive."""
+        """See Lane."""
         return [self._arrived]
 
-    def exits(self) -> list[Any]:
+    def fault_fds(self) -> list[int]:
         """The thread does not end by itself."""
         return []
 
-    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
-        """A micro-batch is not looked into."""
-        return None
+    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
+        """Nobody is."""
 
-    def revoke(self, run: int, chunk: int, keep: int) -> int | None:
-        """A micro-batch is not cut."""
-        return None
-
-    def at_work(self) -> dict[int, tuple[float, Claim]]:
-        """Since when the thread has been at its current step, and what that is, as the CPU lane says it of workers."""
-        found = self._work.at_work()
-        return {} if found is None else {0: found}
-
-    @property
-    def together(self) -> int:
-        """How many samples the current step is at, at once."""
-        return self._work.together
+    def kill(self, worker: int, stuck: str) -> None:
+        """Nobody can be."""
 
     def who(self, worker: int) -> str:
-        """What is watched, in words."""
+        """See Lane."""
         return f"{self.name} lane (a thread of the training process)"
 
     def stuck_at(self, worker: int) -> str:
-        """What the thread is at; from now on it is taken to hang."""
+        """See Lane."""
         self._hung = True
+        return self._stack()
+
+    def stuck(self) -> str:
+        """See Lane."""
+        return f"\n{self.who(0)} is at work.{self._stack()}" if self.at_work() else ""
+
+    def _stack(self) -> str:
         thread = self._thread
         return "" if thread is None else f"\nIts thread is at:\n{stacks.of_thread(thread)}"
 
@@ -187,7 +225,7 @@ class DeviceLane:
             )
             return False
         self._thread = None
-        self._reports.clear()  # who has a loader that has ended keeps no device memory
+        self._told.clear()  # who has a loader that has ended keeps no device memory
         self._begun.clear()
         if self._ahead is not None:
             self._ahead.close()
@@ -214,9 +252,8 @@ class DeviceLane:
     def _open(self) -> None:
         self._stand_back()  # and so do DALI's threads, which start from here
         self._work.open()
-        self._load()
-        self.ready = not self.retired
-        self._signal()
+        if self._load():
+            self._tell(Opened(self.slots))
 
     def _go_on(self) -> bool:
         """Begin the next task, or end the one that has been under way for longest; whether no other will come."""
@@ -234,8 +271,7 @@ class DeviceLane:
 
     def _report(self, report: Report) -> None:
         self._begun.pop((report.run, report.chunk), None)
-        self._reports.append(report)
-        self._signal()
+        self._tell(report)
 
     def _break_down(self, error: BaseException) -> None:
         """Something that is nobody's fault but the lane's own: others do what it has begun."""
@@ -244,35 +280,44 @@ class DeviceLane:
             error = error.why
             traceback.clear_frames(error.__traceback__)
         self._work.abandon()
-        self.retired, self._work.ahead = True, None
         if not self._may_retire:
-            self.error = error
-            self._signal()
+            self.retired, self._work.ahead = True, None
+            self._tell(Broken(error))
             return
+        self._give_up()
         LOGGER.warning("the %s lane has broken down; %s (%r)", self.name, self._others(), error)
         for task in list(self._begun.values()):
             self._report(_refused(task))
-        self._signal()
 
-    def _load(self) -> None:
-        """Import what stages need. Without it the CPU's implementations prepare the samples, in the lane there is."""
+    def _give_up(self) -> None:
+        """Others do what is left, and what is still sent."""
+        if not self.retired:
+            self.retired, self._work.ahead = True, None
+            self._tell(Retired())
+
+    def _load(self) -> bool:
+        """Import what stages need; whether the lane can begin. Without it the CPU's implementations prepare the
+        samples, in the lane there is."""
         try:
             for executor in self._executors.values():
                 executor.load()
         except ImportError as error:
             how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
             say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
-            self.retired = self._may_retire
-            return
+            if self._may_retire:
+                self._give_up()
+            return not self._may_retire
         except Exception as error:
-            self.retired = True
             if self._may_retire:
                 LOGGER.warning("the %s lane cannot be opened; %s (%r)", self.name, self._others(), error)
+                self._give_up()
             else:
-                self.error = error
-            return
+                self.retired = True
+                self._tell(Broken(error))
+            return False
         if self._takes_parts:
             self.bytes_per_s = self._rate()
+        return True
 
     def _rate(self) -> float:
         """How fast values come to the device; a guess where that cannot be measured, which is no reason to stop."""
@@ -287,7 +332,8 @@ class DeviceLane:
         if self._device == "cpu":
             give_way()
 
-    def _signal(self) -> None:
+    def _tell(self, message: Message) -> None:
+        self._told.append(message)
         os.eventfd_write(self._arrived, 1)
         if self._links.board.words[ATTENTION] == PUMP:
             os.eventfd_write(self._links.wake, 1)
@@ -304,7 +350,7 @@ class DeviceLane:
                 executor.limit = executor.max_batch
             return
         if self._may_retire and not self.retired:
-            self.retired, self._work.ahead = True, None
+            self._give_up()
             what = f"the {self.name.replace(':', ' number ')} has no memory left to prepare samples"
             LOGGER.warning("%s; %s (%s)", what, self._others(), error)
 
@@ -313,8 +359,8 @@ class DeviceLane:
         alone = self.name == "device"
         return "the CPU lane goes on alone" if alone else "the CPU lane and other devices go on without it"
 
-    def stats(self) -> dict[str, Any]:
-        """Counters as plain data."""
+    def stats(self) -> dict[str, bool | int | float]:
+        """See Lane."""
         executors = self._executors.values()
         return {
             "micro_batch": min(executor.limit for executor in executors),

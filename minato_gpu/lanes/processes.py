@@ -33,6 +33,7 @@ from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
 from minato_gpu.lanes import stacks
+from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.links import Links, close_inherited_ends
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
@@ -40,7 +41,6 @@ from minato_gpu.lanes.spawner import LOST, Gate, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
-from minato_gpu.memory import room
 from minato_gpu.threads import OwnThread
 
 _PR_SET_PDEATHSIG = 1
@@ -58,46 +58,6 @@ class WorkerDied(RuntimeError):
 
 class KilledWorkers(WorkerDied):
     """A sample, or a batch that was to be joined, ended one worker after the other: it is bad, and others go on."""
-
-
-class Exit:
-    """A worker process that ended: its number, process id and exit code (negative: the signal).
-
-    ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it could not even be started. ``raised``:
-    the traceback of the exception that ended it, and ``error`` the name of that. A thread has no code.
-    """
-
-    def __init__(
-        self, number: int, pid: int, code: int | None, *, unborn: str = "", error: str = "", raised: str = ""
-    ) -> None:
-        self.number = number
-        self.pid = pid
-        self.code = code
-        self.stuck = ""
-        self.unborn = unborn
-        self.error = error
-        self.raised = raised
-
-    def message(self) -> str:
-        """What PyTorch says of a dead worker, with what is known besides."""
-        if self.stuck or self.unborn:
-            return self.stuck or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
-        ended = f"was ended by {self.error}, raised by what it was at:\n{self.raised}"
-        if self.raised and self.code is None:
-            return f"DataLoader worker thread {self.number} {ended}"
-        return self._as_pytorch_says() + (f"It {ended}" if self.raised else "")
-
-    def _as_pytorch_says(self) -> str:
-        if self.code is not None and self.code < 0:
-            name = signal.strsignal(-self.code) or f"signal {-self.code}"
-            return (
-                f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
-                "It is possible that the worker ran out of memory; see the kernel's log."
-                if self.code == -signal.SIGKILL
-                else f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
-                + (f"{room.SHORT} " if self.code == -signal.SIGBUS else "")
-            )
-        return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
 
 
 def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> None:
@@ -305,10 +265,10 @@ class Workers:
         self._started.append(_Start(number, process, threading.current_thread(), tie))
         os.eventfd_write(self._bell, 1)
 
-    def arrivals(self) -> tuple[int, list[Exit]]:
-        """How many replacements have started since the last call, and those that could not be."""
+    def arrivals(self) -> tuple[list[int], list[Exit]]:
+        """The numbers of replacements that have started since the last call, and those that could not be."""
         self._take_news()
-        count, failed = 0, []
+        arrived, failed = list[int](), list[Exit]()
         while self._started:
             number, process, thread, tie = self._started.popleft()
             if thread is not None:
@@ -320,10 +280,10 @@ class Workers:
                     tie.loosen(self._links)
                 continue
             self._adopt(number, process)
-            count += 1
+            arrived.append(number)
             if tie is not None:
                 self._ties[number] = tie
-        return count, failed
+        return arrived, failed
 
     def _take_news(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -30,11 +30,11 @@ class Intake:
         self._since_route = 0
         self._ranked_for = 0  # open slots when the waiting tickets were last ranked
 
-    def open(self, name: str, slots: int) -> None:
+    def open(self, name: str, slots: int, kind: str = CPU) -> None:
         """``slots`` more (or fewer) slots of a lane."""
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = LaneState(name, self._policy)
+            lane = self._lanes[name] = LaneState(name, kind, self._policy)
         lane.slots += slots
         lanes = self._lanes.values()
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in lanes)

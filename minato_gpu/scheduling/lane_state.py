@@ -17,15 +17,15 @@ _CHEAP_S = 100e-6
 class LaneState:
     """Load and measured mean cost of one lane; ``mean`` is seconds per sample on one slot.
 
-    ``home``: the side that is meant for it (see ``waiting``); ``side``: where what it takes waits, which is the CPU's
-    for every lane where nothing is routed.
+    ``kind``: CPU or DEVICE. ``home``: the side that is meant for it (see ``waiting``); ``side``: where what it takes
+    waits, which is the CPU's for every lane where nothing is routed.
     """
 
-    def __init__(self, name: str, policy: Policy) -> None:
+    def __init__(self, name: str, kind: str, policy: Policy) -> None:
         self.name = name
         self.slots = 0
-        self.is_device = name != CPU
-        self.home = DEVICE if self.is_device and not policy.pins else name
+        self.is_device = kind == DEVICE
+        self.home = name if self.is_device and policy.pins else kind
         self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0
         self.mean = 0.0

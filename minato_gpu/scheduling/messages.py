@@ -34,6 +34,7 @@ class Chunk:
     stream, from ``StreamScheduler``; its one serial numbers the ticket). ``seconds`` is the predicted time.
     ``stop``: the stage before which the lane stops and hands the samples back for another one (-1: none).
     ``credit``: bytes of prepared samples after which the lane gives the rest back (0: it does not).
+    ``worker``: the one of the lane that is to take it (-1: any).
     """
 
     number: int
@@ -44,6 +45,7 @@ class Chunk:
     order: int = -1
     stop: int = -1
     credit: int = 0
+    worker: int = -1
 
     @property
     def size(self) -> int:
@@ -58,11 +60,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class LaneOpened:
-    """``slots`` more workers of ``lane`` are ready (negative: that many were lost)."""
+    """``slots`` more workers of ``lane`` are ready (negative: that many were lost). ``kind``: whose costs are its."""
 
     time: float
     lane: str
     slots: int
+    kind: str = CPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Scheduler:
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
-            m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots),
+            m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots, event.kind),
             m.Admitted: self._admitted,
             m.Resumed: self._resumed,
             m.Ended: self._ended,

@@ -190,7 +190,7 @@ class StreamScheduler:
             self._workers[worker].tickets.add(ticket)
             heappush(self._running, ticket)
             self._ledger.running += 1
-            chunk = m.Chunk(ticket, f"{m.CPU}:{worker}", "next", ((ticket, ticket + 1),), 0.0)
+            chunk = m.Chunk(ticket, m.CPU, "next", ((ticket, ticket + 1),), 0.0, worker=worker)
             out.append(m.Dispatch(chunk))
         return out
 

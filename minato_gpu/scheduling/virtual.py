@@ -19,8 +19,8 @@ from minato_gpu.scheduling.work import Outcome, Work
 
 
 class _Lane:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.free = 0
         self.queue: deque[m.Chunk] = deque()
 
@@ -109,9 +109,9 @@ class VirtualLoader:
         self._now, _, kind, what = heappop(self._events)
         if kind == "open":
             assert isinstance(what, str)
-            lane = self._lanes.setdefault(what, _Lane(what))
+            lane = self._lanes.setdefault(what, _Lane(m.CPU if what == m.CPU else m.DEVICE))
             lane.free += 1
-            self._tell(m.LaneOpened(self._now, what, 1))
+            self._tell(m.LaneOpened(self._now, what, 1, lane.kind))
             self._start(lane)
         elif kind == "end":
             assert isinstance(what, tuple)
@@ -129,7 +129,7 @@ class VirtualLoader:
         lane.free += 1
         self._start(lane)
         count = len(run.ends)
-        if run.chunk.lane != m.CPU:
+        if lane.kind == m.DEVICE:
             self._device_s += self._now - run.begin
             self.device_samples += count
             serials = (serial for lo, hi in run.chunk.spans for serial in range(lo, hi))
@@ -159,7 +159,7 @@ class VirtualLoader:
             if run.chunk.kind == "run" and (len(run.ends) > 1 or self._cuts):
                 done = run.done(now)
                 since = now - (run.ends[done - 1] if done else run.begin)
-                if done < len(run.ends) and run.chunk.lane == m.CPU:
+                if done < len(run.ends) and self._lanes[run.chunk.lane].kind == m.CPU:
                     self._tell(m.Running(now, run.chunk.number, done, since))
         self._tell(m.Tick(now))
 
@@ -182,7 +182,7 @@ class VirtualLoader:
         while lane.free and lane.queue:
             lane.free -= 1
             chunk = lane.queue.popleft()
-            device = lane.name != m.CPU
+            device = lane.kind == m.DEVICE
             time = self._now + (self._work.device_run_s if device else 0.0)
             ends = []
             for lo, hi in chunk.spans:

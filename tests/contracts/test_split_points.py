@@ -96,7 +96,7 @@ def _open_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin_and_wait(self: DeviceLane, *args: Any, **more: Any) -> None:
         begin(self, *args, **more)
-        assert wait_until(lambda: self.ready)
+        assert wait_until(lambda: self._told)  # that it has opened
 
     monkeypatch.setattr(DeviceLane, "__init__", begin_and_wait)
 

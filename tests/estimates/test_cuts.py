@@ -9,6 +9,7 @@ import pytest
 
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Observed
+from minato_gpu.lanes.contract import Offers
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.scheduling.costs import CostModel
 
@@ -29,24 +30,11 @@ PIPELINE = Pipeline(
 CUT = 2
 
 
-class Device:
-    """A device lane whose graphs are built, or not."""
-
-    bytes_per_s = 1e6
-    retired = False
-
-    def __init__(self, built: bool = True) -> None:
-        self.built = built
-
-    def offers(self, split: int) -> bool:
-        """See Offers."""
-        assert split == CUT
-        return self.built
-
-
 def estimator(built: bool = True) -> CutEstimator:
     model = CostModel(part_names(PIPELINE), features=1)
-    return CutEstimator(model, ("cpu", "device"), PIPELINE, [Device(built)])
+    made = CutEstimator(model, ("cpu", "device"), PIPELINE, ["device"])
+    made.offered("device", Offers(frozenset([CUT]) if built else frozenset(), 1e6))
+    return made
 
 
 def teach(

@@ -10,8 +10,9 @@ import pytest
 
 from minato_gpu.faults.deaths import LOOPS, Deaths
 from minato_gpu.lanes.base import Features, Handed
+from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.processes import Exit, WorkerDied
+from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.memory.board import JOINING, REPORTING, Claim
 from minato_gpu.scheduling.messages import Chunk
 from tests.batches.test_assembly import Floor

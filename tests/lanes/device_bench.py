@@ -87,7 +87,7 @@ class Bench:
 
     def report(self, chunk: int) -> Report | None:
         """Its report, once there is one."""
-        self.reports += self.lane.receive()
+        self.reports += [told for told in self.lane.receive() if isinstance(told, Report)]
         return next((report for report in self.reports if report.chunk == chunk), None)
 
 

@@ -6,12 +6,14 @@ import multiprocessing
 import select
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from tests.lanes.harness import items_of, job, open_links
 from tests.waiting import wait_until
+
+Told = TypeVar("Told")
 
 FORK = multiprocessing.get_context("fork")
 
@@ -42,9 +44,31 @@ def reports_of(lane: Any, *tasks: Task, worker: int = 0) -> dict[int, list[Repor
 def arrived(lane: Any, found: dict[int, list[Report]], chunk: int) -> bool:
     """Sort what the lane reports into ``found``; whether the chunk's final report is there."""
     select.select(lane.fds()[:1], [], [], 0 if chunk in found else 0.01)
-    for report in lane.receive():
-        found.setdefault(report.chunk, []).append(report)
+    sort(lane, found)
     return chunk in found and found[chunk][-1].final
+
+
+def sort(lane: Any, found: dict[int, list[Report]]) -> list[Any]:
+    """Sort what the lane reports into ``found``; returns what else it tells."""
+    others = []
+    for message in lane.receive():
+        if isinstance(message, Report):
+            found.setdefault(message.chunk, []).append(message)
+        else:
+            others.append(message)
+    return others
+
+
+def of_kind(lane: Any, kind: type[Told]) -> list[Told]:
+    """What of this kind the lane tells next; waits for it."""
+    found: list[Told] = []
+
+    def look() -> bool:
+        found.extend(message for message in lane.receive() if isinstance(message, kind))
+        return bool(found)
+
+    assert wait_until(look), f"the lane tells no {kind.__name__}"
+    return found
 
 
 def fetch(lane: Any, store: Any, reports: Sequence[Report]) -> list[Any]:

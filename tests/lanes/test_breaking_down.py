@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
+from minato_gpu.lanes.contract import Broken
 from minato_gpu.lanes.device_work import DeviceWork
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
 from tests.lanes.device_bench import bench, pipeline
+from tests.lanes.lanes import of_kind
 from tests.lanes.test_device_reports import BUSY, FIRST, LONG, Gates
 from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
 from tests.test_device_batches import Fake, check_same, consume, fake, reference, seeded
@@ -112,8 +114,8 @@ def test_what_fails_while_another_task_is_at_work_is_not_taken_for_that_ones_own
         assert gates.begun.wait(20)
         one.send(BUSY, LONG, chunk=2)
         gates.sent.set()
-        assert wait_until(lambda: one.lane.error is not None)
-        assert repr(one.lane.error) == repr(RuntimeError(ERROR))
+        [broken] = of_kind(one.lane, Broken)
+        assert repr(broken.error) == repr(RuntimeError(ERROR))
         gates.seen.set()
 
 
@@ -150,7 +152,7 @@ def test_a_lane_that_has_ended_keeps_no_device_memory() -> None:
     device = FakeDevice(LAZY_CONSUMER)
     with bench(device) as one:
         one.send(20, 21)
-        assert wait_until(lambda: bool(one.lane._reports)) and device.used > 0
+        assert wait_until(lambda: len(one.lane._told) > 1) and device.used > 0
         assert one.lane.close(5.0)
         device.finish()
         assert device.used == 0

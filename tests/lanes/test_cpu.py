@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import select
 import threading
+from time import perf_counter
 from typing import Any
 
 import pytest
 
 from minato_gpu.lanes.base import Report
+from minato_gpu.lanes.contract import Exit, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.cpu import ThreadLane
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.board import STARTED
 from tests.lanes.harness import job, marked, open_links, piece, task
-from tests.lanes.lanes import FORK, arrived, fetch, open_lane, reports_of
+from tests.lanes.lanes import FORK, arrived, fetch, of_kind, open_lane, reports_of, sort
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -47,8 +49,11 @@ def test_waiting_tasks_are_recalled_and_the_others_done(threads: bool) -> None:
         assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
         for chunk in range(2, 9):
             lane.send(task(piece(["k" * 200_000 if chunk == 4 else chunk]), chunk=chunk))
-        assert sorted(lane.recall()) == [(1, chunk) for chunk in range(2, 9)]
-        assert lane.recall() == []
+        lane.recall()
+        [recalled] = of_kind(lane, Recalled)
+        assert sorted(recalled.tasks) == [(1, chunk) for chunk in range(2, 9)]
+        lane.recall()
+        assert lane.receive() == []
         assert lane.links.engine_arena.allocated == 0, "a recalled task keeps its memory"
         gate.set()
         found = reports_of(lane, task(piece([30]), chunk=30))
@@ -59,14 +64,20 @@ def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
     gate, make = gated()
     with open_lane(make, 2, threads=threads) as lane:
         store = Store(-1, lane.links, None, lane.links.board)
-        assert lane.revoke(1, 7, 0) is None and lane.running(1, 7) is None
+        assert lane.receive() == [Opened(2)]
+        lane.revoke(1, 7, 0)
+        lane.look()
+        assert lane.receive() == [Progress(())]
         lane.send(task(piece(range(20)), chunk=7))
         assert wait_until(lambda: started(lane, 7) == 6)
-        assert lane.revoke(1, 7, 15) == 15
-        assert lane.revoke(1, 7, 0) == 6, "sample 5 is at work and stays"
-        assert lane.revoke(2, 7, 0) is None, "another run's chunk"
-        gate.set()
         found: dict[int, list[Report]] = {}
+        lane.revoke(1, 7, 15)
+        assert sort(lane, found) == [Revoked(1, 7, 15)]
+        lane.revoke(1, 7, 0)
+        assert sort(lane, found) == [Revoked(1, 7, 6)], "sample 5 is at work and stays"
+        lane.revoke(2, 7, 0)
+        assert sort(lane, found) == [], "another run's chunk"
+        gate.set()
         assert wait_until(lambda: arrived(lane, found, 7))
         assert fetch(lane, store, found[7]) == list(range(6))
 
@@ -78,17 +89,19 @@ def test_what_is_finished_of_a_lease_can_be_asked_for(threads: bool) -> None:
         found: dict[int, list[Report]] = {3: []}
 
         def reported() -> bool:
-            report = lane.report(1, 3)
-            found[3] += [] if report is None else [report]
+            found[3] += lane.receive([(1, 3)])
             return bool(found[3]) and found[3][-1].done == 5
 
         assert wait_until(reported), "the samples before the slow one were not reported"
-        assert not found[3][-1].final and lane.receive() == []
-        through, seconds = lane.running(1, 3) or (0, 0.0)
-        assert through == 5 and seconds > 0
+        assert not found[3][-1].final and lane.receive() == [Opened(2)]
+        lane.look()
+        [progress] = lane.receive()
+        [at] = progress.at_work
+        assert at.claim[:3] == (1, 3, 6) and at.since < perf_counter()
         gate.set()
         assert wait_until(lambda: arrived(lane, found, 3))
-        assert lane.running(1, 3) is None
+        lane.look()
+        assert lane.receive() == [Progress(())]
 
 
 def test_addressed_tasks_reach_their_worker(threads: bool) -> None:
@@ -145,8 +158,8 @@ def _ends(key: int) -> Any:
 def test_a_worker_that_is_ended_by_its_sample_is_told(threads: bool, kind: str) -> None:
     with open_lane(_ends, threads=threads) as lane:
         lane.send(task(piece([1, 2]), kind=kind))
-        assert wait_until(lambda: select.select(lane.fds()[1:], [], [], 0)[0])
-        [ended] = lane.exits()
-        assert not lane.exits()
+        assert wait_until(lambda: select.select(lane.fault_fds(), [], [], 0)[0])
+        [ended] = of_kind(lane, Exit)
+        assert not lane.receive()
         assert ended.error == "SystemExit"
         assert "SystemExit: enough" in ended.message() and "_ends" in ended.message()

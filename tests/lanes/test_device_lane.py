@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.lanes.base import Extra, Failure, Local, Report
+from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.links import Links
@@ -102,7 +103,7 @@ def report_of(lane: DeviceLane) -> Report:
     found: list[Report] = []
 
     def look() -> bool:
-        found.extend(lane.receive())
+        found.extend(told for told in lane.receive() if isinstance(told, Report))
         return bool(found)
 
     assert wait_until(look)
@@ -168,7 +169,8 @@ def test_recall_wake_up_and_close(lane: DeviceLane, links: Links) -> None:
     lane.send(task(piece([1], sources=sources([1])), chunk=1))
     report_of(lane)
     assert os.eventfd_read(links.wake) >= 1
-    assert lane.recall() == [] and lane.exits() == []
+    lane.recall()
+    assert lane.receive() == []
     assert lane.close(5.0) and lane.close(5.0)
     assert not any(thread.name == "minato-device" for thread in threading.enumerate())
 
@@ -310,12 +312,12 @@ def test_a_device_has_two_micro_batches_in_flight(
         keys = [20 + 2 * number, 21 + 2 * number]
         lane.send(task(piece(keys, slab=slab.offset, sources=sources(keys)), chunk=number, layout=slab.bytes))
     assert wait_until(lambda: len(begun) == 2)
-    assert lane.receive() == [] and begun == [20, 22]
+    assert lane.receive() == [Opened(1)] and begun == [20, 22]
     device.gate.set()
     reports: list[Report] = []
 
     def look() -> bool:
-        reports.extend(lane.receive())
+        reports.extend(told for told in lane.receive() if isinstance(told, Report))
         return len(reports) == 3
 
     assert wait_until(look)

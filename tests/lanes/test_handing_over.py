@@ -110,7 +110,7 @@ def report_of(lane: DeviceLane) -> Report:
     found: list[Report] = []
 
     def look() -> bool:
-        found.extend(lane.receive())
+        found.extend(told for told in lane.receive() if isinstance(told, Report))
         return bool(found)
 
     assert wait_until(look)

@@ -13,13 +13,15 @@ from torch.utils.data import Dataset
 
 import minato_gpu.lanes.device_lane
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.lanes.base import Failure, Local
+from minato_gpu.lanes.base import Failure, Local, Report
+from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
 from tests.lanes.harness import open_links, piece, task
+from tests.lanes.lanes import of_kind
 from tests.waiting import wait_until
 
 X = Field(np.float32, (4,))
@@ -87,7 +89,7 @@ def items_of(lane: DeviceLane) -> list[Any]:
     found: list[Any] = []
 
     def look() -> bool:
-        found.extend(lane.receive())
+        found.extend(told for told in lane.receive() if isinstance(told, Report))
         return bool(found)
 
     assert wait_until(look)
@@ -117,7 +119,7 @@ def test_the_rate_is_measured_only_where_parts_of_samples_may_come(
 
     monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", rate)
     lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=both)
-    assert wait_until(lambda: lane.ready)
+    assert of_kind(lane, Opened) == [Opened(1)]
     assert lane.close(5.0)
     assert asked == [None] * both
     assert lane.bytes_per_s == (5e9 if both else float("inf"))

@@ -22,14 +22,15 @@ import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
 from minato_gpu import DataLoader
+from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.cpu import ProcessLane
 from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.processes import Exit, Workers
+from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Gate
 from minato_gpu.lanes.store import Store
 from tests.lanes.harness import job, open_links, piece, task
-from tests.lanes.lanes import FORK, fetch, open_lane, reports_of
+from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
 from tests.leaks import child_pids
 from tests.waiting import wait_until
 
@@ -49,20 +50,13 @@ def gone(pid: int) -> bool:
 
 def pids_of(lane: Any) -> list[int]:
     """The workers' process ids, once all have started."""
-    assert wait_until(lambda: lane.exits() or len(lane.pids) == lane.slots)
+    assert wait_until(lambda: len(lane.pids) == lane.slots)
     return list(lane.pids)
 
 
 def exits_of(lane: Any) -> list[Exit]:
     """The first workers that are reported to have ended."""
-    found: list[list[Exit]] = [[]]
-
-    def look() -> bool:
-        found.append(lane.exits())
-        return bool(found[-1])
-
-    assert wait_until(look)
-    return found[-1]
+    return of_kind(lane, Exit)
 
 
 def test_a_worker_that_exits_is_reported_with_its_code() -> None:
@@ -109,7 +103,7 @@ def test_what_a_worker_has_forked_does_not_hide_its_end(key: int) -> None:
         try:
             if key:
                 lane.send(task(piece([key])))
-                assert wait_until(lambda: select.select(lane.fds()[1:], [], [], 0)[0])
+                assert wait_until(lambda: select.select(lane.fault_fds(), [], [], 0)[0])
                 assert exits_of(lane)[0].code == -signal.SIGKILL
             else:
                 reports_of(lane, task(piece([key])))

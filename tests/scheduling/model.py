@@ -68,7 +68,7 @@ class Shell:
         self.lanes[lane] = self.lanes.get(lane, 0) + slots
         self.most_slots = max(self.most_slots, sum(self.lanes.values()))
         self.lost_slots = self.lost_slots or slots < 0
-        self.tell(m.LaneOpened(self.tick(), lane, slots))
+        self.tell(m.LaneOpened(self.tick(), lane, slots, m.CPU if lane == m.CPU else m.DEVICE))
 
     def admit(
         self,

@@ -53,7 +53,7 @@ def test_the_least_loaded_device_is_served_first() -> None:
 def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
     """Its samples wait for it on their own side: whoever only reads finds the next that is to be read."""
     scheduler = Scheduler(policy(fixed=True, max_lateness=0, devices=2, inspect=True))
-    todo: list[m.Event] = [m.LaneOpened(0.0, m.CPU, 1), m.LaneOpened(0.0, home, 1)]
+    todo: list[m.Event] = [m.LaneOpened(0.0, m.CPU, 1), m.LaneOpened(0.0, home, 1, m.DEVICE)]
     todo += [m.Admitted(0.0, at, 0, at * BATCH, BATCH, home=f"device:{at % 2}") for at in range(8)]
     read: set[int] = set()
     made: dict[int, str] = {}
@@ -72,7 +72,7 @@ def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
     assert read == set(range(8 * BATCH))
     assert made == {serial: home for serial in read if f"device:{serial // BATCH % 2}" == home}
     other = "device:1" if home == "device:0" else "device:0"
-    then = scheduler.handle(m.LaneOpened(1.0, other, 1))
+    then = scheduler.handle(m.LaneOpened(1.0, other, 1, m.DEVICE))
     assert {each.chunk.lane for each in then if isinstance(each, m.Dispatch)} == {other}
 
 

@@ -18,7 +18,7 @@ def chunks_of_two_epochs(lane: str) -> list[m.Chunk]:
         cpu = [1e-5 if device is None else 10.0] * SIZE
         scheduler.handle(m.Admitted(0.0, epoch, epoch, epoch * SIZE, SIZE, cpu, device))
     chunks: list[m.Chunk] = []
-    instructions = scheduler.handle(m.LaneOpened(0.0, lane, 1))
+    instructions = scheduler.handle(m.LaneOpened(0.0, lane, 1, m.CPU if lane == m.CPU else m.DEVICE))
     time = 0.0
     while instructions:
         sent = [each.chunk for each in instructions if isinstance(each, m.Dispatch)]

@@ -26,7 +26,7 @@ class Driver:
         self.order: list[int] = []  # what the CPU has done
         self.now = 0.0
         for name, slots in lanes:
-            self.tell(m.LaneOpened(0.0, name, slots))
+            self.tell(m.LaneOpened(0.0, name, slots, m.CPU if name == m.CPU else m.DEVICE))
 
     def tell(self, event: m.Event) -> list[m.Instruction]:
         """Hand over the event, and keep what is dispatched."""
@@ -133,7 +133,7 @@ def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu(
     sent = driver.on("device")
     given = {serial for chunk in sent for lo, hi in chunk.spans for serial in range(lo, hi)}
     assert given
-    driver.tell(m.LaneOpened(0.01, "device", -1))
+    driver.tell(m.LaneOpened(0.01, "device", -1, m.DEVICE))
     for chunk in sent:
         del driver.live[chunk.number]
         driver.tell(m.Finished(0.01, chunk.number, 0, 0.0))
@@ -149,7 +149,7 @@ def test_without_a_device_nothing_waits_for_one() -> None:
     assert router.threshold < float("inf")
     while driver.live:
         driver.finish(driver.live[min(driver.live)])
-    driver.tell(m.LaneOpened(1.0, "device", -1))
+    driver.tell(m.LaneOpened(1.0, "device", -1, m.DEVICE))
     assert router.threshold == float("inf")
 
 

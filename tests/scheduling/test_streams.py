@@ -30,7 +30,7 @@ class Streams:
     def tell(self, event: m.Event) -> None:
         for instruction in self.scheduler.handle(event):
             if isinstance(instruction, m.Dispatch):
-                self.queues[int(instruction.chunk.lane.removeprefix("cpu:"))].append(instruction.chunk)
+                self.queues[instruction.chunk.worker].append(instruction.chunk)
             elif isinstance(instruction, m.Compose):
                 assert instruction.order == len(self.delivered) + len(self.composed)
                 self.composed[instruction.order] = instruction

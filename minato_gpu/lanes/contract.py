@@ -1,0 +1,241 @@
+"""What a lane is to the rest of the loader: commands in, messages out, and nothing else.
+
+No command waits for an answer. What follows from it comes as a message from ``receive``, at once or later, whichever
+the lane can: threads and processes of this host answer at once, through shared words; a lane on another machine need
+not. So whoever gives a command is to be right whenever the answer comes, and if none does.
+
+What a lane promises:
+
+- A task that was sent ends with one ``Report`` that is ``final``, unless it comes back (``Recalled``) or is lost with
+  its worker (``Exit``). Reports of a task follow each other without a gap, and each sample is reported once.
+- After ``Revoked(keep)`` no sample of the task from ``keep`` on is started. It comes before the task's final report, or
+  not at all: then the revocation came too late, or the lane cannot take samples back.
+- An ``Exit`` comes after all that the worker had told. Its slot is gone until ``Arrived``.
+- Samples are reported of tasks of runs that were given up too: whoever receives them sorts them by ``run``.
+- A lane of which ``Opened`` has not been told takes tasks, but may do nothing with them for long.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from minato_gpu.lanes.base import Report, Task
+from minato_gpu.memory import room
+from minato_gpu.memory.board import Claim
+
+Number = tuple[int, int]
+"""Run and chunk of a task."""
+
+NO_CLAIM = Claim(-1, -1, 0, 0)
+
+
+# --- messages ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """So many slots can be given work from now on."""
+
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """The lane will do nothing more: others go on without it. Tasks that it still has, or is sent, come back by a final
+    ``Report`` of none of their samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The lane will report nothing more, and no other can do its work; why."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The lane finds everything built for samples that come cut at one of ``splits``, and brings them to its device at
+    ``bytes_per_s``. Told where it changes."""
+
+    splits: frozenset[int]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """No sample of the task from ``keep`` on will be started."""
+
+    run: int
+    chunk: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """Nobody will begin these tasks, of which nothing was done."""
+
+    tasks: tuple[Number, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtWork:
+    """What a worker is at (``Claim.started`` is the number of the sample, counted from one), and since when, on this
+    host's monotonic clock. ``together``: how many samples it is at, at once."""
+
+    worker: int
+    claim: Claim
+    since: float
+    together: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What every worker is at that is at work: the answer to ``look``."""
+
+    at_work: tuple[AtWork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A worker that ended: its number, process id and exit code (negative: the signal). A thread has no code.
+
+    ``claim``: what it had taken last. ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it
+    could not even be started. ``raised``: the traceback of the exception that ended it; ``error`` the name of that.
+    """
+
+    number: int
+    pid: int
+    code: int | None
+    unborn: str = ""
+    error: str = ""
+    raised: str = ""
+    stuck: str = ""
+    claim: Claim = NO_CLAIM
+
+    def message(self) -> str:
+        """What PyTorch says of a dead worker, with what is known besides."""
+        if self.stuck or self.unborn:
+            return self.stuck or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
+        ended = f"was ended by {self.error}, raised by what it was at:\n{self.raised}"
+        if self.raised and self.code is None:
+            return f"DataLoader worker thread {self.number} {ended}"
+        return self._as_pytorch_says() + (f"It {ended}" if self.raised else "")
+
+    def _as_pytorch_says(self) -> str:
+        if self.code is not None and self.code < 0:
+            name = signal.strsignal(-self.code) or f"signal {-self.code}"
+            return (
+                f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
+                "It is possible that the worker ran out of memory; see the kernel's log."
+                if self.code == -signal.SIGKILL
+                else f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
+                + (f"{room.SHORT} " if self.code == -signal.SIGBUS else "")
+            )
+        return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """So many replacements have started, and can be given work."""
+
+    count: int
+
+
+Message = Report | Opened | Retired | Broken | Offers | Revoked | Recalled | Progress | Exit | Arrived
+
+
+# --- the contract -----------------------------------------------------------------------------------------
+
+
+class Lane(Protocol):
+    """A place where work happens. All members are for one thread at a time: whoever holds the engine's lock."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, in messages to the scheduler and to people; no other lane of the loader has this name."""
+
+    @property
+    def kind(self) -> str:
+        """What its work costs is known by: ``CPU`` or ``DEVICE``, see scheduling/messages.py."""
+
+    @property
+    def slots(self) -> int:
+        """How many workers it has where none is missing."""
+
+    @property
+    def can_kill(self) -> bool:
+        """Whether a worker that hangs can be ended, and one that has ended be replaced."""
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the samples of a task are done one by one, so that those behind a slow one can be taken back."""
+
+    # --- work ---
+
+    def send(self, task: Task, worker: int = 0) -> None:
+        """Hand over a task, for any worker or, where each has a stream of its own, for this one. Never blocks."""
+
+    def recall(self) -> None:
+        """Take back the tasks that have not begun; answered by ``Recalled``."""
+
+    def revoke(self, run: int, chunk: int, keep: int) -> None:
+        """Start no sample of the task from number ``keep`` on; answered by ``Revoked``, which says where it stops."""
+
+    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
+        """Hand the sample of the task that runs over at the next of ``splits`` that it comes to, if any. A wish."""
+
+    def look(self) -> None:
+        """Tell what is finished of tasks that have not ended, and what the workers are at; answered by reports, then by
+        ``Progress``."""
+
+    # --- what it tells ---
+
+    def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
+        """What has been told since the last call; never blocks, and costs next to nothing where there is nothing.
+
+        ``only``: what is finished of these tasks is enough, also where they have not ended.
+        """
+
+    def sleep(self) -> None:
+        """Whoever receives is about to wait, and wants to be woken when the lane runs low."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there may be something to receive."""
+
+    def fault_fds(self) -> list[int]:
+        """Those that become readable when a worker has ended, or a replacement has started."""
+
+    # --- faults ---
+
+    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
+        """Start another worker in the place of one that has ended; answered by ``Arrived`` or by an ``Exit`` that is
+        ``unborn``. ``blocks`` (offset, bytes) of what the dead one laid down are still in use."""
+
+    def kill(self, worker: int, stuck: str) -> None:
+        """End a worker that has hung; ``stuck`` says what it was at, and comes back with its ``Exit``."""
+
+    # --- what is said of it (may take a moment: somebody is about to read an error) ---
+
+    @property
+    def advice(self) -> str:
+        """Why a worker that hangs is not replaced, in a sentence."""
+
+    def who(self, worker: int) -> str:
+        """A worker, in words."""
+
+    def stuck_at(self, worker: int) -> str:
+        """Where the code is that this worker runs, which is taken to hang from now on."""
+
+    def stuck(self) -> str:
+        """Where the code is of all workers that are at work; of all where none is."""
+
+    def stats(self) -> Mapping[str, bool | int | float]:
+        """Counters of its own, if any, for the loader's ``stats()``."""
+
+    # --- the end ---
+
+    def close(self, timeout: float) -> bool:
+        """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""
