@@ -424,7 +424,7 @@ def test_an_unseeded_draw_is_never_told(links: Links, when: str) -> None:
     assert values(bench, reports) == got
 
 
-def test_costly_samples_are_told_one_by_one(links: Links) -> None:
+def test_costly_samples_are_told_one_by_one(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what each took (fixed work, no clock)."""
     published: list[int] = []
     bench = Bench(links, job(lambda key: sum(range(200_000)) and key))
@@ -434,7 +434,7 @@ def test_costly_samples_are_told_one_by_one(links: Links) -> None:
         published.append(len(took))
         publish(begin, took, *rest)
 
-    links.bell.publish = count  # type: ignore[method-assign]
+    monkeypatch.setattr(links.bell, "publish", count)
     (report,) = bench.run(task(piece(range(6))))
     assert published == [1] * 6
     assert values(bench, [report]) == list(range(6))
