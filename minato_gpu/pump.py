@@ -186,7 +186,8 @@ class Pump:
     @property
     def needs_attention(self) -> bool:
         """Whether reports will need an answer before the consumer asks for its next batch."""
-        return self.scheduler.pending or bool(self._loading) or (self.assembly.needs_jobs and bool(self._sent))
+        follows = self.assembly.needs_jobs or self.assembly.loading is not None
+        return self.scheduler.pending or bool(self._loading) or (follows and bool(self._sent))
 
     def receive(self) -> None:
         """Take in all that lanes have told, and do what follows from it."""
@@ -263,7 +264,7 @@ class Pump:
     def sleep(self) -> None:
         """Nobody is about to look at what lanes tell."""
         for lane in self.lanes.values():
-            lane.sleep()
+            lane.sleep(every_task=self.assembly.loading is not None)
 
     def stop_listening(self) -> None:
         """The consumer waits no more."""

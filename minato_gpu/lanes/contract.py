@@ -199,8 +199,8 @@ class Lane(Protocol):
         ``only``: what is finished of these tasks is enough, also where they have not ended.
         """
 
-    def sleep(self) -> None:
-        """Whoever receives is about to wait, and wants to be woken when the lane runs low."""
+    def sleep(self, *, every_task: bool) -> None:
+        """Whoever receives is about to wait, and wants to be woken when the lane runs low, or by every task's end."""
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there may be something to receive."""

@@ -64,9 +64,9 @@ class _CpuLane:
         self._looks = False  # somebody wants to know how far it all is
         self._gone: set[int] = set()  # workers that have ended
 
-    def sleep(self) -> None:
+    def sleep(self, *, every_task: bool) -> None:
         """See Lane."""
-        self.links.board.words[RING_FROM] = self.leases.low(self.slots)
+        self.links.board.words[RING_FROM] = 0 if every_task else self.leases.low(self.slots)
 
     # --- work ---
 

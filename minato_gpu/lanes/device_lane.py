@@ -172,7 +172,7 @@ class DeviceLane:
         found = self._work.at_work()
         return () if found is None else (AtWork(0, found[1], found[0], self._work.together),)
 
-    def sleep(self) -> None:
+    def sleep(self, *, every_task: bool) -> None:
         """It is told of each task that is through."""
 
     def fds(self) -> list[int]:
