@@ -223,6 +223,7 @@ class Worker:
             if whole:
                 self._show(progress.done, JOINING)
                 self._placement.join(progress, piece, start, samples)
+                progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
                 self._words[self._row + STAGE] = 0
                 if progress.now > progress.report_at and not self._publish(progress, unseeded, piece, before):
                     return False
@@ -264,7 +265,7 @@ class Worker:
                 took(now - before + share)
             done += 1
             progress.done = done
-            if credit and item is not None:
+            if credit and item is not None and not to_end:
                 progress.nbytes += item.nbytes
                 if progress.nbytes >= credit:
                     return False

@@ -275,7 +275,7 @@ class Dispatcher:
         stop: int = END,
     ) -> Flight:
         credit = 0
-        if kind == "run" and not lane.is_device:
+        if self._ledger.budget is not None and kind == "run" and not lane.is_device:
             credit = self._ledger.credit(sum(hi - lo for lo, hi in spans), handing=stop >= 0)
         chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit)
         self._next_chunk += 1

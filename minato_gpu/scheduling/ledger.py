@@ -115,10 +115,9 @@ class Ledger:
         return min(count, max(0, int(free / each)))
 
     def credit(self, samples: int, *, handing: bool = False) -> int:
-        """The bytes that so many further samples count with; 0 where there is no budget. Their lane is to stop there,
-        so that samples that are larger than the mean do not add up."""
-        each = self.sample_bytes + self.handed_bytes * handing
-        return 0 if self.budget is None else int(samples * each)
+        """The bytes that so many running samples count with. Their lane is to stop there, so that samples that are
+        larger than the mean do not add up."""
+        return int(samples * (self.sample_bytes + self.handed_bytes * handing))
 
 
 def _nearer(mean: float, samples: int, nbytes: int) -> float:
