@@ -368,9 +368,10 @@ class Engine:
 
     def _attend(self) -> None:
         """The pump thread: serves while the consumer is away and the board asks for attention."""
-        wait = self._minder.wait if self._minder.watches else _wait
+        look_at: float | None = None
         while True:
-            watch = wait(self._links.wake)
+            waits = self._minder.watches or look_at is not None
+            watch = self._minder.wait(self._links.wake, look_at) if waits else _wait(self._links.wake)
             with self._lock:
                 if self._closed:
                     return
@@ -378,6 +379,13 @@ class Engine:
                     self._serve(watch)
                 except Exception as error:  # this thread must live: later reports may need it
                     self._minder.keep(error)
+                look_at = self._look_at()
+
+    def _look_at(self) -> float | None:
+        """When the pump thread is to look at what runs: batches that go to a device are to be complete before they are
+        asked for, and not to wait for what is slow."""
+        goes_on = self.assembly.loading is not None and self._links.board.words[ATTENTION] == PUMP
+        return self.pump.scheduler.wake_at() if goes_on else None
 
     def _serve(self, watch: bool) -> None:
         """Do what is due; ``watch``: for workers, too."""
@@ -387,6 +395,9 @@ class Engine:
         if self._epochs.due or self._links.board.words[ATTENTION]:
             self._settle()
             self._pump()
+            look_at = self._look_at()
+            if look_at is not None and perf_counter() >= look_at:
+                self.pump.look()
             self._attention()
 
     def _attention(self) -> None:

@@ -67,17 +67,18 @@ def test_a_run_that_is_given_up_leaves_no_marks(monkeypatch: pytest.MonkeyPatch)
     pump = _told(reports, learned.append)
     monkeypatch.setattr(pump.assembly, "clear", list, raising=False)
     monkeypatch.setattr(pump, "_stale", SimpleNamespace(add=lambda chunks, blocks: None))
-    monkeypatch.setattr(pump.lanes["cpu"], "recall", list, raising=False)
+    for command in ("recall", "look"):
+        monkeypatch.setattr(pump.lanes["cpu"], command, list, raising=False)
     pump.new_run()
     assert learned == [b"found"] and not reports
 
 
-def test_what_messages_tell_is_not_waited_for_by_marks() -> None:
+def test_what_messages_tell_is_not_waited_for_by_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A place without marks is told by messages alone: those of others never complete it."""
     with open_links() as links:
         pump = _told([], lambda layout: None)
         pump.bell, pump.completions = links.bell, links.completions
-        pump.lanes["cpu"].sleep = lambda: None
+        monkeypatch.setattr(pump.lanes["cpu"], "sleep", lambda *, every_task: None, raising=False)
         record = Record(0, 0, range(4), [0, 1, 2, 3], None)
         pump.assembly.window = Window()
         pump.assembly.window.admit(record)

@@ -39,14 +39,15 @@ class Minder:
         """When to look for what hangs."""
         return None if self._watchdog is None else self._watchdog.next_look(now)
 
-    def wait(self, wake: int) -> bool:
-        """Until ``wake`` is readable, a worker has ended, or one may have hung; whether to ``keep_watch``."""
+    def wait(self, wake: int, until: float | None = None) -> bool:
+        """Until ``wake`` is readable, that time has come, a worker has ended, or one may have hung; whether to
+        ``keep_watch``."""
         poll = select.poll()
         for fd in (wake, *(self.exit_fds if self._replaces and self.broken is None else ())):
             poll.register(fd, select.POLLIN)
-        wait, now = None, perf_counter()
-        if self.broken is None and (look := self.next_look(now)) is not None:
-            wait = 1e3 * max(0.0, look - now)
+        now = perf_counter()
+        looks = (until, self.next_look(now) if self.broken is None else None)
+        wait = min((1e3 * max(0.0, look - now) for look in looks if look is not None), default=None)
         ready = [fd for fd, _ in poll.poll(wait)]
         if wake in ready:
             await_event(wake)

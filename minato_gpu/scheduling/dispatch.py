@@ -179,7 +179,7 @@ class Dispatcher:
 
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
-        limit, target = self._worth(lane, entry)
+        limit, target = self._worth(lane, entry) if plan is None else lane.chunk_limits()
         parts: list[Entry] = []
         total, seconds = 0, 0.0
         following: Entry | None = entry

@@ -99,7 +99,7 @@ class Scheduler:
         oldest, lane = self._places.oldest, self._work.lanes.get(m.CPU)
         if oldest is None or self._next_order in self._sizes or lane is None or lane.cheap:
             return None
-        if not self.policy.max_lateness:
+        if not self.policy.max_lateness or self._composition.held_back:
             return m.Awaited((oldest.first, oldest.end), oldest.missing, True)
         return m.Awaited((oldest.first, self._intake.newest), max(1, self._composition.missing), False)
 
