@@ -69,7 +69,7 @@ class Placement:
 
     def _learn(self, progress: Progress, sample: Any) -> None:
         """Describe the sample to the engine as long as it does not know the layout."""
-        if progress.task.layout == b"":
+        if progress.task.layout == b"" and not progress.has_described:
             if self._learned is None:
                 self._learned = _described(sample)
             progress.layout = self._learned

@@ -8,8 +8,7 @@ from typing import Any
 
 from minato_gpu.lanes.base import Part, Report, Task
 
-REPORT_S = 10e-3  # what no mark can tell is reported at the first sample boundary after so long
-MARK_S = 300e-6  # what one can tell is marked after so long: costly samples at once, cheap ones together
+TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
 _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
 COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
@@ -29,13 +28,14 @@ class Progress:
         self.times: list[float] = []  # an item counts once its time is there
         self.parts: list[Part | None] | None = None  # of pipelines that can be cut
         self.layout: bytes | None = None
+        self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
         self.repeated = 0  # samples that had been prepared before
         self.told_of_stream: Any = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
         self.marks = False  # whether marks tell what is finished; see ``by_message``
-        self._every = 0.0 if task.singly else REPORT_S
-        self.report_at = self.begin + (0.0 if task.singly else MARK_S)
+        self._every = 0.0 if task.singly else TELL_S
+        self.report_at = self.begin + self._every
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
         self.share = 0.0  # seconds of each sample that were spent before, on all of its piece together
         self._delay = delay
@@ -78,7 +78,6 @@ class Progress:
     def by_message(self) -> None:
         """The rest of the task is told by messages."""
         self.marks = False
-        self.report_at = self.now + self._every
 
     def told(self, count: int) -> tuple[list[float], float]:
         """The next ``count`` samples are marked; returns what each took, and all seconds since those before them."""
@@ -89,8 +88,14 @@ class Progress:
         elapsed = sum(times) + self._waited
         self._waited = 0.0
         self.reported += count
-        self.report_at = self.now + min(self._every, MARK_S)
+        self.report_at = self.now + self._every
         return times, elapsed
+
+    def described(self, worker: int) -> Report:
+        """What the first sample looks like, and no sample."""
+        layout, self.layout, self.has_described = self.layout, None, True
+        number, now = (self.task.run, self.task.chunk), self.now
+        return Report(*number, worker, self.reported, self.reported, 0.0, self.begin, now, False, layout=layout)
 
     def report(self, worker: int, *, final: bool, status: str = "") -> Report:
         """All that is not reported yet."""

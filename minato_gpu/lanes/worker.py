@@ -3,8 +3,7 @@
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
 others. Finished samples are told by their marks (see memory/completions.py): costly ones at once, cheap ones together.
-What concerns more than one sample is told by messages: batches that are joined, the samples' layout while that is to be
-learned, host reads, streams.
+What concerns more than one sample is told by messages: batches that are joined, the samples' layout, host reads, streams.
 """
 
 from __future__ import annotations
@@ -297,8 +296,7 @@ class Worker:
         items, first = progress.items, progress.reported + shift
         lying: list[Lying] | None = None
         if progress.layout is not None:
-            progress.by_message()
-            return
+            send(self._channel, progress.described(self._number), progress.task, self._store, self._producer.who)
         if progress.parts is not None or items.count(None) < len(items):
             lying = []
             self._show_stage(REPORTING - 1)

@@ -183,7 +183,7 @@ def test_a_sample_that_does_not_fit_travels_as_an_object(links: Links) -> None:
 @pytest.mark.parametrize(("sample", "stacks"), [(_sample(1), True), ("text", False), (None, False)])
 def test_a_sample_is_described_as_long_as_the_layout_is_unknown(links: Links, sample: Any, stacks: bool) -> None:
     bench = Bench(links, job(lambda key: sample))
-    described = bench.run(task(piece([1]), layout=b""))[-1].layout
+    described = bench.run(task(piece([1]), layout=b""))[0].layout
     assert described is not None and bool(described) == stacks
     assert bench.run(task(piece([1]), layout=b"x" if stacks else None))[-1].layout is None
 
@@ -442,12 +442,12 @@ def test_costly_samples_are_told_one_by_one(links: Links, monkeypatch: pytest.Mo
     assert report.times is not None and len(report.times) == 6 and min(report.times) > 0
 
 
-def test_what_no_mark_can_tell_comes_by_message(links: Links) -> None:
-    """The layout of the first sample, and with it the rest of the task."""
+def test_the_layout_comes_by_message_and_samples_are_marked(links: Links) -> None:
+    """Once for a task. While a later sample blocks, those before it are known of all the same."""
     bench = Bench(links, job(lambda key: np.full(3, key)))
     bench.give(task(piece(range(4)), layout=b""))
     bench.worker.run()
-    assert [(report.first, report.done, report.layout is None) for report in bench.channel.reports] == [(0, 4, False)]
+    assert [(report.first, report.done, report.layout is None) for report in bench.channel.reports] == [(0, 0, False)]
     assert [value.tolist() for value in values(bench, bench.told())] == [[key] * 3 for key in range(4)]
 
 
