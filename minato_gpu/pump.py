@@ -359,11 +359,13 @@ class Pump:
         self._open(lane, count)
 
     def _reported(self, lane: Lane, report: Report) -> None:
+        if report.layout is not None:
+            self.assembly.learn(report.layout)
+            if report.chunk not in self._sent:  # its samples' marks came first
+                return
         sent = self._sent[report.chunk]
         chunk = sent.chunk
         sent.done = report.done
-        if report.layout is not None:
-            self.assembly.learn(report.layout)
         if report.final:
             del self._sent[report.chunk]
         spans = cut(chunk.spans, report.first, report.done)

@@ -3,7 +3,7 @@
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
 others. Finished samples are told by their marks (see memory/completions.py): costly ones at once, cheap ones together.
-What concerns more than one sample is told by messages: batches that are joined, the samples' layout, host reads, streams.
+What concerns more than one sample is told by messages: batches that are joined, the layout, host reads, streams.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Worker:
         """Samples of a map-style data set, with or without a pipeline."""
         if self._job.cuts:
             progress.parts = []
-        progress.marks = all(piece.marks >= 0 and not piece.whole for piece in task.pieces)
+        progress.marks = all(piece.marks >= 0 and not self._joins(piece) for piece in task.pieces)
         unseeded = self._producer.begin_unseeded(progress.size)
         if not self._attempt(task, progress, unseeded):
             for item in progress.rewind():
@@ -186,6 +186,10 @@ class Worker:
         words[row + STARTED] = started
         words[row + SINCE_NS] = int(1e9 * perf_counter())
 
+    def _joins(self, piece: Piece) -> bool:
+        """Whether the samples of this piece are joined here, all together."""
+        return piece.whole and piece.slab < 0 and (not self._job.cuts or isinstance(piece.keys[0], NoSample))
+
     # --- samples -------------------------------------------------------------------------------------------
 
     def _attempt(self, task: Task, progress: Progress, unseeded: bool) -> bool:
@@ -196,7 +200,7 @@ class Worker:
             if skip >= size:
                 skip, before = skip - size, before + size
                 continue
-            whole = piece.whole and piece.slab < 0 and (not self._job.cuts or isinstance(piece.keys[0], NoSample))
+            whole = self._joins(piece)
             samples: list[Any] = []
             start = len(progress.items)
             if self._producer.fetches_many(task):
