@@ -1,4 +1,4 @@
-"""What lanes and the engine say to each other: tasks out, reports back. Plain tuples of plain data on the wire.
+"""Tasks out, reports back: plain tuples of plain data. All else that lanes are told, and tell, is in contract.py.
 
 A lane takes ``Task``s (one per chunk that the scheduler dispatches) and answers with ``Report``s. Where a prepared
 sample lies is a *reference*: None for a row of its place's slab, or one of the small classes below.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -285,41 +285,3 @@ def failure(
         wrapper.exc_msg = f"{type(error).__qualname__}, whose class cannot be pickled. {wrapper.exc_msg}"
         wrapper.exc_type = RuntimeError
     return Failure(wrapper, collated, origin=origin, name=name or type(error).__name__)
-
-
-class Lane(Protocol):
-    """A place where work happens. It opens to the scheduler once it is ``ready``."""
-
-    name: str
-    slots: int
-    away: int  # slots that are lost for the moment
-    ready: bool
-
-    def send(self, task: Task) -> None:
-        """Hand over a task; never blocks."""
-
-    def recall(self) -> list[tuple[int, int]]:
-        """Take back the tasks that have not begun; returns their (run, chunk)."""
-
-    def receive(self, *, unfinished: bool = False) -> list[Report]:
-        """What has been told since the last call, in reports; never blocks. ``unfinished``: also by the marks of leases
-        that have not ended."""
-
-    def report(self, run: int, chunk: int) -> Report | None:
-        """The same of one lease; None where there is nothing to tell."""
-
-    def fds(self) -> list[int]:
-        """Descriptors that become readable when there may be something to receive."""
-
-    def running(self, run: int, chunk: int) -> tuple[int, float] | None:
-        """How many samples of the chunk are through, told or not, and for how long the current one has run; None when
-        nobody is at it."""
-
-    def revoke(self, run: int, chunk: int, keep: int) -> int | None:
-        """Start no sample of the chunk from ``keep`` on; returns where it really stops, or None if unknown."""
-
-    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """Hand the sample of the chunk that runs over at the next of ``splits`` that it comes to, if any."""
-
-    def close(self, timeout: float) -> bool:
-        """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""

@@ -163,3 +163,12 @@ def test_a_worker_that_is_ended_by_its_sample_is_told(threads: bool, kind: str) 
         assert not lane.receive()
         assert ended.error == "SystemExit"
         assert "SystemExit: enough" in ended.message() and "_ends" in ended.message()
+
+
+def test_a_large_task_that_is_asked_for_keeps_no_memory(threads: bool) -> None:
+    """However its end is told."""
+    with open_lane(len, threads=threads) as lane:
+        lane.send(marked(lane.links, task(piece(["k" * 200_000]), chunk=4)))
+        told: list[Any] = []
+        assert wait_until(lambda: told.extend(lane.receive([(1, 4)])) or told)  # type: ignore[func-returns-value]
+        assert told[-1].final and lane.links.engine_arena.allocated == 0

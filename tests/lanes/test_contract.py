@@ -1,0 +1,102 @@
+"""The contract, with worker processes, worker threads, and the device lane on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import Pipeline, Stage
+from minato_gpu.lanes.base import Local, Task
+from minato_gpu.lanes.contract import Lane
+from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
+from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.lanes.links import Links
+from minato_gpu.memory.board import ATTENTION, CONSUMER
+from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu.scheduling.messages import DEVICE
+from tests.lanes.contract import LaneContract, Made, Trace
+from tests.lanes.harness import job, marked, open_links, piece, task
+from tests.lanes.lanes import FORK
+
+X = Field(np.float32, ())
+
+
+@contextmanager
+def _links(*, arenas: bool = True) -> Iterator[Links]:
+    with open_links(arenas=arenas) as links:
+        links.board.words[ATTENTION] = CONSUMER
+        yield links
+
+
+def _marked(links: Links, keys: Sequence[int], chunk: int, run: int) -> Task:
+    return marked(links, task(piece(keys), chunk=chunk)._replace(run=run))
+
+
+def _by_message(links: Links, keys: Sequence[int], chunk: int, run: int) -> Task:
+    return task(piece(keys), chunk=chunk)._replace(run=run)
+
+
+class TestProcesses(LaneContract):
+    made_by: Callable[[Links, Sequence[int], int, int], Task] = staticmethod(_marked)
+
+    @contextmanager
+    def made(self, trace: Trace) -> Iterator[Made]:
+        with _links() as links:
+            what = job(trace.make, repeats=True)
+            lane: Lane = ProcessLane(links, what, FORK, replaceable=True)
+            yield Made(lane, partial(self.made_by, links))
+
+
+class TestProcessesThatSendMessages(TestProcesses):
+    made_by = staticmethod(_by_message)
+
+    def test_some_tasks_alone_can_be_asked_for(self, site: Any) -> None:
+        pytest.skip("messages come by themselves")
+
+
+class TestThreads(LaneContract):
+    @contextmanager
+    def made(self, trace: Trace) -> Iterator[Made]:
+        with _links(arenas=False) as links:
+            lane: Lane = ThreadLane(links, job(trace.make, seeds_samples=False))
+            yield Made(lane, partial(_marked, links))
+
+
+class TestDevice(LaneContract):
+    kind = DEVICE
+
+    @contextmanager
+    def made(self, trace: Trace, on_device: Any = None) -> Iterator[Made]:
+        def prepare(fields: Any, params: Any) -> Any:
+            return {"y": torch.tensor(trace.make(int(fields["x"])), dtype=torch.float32)}
+
+        def prepare_on_cpu(fields: Any, params: Any) -> Any:
+            return {"y": np.float32(trace.make(int(fields["x"])))}
+
+        stages = (
+            Stage("read", ("n",), {"x": X}, cpu=lambda fields, params: {"x": np.float32(fields["n"])}),
+            Stage("prepare", ("x",), {"y": X}, cpu=prepare_on_cpu, device=TorchFunction(on_device or prepare)),
+        )
+        pipeline = Pipeline(stages, outputs=("y",), name="tests")
+
+        def made(keys: Sequence[int], chunk: int, run: int) -> Task:
+            sources = [Local(pipeline.run({"n": key}, 0, stop=1), 8) for key in keys]
+            return task(piece(keys, sources=sources), chunk=chunk)._replace(run=run)
+
+        with _links() as links:
+            lane: Lane = DeviceLane(links, pipeline, "cpu", 16, may_retire=True)
+            yield Made(lane, made)
+
+    @contextmanager
+    def retiring(self, trace: Trace) -> Iterator[Made]:
+        def short(fields: Any, params: Any) -> Any:
+            raise torch.OutOfMemoryError("no memory for even one sample")
+
+        with self.made(trace, short) as made:
+            yield made
