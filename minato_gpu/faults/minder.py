@@ -60,6 +60,8 @@ class Minder:
                 self._pump.receive()
                 self.check_workers(log)
             self.look_for_hangs()
+            if self._replaces:
+                self.check_workers(log)  # those that were told of meanwhile: nothing will say so again
         except (WorkerDied, WorkerHung) as error:
             self.keep(error)
 

@@ -170,5 +170,10 @@ def test_a_large_task_that_is_asked_for_keeps_no_memory(threads: bool) -> None:
     with open_lane(len, threads=threads) as lane:
         lane.send(marked(lane.links, task(piece(["k" * 200_000]), chunk=4)))
         told: list[Any] = []
-        assert wait_until(lambda: told.extend(lane.receive([(1, 4)])) or told)  # type: ignore[func-returns-value]
+
+        def is_told() -> bool:
+            told.extend(lane.receive([(1, 4)]))
+            return bool(told)
+
+        assert wait_until(is_told)
         assert told[-1].final and lane.links.engine_arena.allocated == 0
