@@ -317,11 +317,9 @@ class Engine:
         if not self.pump.faults:
             if self.pump.listen():
                 return
-            for fd, _ in self._poll.poll(max(0.0, 1e3 * (until - now))):
-                if fd == self._links.consumer_wake:
-                    os.eventfd_read(fd)
-                elif fd in self._minder.exit_fds:
-                    self._pump()
+            ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
+            if any(fd in self._minder.exit_fds for fd, _ in ready):
+                self._pump()
         if self.pump.faults:
             self._minder.check_workers(self.log)
         if hangs is not None:

@@ -9,6 +9,7 @@ same figures in every run, on any machine.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import queue
 import select
@@ -93,7 +94,9 @@ class Lockstep:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count what happens meanwhile."""
+        """Count what happens meanwhile, without the garbage collector, which would come where it likes."""
+        gc.collect()
+        gc.disable()
         self.counting = True
         sys.setprofile(self._profile)
         try:
@@ -101,6 +104,7 @@ class Lockstep:
         finally:
             sys.setprofile(None)
             self.counting = False
+            gc.enable()
 
     def release(self) -> None:
         """Let every thread run freely from now on, so that the loader can end."""

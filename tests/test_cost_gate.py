@@ -121,10 +121,7 @@ def test_a_run_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with monkeypatch.context() as patch:
             costs.append(second_epoch(Cell(4, 3, "tail", 0.9), "bounded", patch))
-    assert costs[0].training > 0
-    # where the garbage collector comes, it may run a callback or two more
-    assert [each._replace(training=0.0) for each in costs] == [costs[0]._replace(training=0.0)] * 2
-    assert costs[1].training == pytest.approx(costs[0].training, rel=1e-3)
+    assert costs[0] == costs[1] and costs[0].training > 0
 
 
 def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
