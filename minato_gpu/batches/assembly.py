@@ -336,9 +336,12 @@ class Assembly:
             self.loading.expect(order, begins)
 
     def take(self, order: int) -> Batch:
-        """The batch leaves the window; its memory is the consumer's from now on."""
+        """The batch leaves the window; its memory is the consumer's from now on (lent here: once it is neither in the
+        window nor lent, the death of the worker that made it would give the memory to the next one)."""
         batch = self._batches.pop(order)
         self.holdings.bytes -= batch.nbytes
+        if batch.item is not None and batch.failure is None:
+            batch.lent = self.holdings.lend(batch.item)
         if self.loading is not None:
             self.loading.leave(batch)
             self.loading.expect(order + 1, batch.order - batch.number)
@@ -350,7 +353,7 @@ class Assembly:
             reraise(batch.failure.error)
         if self.loading is not None and batch.load is not None:
             return self.loading.hand_over(batch)
-        return self._stacking.value(batch) if batch.item is None else self.holdings.lend(batch.item)()
+        return self._stacking.value(batch) if batch.lent is None else batch.lent()
 
     def forget(self, spans: Iterable[Span]) -> None:
         """These tickets turned out not to exist."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from minato_gpu.lanes.base import Failure, Piece
@@ -136,6 +136,7 @@ class Batch:
         "failed",
         "failure",
         "item",
+        "lent",
         "load",
         "nbytes",
         "number",
@@ -161,4 +162,5 @@ class Batch:
         self.owner: Any = None
         self.objects: list[list[Any]] = []
         self.item: Any = None
+        self.lent: Callable[[], Any] | None = None  # once it is taken: how the consumer gets at ``item``
         self.load: Any = None  # on its way to a device (memory.loads.Load)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -246,8 +245,7 @@ class ProcessLane(_CpuLane):
         told = False
         for fd, _ in self._watch.poll(0, 4):
             if fd == self.links.consumer_wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(fd)
+                os.eventfd_read(fd)
             elif fd == self._reports:
                 told = True
             else:
@@ -349,6 +347,9 @@ class ThreadLane(_CpuLane):
         self._channels = [QueueChannel(links) for _ in range(links.workers if addressed else 1)]
         self._ended: deque[Exit] = deque()  # appended to by threads
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watch = select.epoll()
+        for fd in (*self.fds(), *self.fault_fds()):
+            self._watch.register(fd, select.EPOLLIN)
         self._threads: list[threading.Thread] = []
         for number in range(links.workers):
             channel = self._channels[number % len(self._channels)]
@@ -387,13 +388,9 @@ class ThreadLane(_CpuLane):
             self._answer(Recalled(tuple(out)))
 
     def _messages(self) -> list[Report]:
-        if self.links.consumer_wake >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self.links.consumer_wake)
-        if self._ended:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
-            self._faults += [self._ended.popleft() for _ in range(len(self._ended))]
+        for fd, _ in self._watch.poll(0, 2) if self._bell >= 0 else ():
+            os.eventfd_read(fd)
+        self._faults += [self._ended.popleft() for _ in range(len(self._ended))]
         reports: list[Report] = []
         for channel in self._channels:
             while channel.reports:
@@ -426,6 +423,7 @@ class ThreadLane(_CpuLane):
             thread.join(max(0.0, end - perf_counter()))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if not self._threads and self._bell >= 0:
+            self._watch.close()
             os.close(self._bell)
             self._bell = -1
         if self._threads:

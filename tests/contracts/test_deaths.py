@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader, Field, Pipeline, Stage
+from minato_gpu.engine import Engine
 from minato_gpu.event_log import EventLog
 from minato_gpu.faults import deaths
 from minato_gpu.scheduling import messages as m
@@ -364,6 +365,32 @@ def test_among_samples_that_only_one_worker_can_join(on_error: str, in_order: bo
     else:
         assert outcomes.count("KilledWorkers") in ((2,) if in_order else (2, 3))
         assert len(received) == 40 - 2 * outcomes.count("KilledWorkers")
+
+
+def test_a_worker_dies_while_its_batch_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch has left the window, the consumer has no array of it yet: the memory is not the next worker's."""
+    hand_over = Engine._handed_over
+
+    def late(engine: Engine, *batch: Any) -> Any:
+        if not engine.log.workers["replaced"]:
+            (lane,) = engine.pump.lanes.values()
+            os.kill(lane.pids[0], signal.SIGKILL)
+            assert wait_until(lambda: engine.log.workers["replaced"])
+        return hand_over(engine, *batch)
+
+    monkeypatch.setattr(Engine, "_handed_over", late)
+    loader = DataLoader(
+        Made(16, lambda key: np.full(200_000, key, np.uint8)),
+        2,
+        num_workers=1,
+        collate_fn=lambda samples: [torch.from_numpy(sample) for sample in samples],
+        on_worker_death="replace",
+    )
+    batches = list(loader)
+    assert [[sample.unique().tolist() for sample in batch] for batch in batches] == [
+        [[first], [first + 1]] for first in range(0, 16, 2)
+    ]
+    assert loader.stats()["workers"]["replaced"] == 1
 
 
 def _heavy(monkeypatch: pytest.MonkeyPatch, weigh: Callable[[], Any]) -> None:
