@@ -215,13 +215,8 @@ class Worker:
                 produce = put = _nothing
             elif self._job.cuts:
                 put = _unless_handed(put)
-            more = skip < size
-            while more:
-                more = self._go_on(progress, piece, skip, produce, put, to_end=whole)
-                if (more or progress.marks) and not self._publish(progress, unseeded, piece, before):
-                    return False
-                skip = progress.done - before
-                more = more and skip < size
+            if not self._go_on(progress, piece, skip, produce, put, unseeded, before, to_end=whole):
+                return False
             before, skip = before + size, 0
             if whole:
                 self._show(progress.done, JOINING)
@@ -234,10 +229,21 @@ class Worker:
                 break  # the rest was taken back, or is given back
         return progress.reported == progress.done or not (unseeded and self._moved())
 
-    def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
-        """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit; True
-        when stopping before because a report is due. Nothing is called that need not be: cheap samples come by the
-        hundred."""
+    def _go_on(
+        self,
+        progress: Progress,
+        piece: Piece,
+        first: int,
+        produce: Produce,
+        put: Put,
+        unseeded: bool,
+        before: int,
+        *,
+        to_end: bool,
+    ) -> bool:
+        """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and
+        ``_publish`` those that are due; returns what that does. Nothing is called that need not be: cheap samples come
+        by the hundred, and what a costly one has swept out of the processor's caches is slow to call."""
         words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
@@ -251,7 +257,7 @@ class Worker:
             fence()
             unfence()
             if done >= words[limit]:
-                return False
+                break
             try:
                 item = put(at, produce(at))
             except Exception as error:
@@ -262,19 +268,22 @@ class Worker:
                 progress.add(item)
                 now = progress.now
             else:
-                before, now = now, perf_counter()
+                last, now = now, perf_counter()
                 ready(item)
                 progress.now = now
-                took(now - before + share)
+                took(now - last + share)
             done += 1
             progress.done = done
             if credit and item is not None and not to_end:
                 progress.nbytes += item.nbytes
                 if progress.nbytes >= credit:
-                    return False
+                    break
             if now > progress.report_at and not to_end:
-                return True
-        return False
+                if not self._publish(progress, unseeded, piece, before):
+                    return False
+                # a message has taken the lists along
+                ready, took, parts = progress.items.append, progress.times.append, progress.parts
+        return not progress.marks or not progress.times or self._publish(progress, unseeded, piece, before)
 
     # --- reports -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu.lanes.seeding import Seeder, seed_generators, show_initial_seed
+from minato_gpu.lanes import seeding
+from minato_gpu.lanes.seeding import Seeder, seed_generators, show_initial_seed, state_words
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import draws
 
@@ -22,6 +23,13 @@ def generators_are_put_back() -> Iterator[None]:
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
+
+
+@pytest.fixture(autouse=True, params=["state looked at", "drawn from two"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How torch's generator is seen to move: by words of its state, or where these are not found."""
+    if request.param == "drawn from two":
+        monkeypatch.setattr(seeding, "state_words", lambda generator: None)
 
 
 _DRAWS: dict[str, Callable[[], Any]] = {
@@ -58,6 +66,28 @@ def test_every_draw_in_an_unseeded_chunk_is_noticed(act: Callable[[], Any]) -> N
     assert not seeder.begin_unseeded(100), "from now on every sample is seeded"
 
 
+@pytest.mark.parametrize("count", [1, 2, 623, 624, 625, 1248, 624 * 7])
+def test_words_of_the_state_tell_every_draw(count: int) -> None:
+    """The state is made anew after 624 numbers."""
+    generator = torch.Generator().manual_seed(5)
+    words = state_words(generator)
+    assert words is not None, "torch's generator is laid out otherwise: draws are noticed, at more cost"
+    before = bytes(words)
+    generator.get_state()
+    assert bytes(words) == before
+    torch.empty(count, dtype=torch.int32).random_(generator=generator)
+    assert bytes(words) != before
+    generator.manual_seed(5)
+    assert bytes(words) == before
+    generator.manual_seed(6)
+    assert bytes(words) != before
+
+
+def test_words_that_are_not_where_they_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeding, "_BESIDE", 20)
+    assert state_words(torch.Generator()) is None
+
+
 @pytest.mark.parametrize("act", _OTHERS.values(), ids=_OTHERS.keys())
 def test_nothing_else_is(act: Callable[[], Any]) -> None:
     """Over many chunks and questions, with seeded small chunks in between."""
@@ -84,10 +114,17 @@ def test_a_draw_is_noticed_in_any_later_chunk() -> None:
     assert seeder.moved()
 
 
-def test_short_chunks_are_seeded() -> None:
+def test_short_chunks_are_seeded_until_their_samples_are_seen_not_to_draw() -> None:
     seeder = Seeder(3)
-    assert not seeder.begin_unseeded(7)
     assert seeder.begin_unseeded(8)
+    for number in range(16):
+        assert not seeder.begin_unseeded(7)
+        seeder.seed(number)
+        seeder.seeded_sample_done()
+    assert seeder.begin_unseeded(1)
+    random.random()
+    assert seeder.moved()
+    assert not seeder.begin_unseeded(1)
 
 
 def test_draws_of_seeded_samples_end_the_attempts() -> None:
