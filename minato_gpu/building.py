@@ -157,14 +157,15 @@ def _stacks(loader: Any) -> bool:
 
 def _policy(loader: Any) -> m.Policy:
     options, has_device = loader._options, "device" in loader._options.lanes
+    joins = not _stacks(loader) and not options.free and not has_device  # of a device's no worker would have all
     replays = loader._order is not None and loader._order.replays  # the log's batches, in the log's order
     policy = m.Policy(
         window=_window(loader) * (loader.batch_size or 1),
         fixed=replays or not options.free,
         max_lateness=0 if replays else options.lateness,
         budget_bytes=loader.host_memory_budget,
-        # no other worker could help to join them, and no other lane takes a part
-        whole_places=not _stacks(loader) and not options.free and loader.num_workers == 1 and not has_device,
+        whole_places=joins and loader.num_workers == 1,  # no other could help to join them
+        joins=joins,
         inspect=has_device,
         queues=_stacks(loader) and not has_device,
         cpu_runs="cpu" in options.lanes,

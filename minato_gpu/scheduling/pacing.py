@@ -25,7 +25,7 @@ SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do,
 MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it takes more of the capacity with it
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
-LEAST_TICKETS = 8  # samples of a lease where they cost so much that it may be longer than others,
+LEAST_TICKETS = 12  # samples of a lease where they cost so much that it may be longer than others,
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
