@@ -189,10 +189,9 @@ class Dispatcher:
             if total and (following.inspect or seconds + each > target):
                 break
             count = min(following.hi - following.lo, limit - total)
-            if self.policy.whole_places:
-                if total and seconds + count * each > target:
-                    break
-            elif count > 1:
+            if self.policy.joins and total and seconds + following.seconds(count, each) > target:
+                break  # the next place may go whole to another slot
+            if count > 1 and not self.policy.whole_places:
                 count = min(count, following.within(target - seconds, each))
             count = self._within_budget(following, count, total, handing=plan is not None)
             if count == 0:
@@ -217,19 +216,21 @@ class Dispatcher:
 
         What the batch that the consumer waits for misses, and nobody has started, is shared out to all slots, in leases
         that become shorter towards its end (guided self-scheduling; Polychronopoulos and Kuck 1987). So is what is left
-        at the end of the data.
+        of an epoch.
         """
         limit, target = lane.chunk_limits()
         if lane.is_device:
             return limit, target
         each, shares = lane.typical, 2 * max(lane.slots, 1)
-        lease = self.intake.pace.lease_s(each)
-        if self.policy.joins:
-            lease = max(lease, self._whole_place_s(entry, each))
+        lease = self.intake.pace.lease_s(each, even=lane.even)
+        whole = self._whole_place_s(entry, each)
+        lease = max(lease, whole)
         if self.consumer_starves and entry.base == self.oldest_place:
             lease = min(lease, self.waiting.samples_of(entry.base) * each / shares)
-        if self.intake.pace.ending:
-            lease = min(lease, self.waiting.seconds(m.CPU) / shares)
+        left = self.intake.left(entry.lo)
+        followed = left is not None and self.intake.newest > entry.lo + left
+        if left is not None and not (whole and followed):  # a job to join it would wait for leases of the next epoch
+            lease = min(lease, left * lane.mean / shares)
         return limit, max(target, lease)
 
     def _whole_place_s(self, entry: Entry, each: float) -> float:
@@ -239,7 +240,8 @@ class Dispatcher:
         for this very place: with a window of more places than slots no slot is ever without work.
         """
         count = entry.hi - entry.lo
-        if entry.lo != entry.base or entry.base == self.oldest_place or count < self.intake.pace.batch:
+        complete = entry.lo == entry.base and count >= self.intake.pace.batch
+        if not (self.policy.joins and complete) or entry.base == self.oldest_place:
             return 0.0
         seconds = entry.seconds(count, entry.cpu or each) * (1 + 1e-9)
         return seconds if seconds < JOINED_BELOW_S * count else 0.0

@@ -81,6 +81,11 @@ class Intake:
             self._epochs.append((first, epoch))
             del self._epochs[:-4]  # no more can be in the window: one begins only when the one before has ended
 
+    def left(self, serial: int) -> int | None:
+        """How many tickets of the epoch there are from this one on; None while some are not admitted."""
+        end = next((first for first, _ in self._epochs if first > serial), self.newest if self.pace.ending else None)
+        return None if end is None else end - serial
+
     def same_epoch(self, one: int, other: int) -> bool:
         """Whether two waiting serials belong to the same epoch."""
         return all((one < first) == (other < first) for first, _ in self._epochs)

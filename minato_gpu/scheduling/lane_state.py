@@ -12,6 +12,8 @@ LONGEST_QUEUED_S = 250e-3  # nor one of costly samples, if others wait in its sl
 _KNOWN = 32  # samples after which a lane's mean is one; with few slots twice as many as these
 _P90 = 1.28  # standard deviations
 _CHEAP_S = 100e-6
+_EVEN = 0.6  # standard deviation over mean
+_EVEN_AFTER = 256
 
 
 class LaneState:
@@ -74,6 +76,11 @@ class LaneState:
         if self._measurements < min(_KNOWN, 2 * self.slots):
             return 0.0
         return self.mean if self.cheap else self.mean + _P90 * sqrt(self._variance)
+
+    @property
+    def even(self) -> bool:
+        """Whether samples are known to cost much the same, so that many of them together take what is predicted."""
+        return self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
 
     @property
     def cheap(self) -> bool:

@@ -25,7 +25,8 @@ SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches do,
 MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it takes more of the capacity with it
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
-LEAST_TICKETS = 12  # samples of a lease where they cost so much that it may be longer than others,
+EVEN_SHARE = 0.5  # of the window's time, for a lease of samples that take much the same
+LEAST_TICKETS = 8  # samples of a lease where they cost so much that it may be longer than others,
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
 
@@ -87,17 +88,19 @@ class Pace:
         batches = SLOW_BATCHES * min(1.0, self.slots / MANY_SLOTS)
         return self.tau * max(batches * self.batch, self._policy.slow_factor * self.slots)
 
-    def lease_s(self, each: float) -> float:
+    def lease_s(self, each: float, *, even: bool = False) -> float:
         """Seconds of work that a slot is given at once: a share of the time that the whole window takes.
 
         Every lease costs the training process a wake-up and the scheduler a decision, whatever it is worth; so it is
         long where much is admitted ahead, and short where little is. ``each``: what a sample takes on average, for
-        while no costs have been predicted.
+        while no costs have been predicted. ``even``: samples take much the same, so that a slot can be given a whole
+        place at once, and all slots are through with theirs in time.
         """
         mean = self.cpu_tau * self.cpu_slots or each
         window_s = (self.tau or each / max(self.cpu_slots, 1)) * self._policy.window
         longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_QUEUED_S))
-        return min(window_s * self._policy.lease_share, longest)
+        lease = min(window_s * self._policy.lease_share, longest)
+        return max(lease, min(window_s * EVEN_SHARE, self.batch * mean, LONGEST_QUEUED_S)) if even else lease
 
     def defer(self, samples_ready: int) -> float:
         """By how many positions slow tickets should start later than they ask.
