@@ -267,7 +267,7 @@ class ProcessLane(_CpuLane):
             if len(message) == 3:
                 worker, offset, nbytes = message
                 message = blobs.load(np.ndarray((nbytes,), np.uint8, self.links.buffer(worker), offset).copy())
-                self.links.board.give_back(worker, offset)
+                self.leases.give_back(worker, offset)
             reports.append(Report(*message))
 
     def _reported(self, reports: Sequence[Report]) -> None:

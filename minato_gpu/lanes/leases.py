@@ -87,6 +87,12 @@ class Leases:
         """A worker has died: nobody is left to be given back what it had laid down."""
         self._read = deque(block for block in self._read if block[0] != worker)
 
+    def give_back(self, worker: int, offset: int) -> None:
+        """What the worker laid down there has been read; it is told now, or when it has room to be told."""
+        self._read.append((worker, offset))
+        while self._read and self._links.board.give_back(*self._read[0]):
+            self._read.popleft()
+
     def reports(self, messages: Iterable[Report], *, unfinished: bool) -> list[Report]:
         """What messages and marks tell, each sample once; see ``Lane.receive``."""
         reports: list[Report] = []
@@ -180,8 +186,6 @@ class Leases:
             local: tuple[Any, Part | None] = self._completions.local.pop(mark)
             return local
         data = bytes(self._links.buffer(worker)[offset : offset + nbytes])
-        self._read.append((worker, offset))
-        while self._read and self._links.board.give_back(*self._read[0]):
-            self._read.popleft()
+        self.give_back(worker, offset)
         found: tuple[Any, Part | None] = pickle.loads(data)
         return found

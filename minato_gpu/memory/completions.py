@@ -135,6 +135,8 @@ class Completions:
 
     def clear(self, begin: int, end: int) -> None:
         """Nobody is at these tickets any more, and they are to be prepared again."""
+        for mark in range(begin, end) if self.local else ():
+            self.local.pop(mark, None)
         self._status[begin:end] = bytes(end - begin)
 
     # --- worker -------------------------------------------------------------------------------------------
@@ -185,6 +187,7 @@ class Bell:
     def __init__(self, board: Board, completions: Completions, pump: int, consumer: int) -> None:
         self._board = board
         self._words = board.words
+        self._fence, self._unfence = board.barrier.acquire, board.barrier.release
         self._completions = completions
         self._pump = pump
         self._consumer = consumer
@@ -204,9 +207,11 @@ class Bell:
         waits for."""
         stop, words, completions = begin + len(took), self._words, self._completions
         completions.record(begin, took, end, elapsed, worker, lying)
-        self._board.fence()
+        self._fence()
+        self._unfence()
         completions.set_ready(begin, stop, in_rows=lying is None)
-        self._board.fence()
+        self._fence()
+        self._unfence()
         need = words[AWAITED_NEED]
         if not need or begin >= words[AWAITED_END] or stop <= words[AWAITED_BEGIN]:
             return

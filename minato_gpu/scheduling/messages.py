@@ -307,9 +307,9 @@ class Policy:
     samples must be joined where they were prepared; ``joins``: while nobody waits for them, because a worker that has
     all samples of a batch need not lay them down for another. ``inspect``: read headers first where costs are unknown
     and a device lane is open. ``cpu_runs``: without it the CPU lane only reads (``inspect``) and joins, and devices
-    prepare every sample. ``chunk_s``: the least that a dispatch is worth where samples are that cheap, in predicted seconds;
-    ``chunk_samples``: the most samples of one; ``lease_share``: of the time that the window takes, what a slot is given
-    at once.
+    prepare every sample. ``chunk_s``: the least that a dispatch is worth where samples are that cheap, in predicted
+    seconds; ``chunk_samples``: the most samples of one; ``lease_share``: of the time that the window takes, what a slot
+    is given at once.
     ``ahead_s``: seconds of work each slot holds ahead of need; ``queues``: on the CPU a whole lease, if leases are not
     long (where batches are to be joined these would wait behind them). ``slow_factor``: a sample is slow when it costs
     this many times the mean (and more than a batch or two take). ``early``: start predicted-slow samples early.

@@ -60,3 +60,24 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
     assert leases.reports([], unfinished=True)[0].final
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
+
+
+def test_a_full_ring_is_told_later(links: Links) -> None:
+    leases = Leases(links)
+    while links.board.give_back(0, 7):
+        pass
+    leases.give_back(0, 4096)
+    assert set(links.board.returned(0)) == {7}
+    leases.give_back(0, 8192)
+    assert links.board.returned(0) == [4096, 8192]
+
+
+def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: Links) -> None:
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2])))
+    leases.add(sent)
+    mark, store = sent.pieces[0].marks, Store(0, links, None, links.board)
+    lay_down(Extra(["text"]), None, mark + 1, store, links)
+    assert list(links.completions.local) == [mark + 1]
+    leases.drop(*sent[:2])
+    assert not links.completions.local
