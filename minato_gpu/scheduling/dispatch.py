@@ -24,7 +24,8 @@ from minato_gpu.scheduling.waiting import Entry, Waiting
 INSPECT_CHUNK = 8
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
 JOINED_BELOW_S = 10e-3  # laying a sample down for the worker that joins its batch takes 0.1 to 0.2 ms, there and here
-LATE = 2.0  # a sample that has run this many times as long as predicted is slow
+LATE = 2.0  # a sample that has run this many times as long as predicted is slow; a lease of several is looked into
+LATE_EVEN = 1.25  # the same for a lease of samples that cost much the same
 
 
 class Dispatcher:
@@ -302,7 +303,8 @@ class Dispatcher:
             size = flight.size
             self._ledger.start(size, stop >= 0)
             if size > 1 and not lane.is_device:
-                self.look_again(flight, max(PATIENCE_S, 2 * seconds + lane.backlog_s()))
+                late = LATE_EVEN if lane.even else LATE
+                self.look_again(flight, max(PATIENCE_S, late * seconds + lane.backlog_s()))
             elif not lane.is_device and stop == END and self.intake.router.may_rescue(parts[0]):
                 self.look_again(flight, max(PATIENCE_S, LATE * seconds))
         self.out.append(m.Dispatch(chunk))

@@ -26,6 +26,7 @@ MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it 
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
 EVEN_SHARE = 0.5  # of the window's time, for a lease of samples that take much the same
+LONGEST_EVEN_S = 0.5
 LEAST_TICKETS = 8  # samples of a lease where they cost so much that it may be longer than others,
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
@@ -100,7 +101,7 @@ class Pace:
         window_s = (self.tau or each / max(self.cpu_slots, 1)) * self._policy.window
         longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_QUEUED_S))
         lease = min(window_s * self._policy.lease_share, longest)
-        return max(lease, min(window_s * EVEN_SHARE, self.batch * mean, LONGEST_QUEUED_S)) if even else lease
+        return max(lease, min(window_s * EVEN_SHARE, self.batch * mean, LONGEST_EVEN_S)) if even else lease
 
     def defer(self, samples_ready: int) -> float:
         """By how many positions slow tickets should start later than they ask.
