@@ -31,6 +31,7 @@ class LaneState:
         self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0
         self.mean = 0.0
+        self.even = False  # samples are known to cost much the same, so that many together take what is predicted
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1
         self._chunks = 0
@@ -66,6 +67,7 @@ class LaneState:
         self.mean += error * weight
         if self._measurements > samples:
             self._variance += (samples * error * error - self._variance) * weight
+        self.even = self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
 
     @property
     def typical(self) -> float:
@@ -76,11 +78,6 @@ class LaneState:
         if self._measurements < min(_KNOWN, 2 * self.slots):
             return 0.0
         return self.mean if self.cheap else self.mean + _P90 * sqrt(self._variance)
-
-    @property
-    def even(self) -> bool:
-        """Whether samples are known to cost much the same, so that many of them together take what is predicted."""
-        return self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
 
     @property
     def cheap(self) -> bool:
