@@ -177,7 +177,7 @@ class SamplesHere(Batches):
                     bad.append(self._producer.failure(self._task, piece, at, error))
                     continue
                 cause, origin = self._producer.explained(self._task, piece, at, error)
-                add_note(cause, str(origin))
+                self._lost(len(piece.keys), cause, str(origin))
                 if cause is error:
                     raise
                 raise cause from cause.__cause__
@@ -193,8 +193,14 @@ class SamplesHere(Batches):
             return function(argument)
         except Exception as error:
             place = f"positions {piece.position} to {piece.position + len(piece.keys) - 1}, indices {piece.keys}"
-            add_note(error, f"{what}, epoch {self._task.epoch}, {place}")
+            self._lost(len(piece.keys) - len(self.bad), error, f"{what}, epoch {self._task.epoch}, {place}")
             raise
+
+    def _lost(self, samples: int, error: BaseException, where: str) -> None:
+        """A batch raises, and takes all its samples along: those that are not left out."""
+        add_note(error, where)
+        self.log.failed += 1
+        self.log.skipped += max(0, samples - 1)
 
     # --- a batch that must come, and has lost all its samples ---------------------------------------------------
 
