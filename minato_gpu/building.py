@@ -56,21 +56,8 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
         else:
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
     replaceable = loader.on_worker_death == "replace" and not options.threads
-    job = Job(
-        loader.dataset,
-        loader.collate_fn,
-        loader._auto_collation,
-        loader.drop_last,
-        loader.pipeline,
-        init,
-        loader.num_workers,
-        base_seed,
-        not options.threads,
-        options.skips,
-        loader.on_error == "retry",
-        _cuts(loader),
-        replaceable,
-    )
+    seeds = not options.threads
+    job = Job.of(loader, base_seed, init, seeds_samples=seeds, cuts=_cuts(loader), repeats=replaceable)
     policy = _policy(loader)
     links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads, window=policy.window)
     lanes: dict[str, Lane] = {}

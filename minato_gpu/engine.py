@@ -18,11 +18,12 @@ from typing import Any
 
 from minato_gpu.admission.order_log import OrderLog
 from minato_gpu.admission.sources import Source
+from minato_gpu.batches.contract import NOTHING, Batches, EndOfEpoch, Judge
 from minato_gpu.batches.records import Batch
 from minato_gpu.epochs import Epoch, Epochs
 from minato_gpu.faults.minder import Minder
 from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.lanes.base import Failure, failure
+from minato_gpu.lanes.base import failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.pump import Pump
@@ -34,17 +35,6 @@ from minato_gpu.threads import OwnThread, await_event
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
-
-
-Judge = Callable[[list[Failure], int], None]
-"""Told of the samples that a batch is to come without, and how many others it has; raises where it must not."""
-
-NOTHING = object()
-"""What ``Engine.next`` returns for a batch of which every sample was left out."""
-
-
-class EndOfEpoch(Exception):
-    """The epoch has no further batch. Not StopIteration: a data set may raise that itself."""
 
 
 def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
@@ -63,7 +53,7 @@ def _wait(wake: int) -> bool:
     return False
 
 
-class Engine:
+class Engine(Batches):
     """One set of lanes, and the epochs that run through it.
 
     ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``homes``:
@@ -109,9 +99,6 @@ class Engine:
                 self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
-        self.handed: list[m.Span] | None = None  # the positions (in a stream: the ticket) of that, or of what it raised
-        self.bad: list[Failure] = []  # the samples that were left out of it
-        self.survivor: Ticket | None = None  # the last that was not, where some may be
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
@@ -164,12 +151,10 @@ class Engine:
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
-    def next(self, number: int, judge: Judge | None = None) -> Any:
-        """The epoch's next batch. Raises EndOfEpoch at its end, whatever preparing the batch raised, and what a sampler
-        raised when it was drawn from last.
-
-        ``judge`` is asked about samples that are to be left out, and raises where they must not be.
-        """
+    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Any:
+        """See Batches."""
+        if asked is not None:
+            asked()
         started, epochs = perf_counter(), self._epochs
         self.handed = None
         with self._lock:
@@ -226,11 +211,7 @@ class Engine:
         return None
 
     def pad(self, number: int, ticket: Ticket | None) -> Any:
-        """A batch of one sample for the last one of epoch ``number``, which has lost all of its own.
-
-        The sample of ``ticket``, an earlier one, prepared once more; without one, the first that is left of the batches
-        to come. Returns NOTHING where there is none. Raises what ``next`` does.
-        """
+        """See Batches."""
         started = perf_counter()
         with self._lock:
             if self._closed:
@@ -333,15 +314,14 @@ class Engine:
         first, number = epoch.first_serial, order - epoch.first_order
         if self._order_log is not None and not self._order_log.replays:
             self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
+        if refused:
+            return
         if batch.failure is not None:
             failed = max(1, batch.failed)
             self.log.failed += failed
             self.log.skipped += batch.size - failed
             return
-        self.log.failed += len(batch.bad)
-        if refused:
-            self.log.skipped += batch.size
-        if refused or not batch.size:
+        if not batch.size:
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]

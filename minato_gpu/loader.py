@@ -23,7 +23,7 @@ from minato_gpu.admission.speculation import Speculation, never_repeats, yields_
 from minato_gpu.engine import Engine
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
-from minato_gpu.iterator import EngineIterator, to_device
+from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import room
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
@@ -180,7 +180,6 @@ class DataLoader(TorchDataLoader[T]):
         number = self._begun if resumption is None else resumption.number
         if self.num_workers == 0:
             iterator: Any = InlineIterator(self, number, resumption)
-            self._shown = iterator
         else:
             self.check_worker_number_rationality()
             user = self._user() if self._user is not None else None
@@ -189,7 +188,7 @@ class DataLoader(TorchDataLoader[T]):
                 self._engine = user = None
             keeps = self.persistent_workers or self.epochs is not None
             iterator = EngineIterator(self, number, keeps and (user is None or user.ended), resumption)
-            self._shown = iterator.view
+        self._shown = iterator.view
         self._begun, self._pending = number + 1, None
         return iterator
 
@@ -288,11 +287,6 @@ class DataLoader(TorchDataLoader[T]):
     def _round(self) -> int:
         """The epoch's batches come in a multiple of these: as many for each of several devices."""
         return len(self._options.devices) if self.drop_last else 1
-
-    def _to_device(self, batch: Any, number: int = 0) -> Any:
-        """Batch ``number`` of the epoch on its device."""
-        devices = self._options.devices
-        return batch if devices[0].type == "cpu" else to_device(batch, devices[number % len(devices)])
 
     def _source(self, number: int, seed: int, order: Any) -> Source:
         more = {"batched": self._auto_collation, "multiple": self._round, "digests": Sampling(self).draws_on}

@@ -8,7 +8,10 @@ lowers its limit.
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -148,28 +151,50 @@ def test_a_run_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert costs[0] == costs[1] and costs[0].training > 0
 
 
-def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
-    """Python calls for each sample."""
-    policy = case.policy(_WINDOW)
-    events = scheduler_cost.record(case, _WINDOW, samples)
-    scheduler, calls = Scheduler(policy), 0
+def calls_of(function: Callable[[], object]) -> int:
+    """Python calls that this one makes."""
+    calls = -1  # itself
 
     def count(_: FrameType, event: str, __: Any) -> None:
         nonlocal calls
         calls += event == "call"
 
+    gc.disable()  # or finalizers of others would be counted
     sys.setprofile(count)
     try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls
+
+
+def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
+    """Python calls for each sample."""
+    policy = case.policy(_WINDOW)
+    events = scheduler_cost.record(case, _WINDOW, samples)
+    scheduler = Scheduler(policy)
+
+    def hear_again() -> None:
         for event in events:
             scheduler.handle(event)
             _ = scheduler.room
             scheduler.wake_at()
-    finally:
-        sys.setprofile(None)
-    return calls / samples
+
+    return calls_of(hear_again) / samples
 
 
 @pytest.mark.parametrize("case", SCHEDULER_LIMITS, ids=lambda case: f"{case.name}, {case.max_lateness} late")
 def test_what_a_decision_costs(case: scheduler_cost.Case) -> None:
     found = scheduler_calls(case, 2048 if case.kind == "costly" else 16_384)
     assert found <= SCHEDULER_LIMITS[case], f"{found:.4g} calls"
+
+
+@pytest.mark.parametrize(("batch_size", "limit"), [(1, 28), (64, 91)])
+def test_what_a_batch_costs_without_workers(batch_size: int, limit: int) -> None:
+    """Of samples that cost nothing: some calls for a batch, and not more than one for each sample."""
+    keys: Any = range(200 * batch_size)
+    epochs = [iter(DataLoader(keys[: batches * batch_size], batch_size, collate_fn=tuple)) for batches in (100, 200)]
+    short, long = (calls_of(lambda epoch=epoch: deque(epoch, 0)) for epoch in epochs)  # type: ignore[misc]
+    found = (long - short) / 100
+    assert found <= limit, f"{found:.4g} calls"

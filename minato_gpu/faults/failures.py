@@ -77,8 +77,8 @@ OnError = str | Callable[[BadSample], str]
 class FailurePolicy:
     """``on_error`` and ``max_failures`` (a count, or a share of the epoch's samples; None: no limit) of one epoch.
 
-    ``expected``: samples of the epoch, None where the sampler does not tell; ``log`` counts those delivered in this
-    run, ``before`` what an earlier run had delivered and left out.
+    ``expected``: samples of the epoch, None where the sampler does not tell; ``log`` counts those delivered and left
+    out in this run, ``before`` says what an earlier run had delivered and left out.
     """
 
     def __init__(
@@ -99,17 +99,26 @@ class FailurePolicy:
         self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 
     def take(self, failures: Sequence[Failure], delivered: int) -> None:
-        """These samples of the batch are left out, ``delivered`` others are not; or what one of them raised is raised.
+        """These samples of the batch are left out, ``delivered`` others are not; or what one of them raised is raised,
+        and the others go with it.
 
         Raises TooManyFailures beyond the budget, and ValueError for an answer of ``on_error`` that means nothing.
         """
-        for failure in failures:
-            bad = BadSample.of(failure)
-            if self._answer(bad) == RAISE:
-                reraise(failure.error)
-            self.count += 1
-            self.recent.append(bad.plain())
-            self._check_budget(failure.error, self._seen + self._log.samples + delivered + self.count)
+        self._log.failed += len(failures)
+        try:
+            for failure in failures:
+                self._leave_out(failure, delivered)
+        except BaseException:
+            self._log.skipped += delivered
+            raise
+
+    def _leave_out(self, failure: Failure, delivered: int) -> None:
+        bad = BadSample.of(failure)
+        if self._answer(bad) == RAISE:
+            reraise(failure.error)
+        self.count += 1
+        self.recent.append(bad.plain())
+        self._check_budget(failure.error, self._seen + self._log.samples + delivered + self.count)
 
     def _answer(self, bad: BadSample) -> str:
         if not callable(self._on_error):

@@ -38,6 +38,13 @@ class Job:
     cuts: tuple[int, ...] = ()  # the stages before which a sample may be handed over to another lane
     repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
 
+    @classmethod
+    def of(cls, loader: Any, base_seed: int, worker_init_fn: Any = None, *, seeds_samples: bool, **more: Any) -> Job:
+        """What the loader's arguments say."""
+        given = loader.dataset, loader.collate_fn, loader._auto_collation, loader.drop_last, loader.pipeline
+        failing = loader._options.skips, loader.on_error == "retry"
+        return cls(*given, worker_init_fn, loader.num_workers, base_seed, seeds_samples, *failing, **more)
+
 
 class KnownFailure(Exception):
     """The host read of this sample has failed already; ``failure`` says how."""
@@ -48,13 +55,17 @@ class KnownFailure(Exception):
 
 
 class Producer:
-    """The data set of one worker, with its seeding."""
+    """The data set of one worker, with its seeding; or that of the training process, where there are no workers."""
 
-    def __init__(self, number: int, job: Job, store: Store, on_stage: Callable[[int], None]) -> None:
-        """``on_stage`` is called with its number before each stage of the pipeline, and with -1 before the data set."""
-        self.who = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
+    def __init__(
+        self, number: int, job: Job, store: Store | None = None, on_stage: Callable[[int], None] = lambda stage: None
+    ) -> None:
+        """``on_stage`` is called with its number before each stage of the pipeline, and with -1 before the data set.
+        ``store``: where parts of samples lie that go from lane to lane."""
+        worker = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
+        self.who = worker if job.num_workers else "in the main process"
         self._job = job
-        self._store = store
+        self._shelf = store
         # whether the current sample is to go to another lane before this stage
         self.handing_over: Callable[[int], bool] = lambda cut: False
         self._on_stage = on_stage
@@ -74,6 +85,11 @@ class Producer:
             self._init_error = ExceptionWrapper(where=self.who)
         if self.seeder is not None:
             self.seeder.after_init_fn()
+
+    @property
+    def _store(self) -> Store:
+        assert self._shelf is not None, "only lanes hand over parts of samples"
+        return self._shelf
 
     def check_started(self) -> None:
         """Raise what ``worker_init_fn`` raised."""
@@ -132,9 +148,14 @@ class Producer:
         """The error of one sample, with its origin, ready to be raised in the training process."""
         if isinstance(error, KnownFailure):
             return error.failure
-        cause, origin = explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="cpu"))
+        cause, origin = self.explained(task, piece, at, error)
         # a worker that could not start is no fault of its samples': their batches are not left out, but raise
         return failure(cause, f"{self.who} ({origin})", collated=self._init_error is not None, origin=origin)
+
+    @staticmethod
+    def explained(task: Task, piece: Piece, at: int, error: Exception) -> tuple[BaseException, Origin]:
+        """What really went wrong with a sample, and where."""
+        return explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="cpu"))
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
@@ -229,9 +250,9 @@ def _twice(produce: Callable[[int], Any]) -> Callable[[int], Any]:
     def attempt(at: int) -> Any:
         try:
             return produce(at)
-        except KnownFailure:
-            raise
-        except Exception:
-            return produce(at)
+        except Exception as error:
+            if isinstance(error, KnownFailure):
+                raise
+        return produce(at)  # out here: what it raises is not told as raised while the other was handled
 
     return attempt

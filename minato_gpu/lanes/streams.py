@@ -25,6 +25,7 @@ import torch
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.graph_settings import apply_random_seed
 
+from minato_gpu.lanes.produce import Job
 from minato_gpu.samples import no_end
 from minato_gpu.snapshots import dumps
 
@@ -210,7 +211,7 @@ class Stream:
     @classmethod
     def open(
         cls,
-        job: Any,
+        job: Job,
         start: StreamStart | None,
         samples: int,
         goes_on: Callable[[], bool] = _always,
@@ -224,9 +225,7 @@ class Stream:
         """
         if start is not None and not start.within_itself:
             before = load_dataset(job.dataset, start.state) or before
-        batches = getattr(job, "auto_collation", None)  # a Job's name for it; a DataLoader has it as PyTorch does
-        batches = job._auto_collation if batches is None else batches
-        arguments = job.dataset, batches, job.collate_fn, job.drop_last
+        arguments = job.dataset, job.auto_collation, job.collate_fn, job.drop_last
         begins = start is not None and start.over and not start.batches
         fetcher = _Fetcher(*arguments, before=before) if begins else _IterableDatasetFetcher(*arguments)
         stream = cls(fetcher, job.dataset, start, samples, goes_on)

@@ -84,9 +84,10 @@ class Standing:
                 self.source.delivered.add(batch, survivor, failed, returned=returned)
 
     @property
-    def saves_come(self) -> bool:
-        """Whether a state of the streams was asked for some batches ago."""
-        return self.source is not None and self.source.streams is not None and self.source.streams.saves_come
+    def batches(self) -> int:
+        """How many of the epoch the consumer has, or had in an earlier run; those that were left out count too."""
+        assert self.source is not None
+        return self.source.delivered.batches if self.source.streams is None else self.source.streams.batches
 
     @property
     def streams_at_end(self) -> list[Told]:
@@ -99,16 +100,6 @@ class Standing:
         """Whether the epoch is over, and a stream has yielded any."""
         streams = None if self.source is None else self.source.streams
         return self.over and streams is not None and streams.batches > 0
-
-    def told(self, told: Told) -> None:
-        """The consumer has the next batch of the only stream, which now stands where it says."""
-        assert self.source is not None and self.source.streams is not None
-        streams = self.source.streams
-        with self.source.lock:
-            ticket = streams.batches
-            streams.turns[ticket], streams.told[ticket] = 0, told
-            self._before.append(self._asked)
-            streams.delivered(ticket)
 
     def state(self, ahead: int) -> s.State:
         """The state of the epoch, as it was ``ahead`` batches ago, for whichever thread. Raises ValueError where that

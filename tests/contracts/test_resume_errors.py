@@ -12,24 +12,25 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from minato_gpu import DataLoader
+from minato_gpu.delivery import EpochIterator
 from tests.contracts.datasets import Made
 from tests.contracts.resuming import DATA, RaisesOnce, going_on, loader_of, through_json
 from tests.raising import error_of
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_that_does_not_reach_the_device(workers: int) -> None:
+def test_a_batch_that_does_not_reach_the_device(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after any other error, a consumer that goes on has dealt with it, and later states can be loaded."""
     loader = loader_of(num_workers=workers)
-    move, calls = loader._to_device, []
+    calls = []
 
-    def full(batch: Any, number: int = 0) -> Any:
+    def full(iterator: EpochIterator, batch: Any) -> Any:
         calls.append(batch)
         if len(calls) == 3:
             raise RuntimeError("out of memory")
-        return move(batch, number)
+        return batch
 
-    loader._to_device = full
+    monkeypatch.setattr(EpochIterator, "_placed", full)
     iterator = iter(loader)
     assert going_on(iterator, 3, RuntimeError) == 1
     resumed = loader_of(num_workers=workers)

@@ -70,7 +70,7 @@ def test_a_small_budget_does_not_stop_where_a_later_batch_is_ready_first(machine
     devices, gate = machine(2, LAZY_COPIES), threading.Event()
     loader = loader_on(devices, Gated(3, gate), worker_kind="thread", device_memory_budget=1, prefetch_factor=3)
     iterator = iter(loader)
-    transfers = loader._shown._assembly.loading.transfers
+    transfers = iterator._engine.assembly.loading.transfers
     threading.Timer(0.2, gate.set).start()
     check_same(consume(devices, iterator), reference(Plain()))
     assert all(one.budget.held["batches"] == 0 for one in transfers)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import minato_gpu.building
-import minato_gpu.loader
+import minato_gpu.delivery
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory import nvml
 from tests.contracts.checks import NOTHING, differences
@@ -65,7 +65,7 @@ def test_a_batch_that_loses_all_its_samples_keeps_its_devices_turn(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     devices = machine(2)
-    monkeypatch.setattr(minato_gpu.loader, "to_device", lambda batch, device: batch)
+    monkeypatch.setattr(minato_gpu.delivery, "to_device", lambda batch, device: batch)
     lanes = ["cpu"] if workers == 0 else None
     loader = loader_on(devices, Broken(), pipeline=PIPELINE, num_workers=workers, on_error="skip", lanes=lanes)
     if workers == 0:

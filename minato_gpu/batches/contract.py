@@ -1,0 +1,51 @@
+"""What the iterator of an epoch is promised by what makes its batches: an engine, or the consumer's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from minato_gpu.lanes.base import Failure
+from minato_gpu.samples import Ticket
+from minato_gpu.scheduling.messages import Span
+from minato_gpu.telemetry import Telemetry
+
+Judge = Callable[[Sequence[Failure], int], None]
+"""Told of the samples that a batch is to come without, and how many others it has; raises where it must not."""
+
+NOTHING = object()
+"""What comes in place of a batch of which every sample was left out."""
+
+
+class EndOfEpoch(Exception):
+    """The epoch has no further batch. Not StopIteration: a data set may raise that itself."""
+
+
+class Batches(Protocol):
+    """The batches of an epoch, one after the other.
+
+    ``log`` counts what is delivered and left out. Of the last batch: ``handed``, its positions (of a stream, its
+    ticket; None: there was none), also where it raised; ``bad``, the samples that were left out of it; ``survivor``,
+    the last that was not, where some may be.
+    """
+
+    log: Telemetry
+    handed: list[Span] | None = None
+    bad: Sequence[Failure] = ()
+    survivor: Ticket | None = None
+
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Any:
+        """The next batch of epoch ``number``, or NOTHING.
+
+        ``judge`` is asked about samples that are to be left out; ``asked`` is called before anything is fetched for the
+        batch alone, and after its keys were drawn. Raises EndOfEpoch at the end, whatever preparing the batch raised,
+        and what a sampler raised when it was drawn from last.
+        """
+
+    def pad(self, number: int, ticket: Ticket | None) -> Any:
+        """In place of the last batch, which was NOTHING: one of a single sample, prepared once more.
+
+        That of ``ticket``, which was delivered before; without one, the first that is left of the batches to come.
+        NOTHING where there is none. Raises what ``next`` does.
+        """
+        return NOTHING

@@ -1,0 +1,131 @@
+"""One epoch of a loader, as the training loop sees it: what becomes of each batch before the loop has it.
+
+The same with workers and without; only where batches come from differs, see batches/contract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory as pin
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from minato_gpu.batches.contract import NOTHING, Batches, EndOfEpoch
+from minato_gpu.faults.failures import FailurePolicy, pads_batches
+from minato_gpu.lanes.base import reraise
+from minato_gpu.memory.loads import mapped
+from minato_gpu.resume.standing import Standing
+from minato_gpu.scheduling.messages import Span
+from minato_gpu.telemetry import Telemetry
+
+
+class View(NamedTuple):
+    """What stays of an epoch for ``stats()`` when its iterator has gone. ``memory`` makes what ``in_memory`` does."""
+
+    log: Telemetry
+    failures: FailurePolicy
+    memory: Callable[[], dict[str, Any]]
+
+
+def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Bytes in flight, and how good the predictions of costs were."""
+    nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
+    return {"prediction": prediction or nothing, "bytes_in_flight": nbytes, "bytes_in_flight_peak": peak}
+
+
+class EpochIterator(_BaseDataLoaderIter):
+    """One epoch. ``ended``: it will deliver nothing more."""
+
+    _base_seed: int
+    ended = False
+
+    def _deliver(self, loader: Any, number: int, batches: Batches, standing: Standing) -> FailurePolicy:
+        """Deliver these batches of epoch ``number`` from now on; to be called by the constructor, last."""
+        assert standing.source is not None
+        self._loader = loader
+        self._number = number
+        self._batches = batches
+        self._standing = loader._standing = standing
+        self._num_yielded = standing.batches
+        self._failed: list[Span] | None = None  # what raised: dealt with once the consumer asks for more
+        self._pads = pads_batches(loader)
+        limits = loader.on_error, loader.max_failures, loader._expected()
+        self._failures = FailurePolicy(*limits, batches.log, standing.source.delivered)
+        return self._failures
+
+    def __len__(self) -> int:
+        """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
+        return len(self._loader) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
+
+    def __next__(self) -> Any:
+        if torch._C._autograd._profiler_enabled() or self._IterableDataset_len_called is not None:
+            return super().__next__()
+        # PyTorch's own __next__ with nothing to record and no length to compare: 20 microseconds of a cheap batch
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+    def _next_data(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        self._go_on()
+        try:
+            data = self._placed(self._next_batch())
+        except EndOfEpoch:
+            self._end()
+            raise StopIteration from None
+        except BaseException as error:
+            self._failed = self._batches.handed
+            if isinstance(error, StopIteration):  # a sample's, say, which would end the epoch in silence
+                raise RuntimeError(_said_by(error)) from error
+            raise
+        assert self._batches.handed is not None
+        survivor = self._batches.survivor if self._pads else None
+        self._standing.delivered(self._batches.handed, survivor, self._failures.count)
+        return data
+
+    def _next_batch(self) -> Any:
+        """The next batch of which anything is left, or which ranks must have all the same."""
+        batches = self._batches
+        while True:
+            data = batches.next(self._number, self._failures.take, self._standing.asked)
+            if data is NOTHING and self._pads:
+                assert self._standing.source is not None
+                data = batches.pad(self._number, self._standing.source.delivered.survivor)
+                if data is NOTHING:  # no sample of this rank is left to repeat
+                    reraise(batches.bad[0].error)
+            if data is not NOTHING:
+                return data
+            assert batches.handed is not None
+            self._standing.delivered(batches.handed, failed=self._failures.count, returned=False)
+
+    def _placed(self, data: Any) -> Any:
+        """The batch where the training loop wants it."""
+        if self._pin_memory:
+            data = pin(data, self._pin_memory_device)
+        devices = self._loader._options.devices
+        return data if devices[0].type == "cpu" else to_device(data, devices[self._standing.batches % len(devices)])
+
+    def _go_on(self) -> None:
+        """The consumer asks for more: what raised last counts as dealt with, and a resume leaves it out."""
+        if self._failed is not None:
+            self._standing.delivered(self._failed, failed=self._failures.count, returned=False)
+            self._failed = None
+
+    def _end(self) -> None:
+        """The consumer is told that the epoch is over."""
+        self._standing.over = True
+
+
+def _said_by(error: StopIteration) -> str:
+    """What raised it, in words: a worker's error says it, and others have a note."""
+    notes = getattr(error, "__notes__", ())
+    said = f"StopIteration ({notes[-1]}): {error}".removesuffix(": ") if notes else str(error)
+    return said or "StopIteration was raised while a batch was handed over"
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Tensors of a nested batch on ``device``; everything else as it is."""
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
