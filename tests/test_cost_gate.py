@@ -133,6 +133,15 @@ def test_an_epoch_ends_when_its_work_does(workers: int, monkeypatch: pytest.Monk
     assert cost.lost <= 0.01
 
 
+@pytest.mark.parametrize("batches", [2, 4, 8])
+@pytest.mark.parametrize("order", ["in order", "bounded"])
+def test_a_budget_leaves_no_slot_without_work(order: str, batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are as short as the memory that all slots share; the window would hold 16 batches."""
+    budget = batches * BATCH_SIZE * np.full(16, 0).nbytes
+    cost = second_epoch(Cell(8, 3, "half"), order, monkeypatch, host_memory_budget=budget)
+    assert cost.lost <= 0.005
+
+
 def test_a_collate_fn_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is joined by the worker that has prepared all of it: no sample is laid down for another, nor told by
     itself."""

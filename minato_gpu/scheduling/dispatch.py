@@ -223,8 +223,9 @@ class Dispatcher:
         if lane.is_device:
             return limit, target
         each, shares = lane.typical, 2 * max(lane.slots, 1)
-        lease = self.intake.pace.lease_s(each, even=lane.even)
-        whole = self._whole_place_s(entry, each)
+        window = self._ledger.within(self.policy.window)
+        lease = self.intake.pace.lease_s(each, window, even=lane.even)
+        whole = self._whole_place_s(entry, each, window // shares)
         lease = max(lease, whole)
         if self.consumer_starves and entry.base == self.oldest_place:
             lease = min(lease, self.waiting.samples_of(entry.base) * each / shares)
@@ -234,15 +235,15 @@ class Dispatcher:
             lease = min(lease, left * lane.mean / shares)
         return limit, max(target, lease)
 
-    def _whole_place_s(self, entry: Entry, each: float) -> float:
-        """Seconds of the entry's place, if one slot should take the whole of it; 0.0 if not.
+    def _whole_place_s(self, entry: Entry, each: float, most: int) -> float:
+        """Seconds of the entry's place, if one slot should take the whole of it, ``most`` samples; 0.0 if not.
 
         Where samples are so cheap that laying them down for another worker would count, and the consumer does not wait
         for this very place: with a window of more places than slots no slot is ever without work.
         """
         count = entry.hi - entry.lo
         complete = entry.lo == entry.base and count >= self.intake.pace.batch
-        if not (self.policy.joins and complete) or entry.base == self.oldest_place:
+        if not (self.policy.joins and complete) or entry.base == self.oldest_place or count > most:
             return 0.0
         seconds = entry.seconds(count, entry.cpu or each) * (1 + 1e-9)
         return seconds if seconds < JOINED_BELOW_S * count else 0.0

@@ -135,7 +135,8 @@ class Intake:
         count, total = len(costs), sum(costs)
         if total == total:
             self.pace.expect(total / count, None, count)
-        limit = max(min(self.pace.lease_s(0.0) / 2, self.pace.slow_s(), 2 * total / count), self._policy.chunk_s / 4)
+        lease_s = self.pace.lease_s(0.0, self._policy.window)
+        limit = max(min(lease_s / 2, self.pace.slow_s(), 2 * total / count), self._policy.chunk_s / 4)
         start = 0
         for at in () if self._policy.whole_places or max(costs) <= limit else range(count):
             if not costs[at] <= limit:  # nan: nothing is known of it

@@ -114,6 +114,12 @@ class Ledger:
         free = self.budget - self.in_flight - taken * each - reserved * self.sample_bytes
         return min(count, max(0, int(free / each)))
 
+    def within(self, samples: int) -> int:
+        """How many of so many samples the budget has room for, all of it."""
+        if self.budget is None or not self.sample_bytes:
+            return samples
+        return min(samples, int(self.budget / self.sample_bytes))
+
     def credit(self, samples: int, *, handing: bool = False) -> int:
         """The bytes that so many running samples count with. Their lane is to stop there, so that samples that are
         larger than the mean do not add up."""

@@ -89,16 +89,16 @@ class Pace:
         batches = SLOW_BATCHES * min(1.0, self.slots / MANY_SLOTS)
         return self.tau * max(batches * self.batch, self._policy.slow_factor * self.slots)
 
-    def lease_s(self, each: float, *, even: bool = False) -> float:
+    def lease_s(self, each: float, window: int, *, even: bool = False) -> float:
         """Seconds of work that a slot is given at once: a share of the time that the whole window takes.
 
         Every lease costs the training process a wake-up and the scheduler a decision, whatever it is worth; so it is
         long where much is admitted ahead, and short where little is. ``each``: what a sample takes on average, for
-        while no costs have been predicted. ``even``: samples take much the same, so that a slot can be given a whole
-        place at once, and all slots are through with theirs in time.
+        while no costs have been predicted; ``window``: in tickets, as far as memory allows it. ``even``: samples take
+        much the same, so that a slot can be given a whole place at once, and all slots are through with theirs in time.
         """
         mean = self.cpu_tau * self.cpu_slots or each
-        window_s = (self.tau or each / max(self.cpu_slots, 1)) * self._policy.window
+        window_s = (self.tau or each / max(self.cpu_slots, 1)) * window
         longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_QUEUED_S))
         lease = min(window_s * self._policy.lease_share, longest)
         return max(lease, min(window_s * EVEN_SHARE, self.batch * mean, LONGEST_EVEN_S)) if even else lease
