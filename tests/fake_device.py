@@ -127,6 +127,9 @@ class FakeDevice:
             weakref.finalize(array, self._dropped, array.ctypes.data, block)
             return torch.from_numpy(array)
 
+    def trim(self) -> None:
+        """See Accelerator."""
+
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""
         self._issue(Copy(self._raw(into), self._raw(source)))
