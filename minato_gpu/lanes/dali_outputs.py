@@ -12,6 +12,7 @@ are fed without a copy: such an output is copied, because its memory belongs to 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import math
@@ -42,9 +43,8 @@ def on_device(output: Any, device: str, stream: Any) -> Sequence[Any]:
     sizes = [math.prod(shape) for shape in shapes]
     block = torch.empty(sum(sizes), dtype=dtype, device=device)
     into = ctypes.c_void_p(block.data_ptr())
-    if block.numel() and block.is_cuda:
-        raw = None if stream is None else ctypes.c_void_p(stream.cuda_stream)
-        output.copy_to_external(into, raw, non_blocking=stream is not None)
+    if block.numel() and stream is not None:
+        output.copy_to_external(into, ctypes.c_void_p(stream.cuda_stream), non_blocking=True)
     elif block.numel():
         output.copy_to_external(into)
     if len(set(shapes)) == 1:
@@ -74,7 +74,7 @@ class Kept:
         through = 0
         for number, (event, _) in enumerate(self._runs, 1):
             if event is not None:
-                if not event.query():
+                if not _passed(event):
                     break
                 through = number
         for _ in range(through):
@@ -85,5 +85,14 @@ class Kept:
         while self._runs:
             event, _ = self._runs[0]
             if event is not None:
-                event.synchronize()
+                with contextlib.suppress(Exception):  # as below
+                    event.synchronize()
             self._runs.popleft()
+
+
+def _passed(event: Any) -> bool:
+    """Whether the device has come to it. A device that has failed comes to nothing, and reads nothing any more."""
+    try:
+        return bool(event.query())
+    except Exception:
+        return True
