@@ -80,7 +80,7 @@ class DaliGraph:
         outputs = self._run(fed)
         columns: list[Sequence[Any]]
         if self._device == "cpu":
-            columns = [on_host(output, len(batch), list(fed.values())) for output in outputs]
+            columns = [on_host(output) for output in outputs]
         else:
             try:
                 columns = [on_device(output, self._device, self.stream) for output in outputs]

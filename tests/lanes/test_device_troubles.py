@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from minato_gpu.lanes.base import Resident
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.micro_batches import _PATIENCE
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.lanes import device_bench
@@ -44,6 +46,21 @@ def test_what_shrank_grows_again_once_there_is_memory() -> None:
             if one.lane.stats()["micro_batch"] == ROWS:
                 break
         assert one.lane.stats()["micro_batch"] == ROWS
+
+
+def test_the_lanes_thread_lets_go_of_what_the_device_is_through_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a task is reported, and not only when the next one comes, which may be never."""
+    swept: list[tuple[str, bool]] = []
+    device = FakeDevice(LAZY_COPIES)
+
+    def sweep(self: DeviceExecutor) -> None:
+        swept.append((threading.current_thread().name, not any(stream.work for stream in device.streams)))
+
+    monkeypatch.setattr(DeviceExecutor, "sweep", sweep)
+    with bench(device) as one:
+        one.send(*KEYS, chunk=1)
+        assert one.reported(1)
+        assert swept == [("minato-device", True)]
 
 
 @pytest.mark.parametrize("order", ORDERS)
