@@ -25,7 +25,7 @@ class BuildAhead:
             try:
                 executor.build({})
             except Exception as error:  # it may be built with a sample: that tells
-                LOGGER.debug("the graph from stage %d on waits for a sample (%s)", split, error)
+                LOGGER.debug("the device's graph from stage %d on waits for a sample (%s)", split, error)
             else:
                 del self._missing[split]
 
@@ -40,5 +40,5 @@ class BuildAhead:
                 try:
                     self._missing.pop(split).build(params)
                 except Exception as error:
-                    LOGGER.warning("no sample is cut before stage %d: its graph cannot be built (%s)", split, error)
+                    LOGGER.warning("the device's graph from stage %d on cannot be built (%s)", split, error)
             return

@@ -180,7 +180,8 @@ class DaliGraph:
             known = {name: self._source(dali, n, name) for n, name in enumerate(self._reads)}
             for number, stage in zip(self.stages, self._members, strict=True):
                 known.update(self._add(dali, number, stage, known))
-            graph.set_outputs(*(known[name] for name in self._writes))
+            made = (known[name] for name in self._writes)
+            graph.set_outputs(*(made if self._device == "cpu" else (node.gpu() for node in made)))
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
         self._inputs = frozenset(source for source in (*fields, *self._sources) if is_input(graph, source))

@@ -66,5 +66,5 @@ def test_a_graph_that_cannot_be_built_is_left_alone_and_the_next_one_built(caplo
             ahead.start([({"bad": False}, 7)])
     assert len(bad.tried) == len(good.tried) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "no sample is cut before stage 2: its graph cannot be built (no such operator)"
+        "the device's graph from stage 2 on cannot be built (no such operator)"
     ]

@@ -4,6 +4,7 @@ what may lie where. The backend, which would need the GPU, is not made."""
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.dali_outputs import on_device
 from minato_gpu.lanes.segments import segments
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline import DaliFragment, Pipeline
 from tests.lanes.test_segments import mixed
 
 MODULES = ("image_classification", "object_detection", "speech_recognition")
@@ -86,6 +87,20 @@ def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(
         "Flip": "gpu",
         "CropMirrorNormalize": "gpu",
     }
+
+
+def test_what_a_fragment_makes_on_the_host_comes_to_the_gpu(dali: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where all outputs are copied."""
+
+    def size(dali: Any, fields: Any, params: Any, device: str) -> Any:
+        return {"row": fields["row"].shape(device="cpu")}
+
+    stage = replace(mixed().stages[0], device=DaliFragment(size, host_reads=("row",)))
+    pipeline = Pipeline((stage,), outputs=("row",), inputs=mixed().fields_at(0))
+    (segment,) = segments(pipeline, range(1), device="cuda", max_batch=4, threads=1)
+    assert isinstance(segment, DaliGraph)
+    graph = _graph(dali, segment, pipeline, monkeypatch)
+    assert [output.device for output in graph._graph_outputs] == ["gpu"]
 
 
 def test_numbers_of_the_host_may_meet_arrays_of_the_gpu(dali: Any, monkeypatch: pytest.MonkeyPatch) -> None:
