@@ -72,7 +72,7 @@ class DaliGraph:
         self._enter(drawn)
         self.sweep()
         if not self._takes(drawn[0]):
-            self.close()
+            self._graph = None
         if not self.built:
             self.build(drawn[0])
             self._enter(drawn)  # what it takes to build is no sample's

@@ -14,6 +14,7 @@ import pytest
 from minato_gpu.lanes.dali_graph import _SUSPECT, DaliGraph
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.stages import Fields, Params
+from tests.lock_held import least_hold
 
 ENCODED, BOX, NUMBER = Field(np.uint8, (None,)), Field(np.int32, (4,)), Field(np.int32)
 PIXELS = Field(np.int32, (None, None, 3))
@@ -160,6 +161,28 @@ def test_inputs_are_fed_without_a_copy(dali: Any, monkeypatch: pytest.MonkeyPatc
     batch, drawn = samples.some(2)
     samples.check(batch, graph.run(batch, drawn))
     assert len(options) == 4 and all(given["no_copy"] for given in options.values())
+
+
+def test_feeding_stops_other_threads_for_a_fraction_of_what_a_copy_would_take(
+    dali: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 inputs of 500 KB: 6 ms with a copy, 0.5 ms without."""
+
+    def top(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"top": dali.fn.reductions.max(fields["encoded"])}
+
+    stage = Stage("top", ("encoded",), {"top": Field(np.uint8)}, unused, DaliFragment(top))
+    pipeline = Pipeline((stage,), outputs=("top",), inputs={"encoded": ENCODED})
+    batch = [{"encoded": np.full(500_000, n, np.uint8)} for n in range(64)]
+    drawn: list[dict[int, Any]] = [{0: {}}] * 64
+    source, held = dali.fn.external_source, []
+    for no_copy in (True, False):
+        monkeypatch.setattr(dali.fn, "external_source", lambda **given: source(**{**given, "no_copy": no_copy}))  # noqa: B023
+        graph = graph_of(pipeline, 64)
+        assert [int(made["top"]) for made in graph.run(batch, drawn)] == list(range(64))
+        held.append(least_hold(lambda: graph.run(batch, drawn)))  # noqa: B023
+        graph.close()
+    assert held[0] < held[1] / 2
 
 
 def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: pytest.MonkeyPatch) -> None:
