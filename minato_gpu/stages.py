@@ -128,6 +128,9 @@ class DaliFragment:
     the stage reads and of its drawn parameters, and "cpu" or "gpu"; it returns the nodes of the fields that the
     stage writes. Parameters are always host nodes (they are argument inputs of operators). Fields are device
     nodes when ``device`` is "gpu", save those named in ``host_reads`` (a decoder takes its bytes on the host).
+
+    Graphs are built before there is a sample: ask for a parameter by its name. A fragment that looks at which there are
+    (``in``, a loop) has its graph built with the first sample, and batches may wait for that.
     """
 
     build: Callable[[ModuleType, Fields, Params, str], Fields]

@@ -8,40 +8,46 @@ event asks for reads canaries, or the bytes of another batch:
   reads canaries; memory on the host that is used again too early is copied with its new contents.
 - ``LAZY_CONSUMER``: copies run at once, the consumer's work as late as possible. Device memory that is given away while
   the consumer's work is still to read it, is overwritten.
-- an integer: a random order by that seed.
+- an integer: a random order by that seed; copies are half finished then when others' work runs.
 
 Several devices (``beside``) share a host: each has streams, memory and a consumer of its own, any may wait for
 another's event and read another's memory, and nothing else brings their work into an order.
 
 The allocator gives a freed block to the next who asks on the stream where it was first taken, as torch's caching
-allocator does, unless another stream that was recorded as its user has work to do.
+allocator does, unless another stream that was recorded as its user has work to do. Memory of other libraries
+(``Foreign``) it knows nothing of.
+
+What real devices do besides: each thread has a current device, on which other libraries make what they make; an error
+of a piece of work comes late, with whatever is called next, and again with every call after that; and some calls wait,
+which ``waited`` holds, with the thread that was stopped.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.fake_streams import CONSUMER as CONSUMER
+from tests.fake_streams import LAZY_CONSUMER as LAZY_CONSUMER
+from tests.fake_streams import LAZY_COPIES as LAZY_COPIES
+from tests.fake_streams import FakeStreams
+from tests.fake_streams import Order as Order
 from tests.fake_work import CANARY as CANARY
 from tests.fake_work import Block, Copy
 from tests.fake_work import FakeEvent as FakeEvent
 from tests.fake_work import FakeStream as FakeStream
-
-CONSUMER = "consumer"
-LAZY_COPIES, LAZY_CONSUMER = "lazy copies", "lazy consumer"
-Order = str | int
+from tests.fake_work import Foreign as Foreign
 
 
-class FakeDevice:
+class FakeDevice(FakeStreams):
     """An ``Accelerator``. ``capacity``: bytes until it says that memory is short; ``beside``: others of the host.
 
-    ``crossed``: tensors copied from another device; ``fetched``: to the host.
+    ``crossed``: tensors copied from another device; ``fetched``: to the host; ``pooled``: bytes that pools of other
+    libraries hold and do not use; ``trims``: how often they were asked for them.
     """
 
     compute = "cpu"
@@ -50,19 +56,12 @@ class FakeDevice:
     device = torch.device("cpu")
 
     def __init__(self, order: Order = LAZY_COPIES, capacity: int = 1 << 30, beside: Sequence[FakeDevice] = ()) -> None:
-        self.lock: Any = beside[0].lock if beside else threading.RLock()
-        self.everyone: list[FakeDevice] = beside[0].everyone if beside else []
-        self.everyone.append(self)
-        self.order = order
-        self.random = np.random.default_rng(order if isinstance(order, int) else 0)
-        self.consumer = FakeStream(CONSUMER)
-        self.streams = [self.consumer]
+        super().__init__(order, beside)
         self.pinned: dict[int, int] = {}
         self.capacity = capacity
         self.used = 0
         self.peak = 0
-        self._current = threading.local()
-        self.crossed = self.fetched = 0
+        self.crossed = self.fetched = self.pooled = self.trims = 0
         self._live: dict[int, Block] = beside[0]._live if beside else {}
         self._free: list[Block] = []
 
@@ -80,97 +79,64 @@ class FakeDevice:
         memory = self._raw(tensor)
         self.kernel(lambda: check(memory))
 
-    def finish(self) -> None:
-        """Run everything; the consumer's work first where nothing stands against it."""
-        with self.lock:
-            for stream in self.streams:
-                self._drain(stream)
-
     # --- Accelerator ---------------------------------------------------------------------------------------------
-
-    def stream(self) -> FakeStream:
-        """See Accelerator."""
-        with self.lock:
-            self.streams.append(FakeStream(f"stream {len(self.streams)}"))
-            return self.streams[-1]
-
-    @contextmanager
-    def running(self, stream: FakeStream) -> Iterator[FakeStream]:
-        """See Accelerator."""
-        before = self.current
-        self._current.stream = stream
-        try:
-            yield stream
-        finally:
-            self._current.stream = before
-
-    working = running
-
-    @property
-    def current(self) -> FakeStream:
-        """The current stream of this thread."""
-        return getattr(self._current, "stream", self.consumer)
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
         with self.lock:
             block = self._reusable(nbytes)
+            self.tell_late_error()
             if block is None:
-                if self.used + nbytes > self.capacity:
+                if self.used + self.pooled + nbytes > self.capacity:
                     raise torch.OutOfMemoryError(f"fake device: {nbytes} bytes asked for, {self.used} used")
                 block = Block(nbytes, self._checked(self.current), self)
             self.used += nbytes
             self.peak = max(self.peak, self.used)
-            array = np.frombuffer(block.memory.data, np.uint8)
-            if nbytes:
-                self._live[array.ctypes.data] = block
-            weakref.finalize(array, self._dropped, array.ctypes.data, block)
-            return torch.from_numpy(array)
+            return self._tensor(block, lambda: self._dropped(block))
+
+    def trim(self) -> None:
+        """See Accelerator."""
+        self.trims += 1
+        self.pooled = 0
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""
-        self._issue(Copy(self._raw(into), self._raw(source)))
+        self._issue(Copy([self._raw(into)], [self._raw(source)]))
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """See Accelerator."""
-        pairs = [(self._raw(one), self._raw(other)) for one, other in zip(into, sources, strict=True)]
         self.crossed += sum(not self.owns(source) for source in sources)
-
-        def scatter() -> None:
-            for one, other in pairs:
-                one.copy_(other)
-
-        self._issue(scatter)
+        self._issue(Copy([self._raw(one) for one in into], [self._raw(source) for source in sources]))
 
     def adopt(self, value: Any) -> torch.Tensor:
-        """See Accelerator: onto this device by work of the current stream, as what made it would be."""
+        """See Accelerator: onto this device by work of the current stream, as what made it would be. What is
+        ``Foreign`` lies there already."""
+        if isinstance(value, Foreign):
+            assert value.device is self, "made on another device, which was the thread's current one"
+            return self._tensor(value.block, value.let_go).view(_dtype(value.dtype)).view(value.shape)
         array = np.array(value)
-        tensor = self.empty(array.nbytes).view(torch.from_numpy(array.reshape(-1)[:0]).dtype).view(array.shape)
+        tensor = self.empty(array.nbytes).view(_dtype(array.dtype)).view(array.shape)
         self.copy(tensor, torch.from_numpy(array))
         return tensor
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
         """See Accelerator."""
         self.fetched += 1
+        self.waits("a copy to the host")
         self.run_to(event)
+        self.tell_late_error()
         return self._raw(tensor).clone().numpy()
 
     def event(self, timed: bool = False) -> FakeEvent:
         """See Accelerator."""
         with self.lock:
+            self.tell_late_error()
             return FakeEvent(self, self._checked(self.current))
 
     def seconds(self, begin: FakeEvent, end: FakeEvent) -> float:
         """See Accelerator: a piece of work takes a second."""
         assert begin.stream is end.stream and begin.passed and end.passed
         return float(end.number - begin.number)
-
-    @staticmethod
-    def _checked(stream: FakeStream) -> FakeStream:
-        """The consumer's stream is not for the loader's own threads: they would wait for what it computes."""
-        ours = threading.current_thread().name.startswith("minato-")
-        assert not (ours and stream.name == CONSUMER), "a thread of the loader's uses the consumer's stream"
-        return stream
 
     def wait(self, event: Any) -> None:
         """See Accelerator."""
@@ -181,7 +147,8 @@ class FakeDevice:
         with self.lock:
             block = self._block(tensor)
             assert block is not None and block.device is self, "no memory of this device"
-            block.users.add(self.current)
+            if not block.foreign:  # PyTorch's allocator knows nothing of it, and says so to nobody
+                block.users.add(self.current)
 
     def pin(self, address: int, nbytes: int) -> None:
         """See Accelerator."""
@@ -194,41 +161,7 @@ class FakeDevice:
         with self.lock:
             streams = [stream for device in self.everyone for stream in device.streams]
             copies = [work for stream in streams for work in stream.work if isinstance(work, Copy)]
-            assert not any(address <= copy.source.data_ptr() < end for copy in copies), "the device may still read it"
-
-    # --- order ---------------------------------------------------------------------------------------------------
-
-    def run_to(self, event: FakeEvent) -> None:
-        """Run a stream up to an event, and what it waits for."""
-        with self.lock:
-            while not event.passed:
-                self._step(event.stream)
-
-    def _issue(self, work: Any, stream: FakeStream | None = None) -> None:
-        with self.lock:
-            stream = self._checked(stream or self.current)
-            stream.work.append(work)
-            stream.issued += 1
-            if self.order == LAZY_CONSUMER and stream is not self.consumer:
-                self._drain(stream)
-            elif isinstance(self.order, int):
-                for _ in range(int(self.random.integers(0, 4))):
-                    self._step(self.streams[int(self.random.integers(0, len(self.streams)))])
-
-    def _drain(self, stream: FakeStream) -> None:
-        while stream.work:
-            self._step(stream)
-
-    def _step(self, stream: FakeStream) -> None:
-        if not stream.work:
-            return
-        work = stream.work[0]
-        if isinstance(work, FakeEvent):
-            self.run_to(work)
-        else:
-            work()
-        stream.work.popleft()
-        stream.done += 1
+            assert not any(copy.reads(address, end) for copy in copies), "the device may still read it"
 
     # --- memory --------------------------------------------------------------------------------------------------
 
@@ -241,10 +174,24 @@ class FakeDevice:
                 return block
         return None
 
-    def _dropped(self, address: int, block: Block) -> None:
+    def _tensor(self, block: Block, dropped: Callable[[], None]) -> torch.Tensor:
+        """The block's memory as bytes; ``dropped`` is called when the last tensor on it has died."""
+        array = np.frombuffer(block.memory.data, np.uint8)
+        address = array.ctypes.data
         with self.lock:
-            if block.memory.nbytes:
+            if array.nbytes:
+                self._live[address] = block
+            weakref.finalize(array, self._gone, address, array.nbytes, dropped)
+        return torch.from_numpy(array)
+
+    def _gone(self, address: int, nbytes: int, dropped: Callable[[], None]) -> None:
+        with self.lock:
+            if nbytes:
                 del self._live[address]
+            dropped()
+
+    def _dropped(self, block: Block) -> None:
+        with self.lock:
             self.used -= block.memory.nbytes
             block.guards = [FakeEvent(self, user) for user in block.users if user is not block.home]
             self._free.append(block)
@@ -265,3 +212,8 @@ class FakeDevice:
             return tensor
         raw = torch.empty(0, dtype=tensor.dtype)
         return raw.set_(block.all.untyped_storage(), int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+
+def _dtype(dtype: Any) -> torch.dtype:
+    """PyTorch's name of NumPy's type."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tests.fake_device import FakeDevice
+from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Foreign
 
 
 @pytest.mark.parametrize("use", ["event", "empty", "copy"])
@@ -32,3 +33,119 @@ def test_the_fake_device_keeps_its_consumers_stream_from_the_loaders_threads(use
         thread.start()
         thread.join()
     assert len(caught) == 1
+
+
+def on(device: FakeDevice) -> Any:
+    """A stream of its own, on which the test issues."""
+    return device.running(device.stream())
+
+
+def test_a_copy_may_be_half_finished_when_other_work_runs() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    with on(device):
+        target = device.empty(8)
+        device.copy(target, torch.arange(8, dtype=torch.uint8))
+        device._step(device.current)
+        assert target.tolist() == [0, 1, 2, 3, *[CANARY] * 4]
+        assert not device.event().query()
+    device.finish()
+    assert target.tolist() == list(range(8))
+
+
+def test_a_scatter_may_be_half_finished_too() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    with on(device):
+        targets = [device.empty(4) for _ in range(2)]
+        device.scatter(targets, [torch.arange(4, dtype=torch.uint8)] * 2)
+        device._step(device.current)
+    assert [target.tolist() for target in targets] == [[0, 1, CANARY, CANARY]] * 2
+    device.finish()
+    assert [target.tolist() for target in targets] == [[0, 1, 2, 3]] * 2
+
+
+def test_memory_of_other_libraries_is_not_copied_and_is_used_again_at_once() -> None:
+    """Also where the consumer was recorded as its user: PyTorch's allocator has no say in it."""
+    device, seen = FakeDevice(LAZY_CONSUMER), list[Any]()
+    with on(device):
+        kept, dropped = (device.adopt(Foreign(device, np.full(4, 7, np.float32))) for _ in range(2))
+    for tensor in (kept, dropped):
+        device.used_here(tensor)
+        device.read(tensor, lambda memory: seen.append(memory.tolist()))
+    del dropped, tensor
+    device.finish()
+    assert seen[0] == [7.0] * 4 != seen[1]
+    assert device.used == 0
+
+
+def test_a_deleter_may_stop_whichever_thread_drops_the_last_tensor() -> None:
+    device = FakeDevice()
+    with on(device):
+        held = [device.adopt(Foreign(device, np.zeros(4), blocks=True))]
+    thread = threading.Thread(target=held.clear, name="training")
+    thread.start()
+    thread.join()
+    assert device.waited == [("training", "a deleter")]
+
+
+def test_who_waits_for_the_device_is_told_and_who_finds_it_done_is_not() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    with on(device):
+        target = device.empty(4)
+        device.copy(target, torch.zeros(4, dtype=torch.uint8))
+        event = device.event()
+    assert not event.query() and device.waited == []
+    event.synchronize()
+    event.synchronize()
+    name = threading.current_thread().name
+    assert device.waited == [(name, "an event")]
+    device.fetch(target, event)
+    assert device.waited[1:] == [(name, "a copy to the host")]
+
+
+def test_each_thread_has_a_current_device_on_which_other_libraries_make_what_they_make() -> None:
+    first = FakeDevice()
+    second = FakeDevice(beside=[first])
+    with on(second):
+        made = Foreign(second, np.zeros(4))
+        second.adopt(made)
+        elsewhere: list[Foreign] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(Foreign(second, np.zeros(4))))
+        thread.start()
+        thread.join()
+        assert (made.device, elsewhere[0].device) == (second, first)
+        with pytest.raises(AssertionError, match="made on another device"):
+            second.adopt(elsewhere[0])
+    assert first.current_device == 0
+
+
+@pytest.mark.parametrize("call", ["synchronize", "query", "event", "empty", "copy", "fetch"])
+def test_an_error_comes_late_and_with_whatever_is_called_next(call: str) -> None:
+    device = FakeDevice(LAZY_COPIES)
+    with on(device):
+        target = device.empty(4)
+        device.fail(RuntimeError("an illegal memory access was encountered"))
+        event = device.event()
+        acts: dict[str, Callable[[], Any]] = {
+            "synchronize": event.synchronize,
+            "query": event.query,
+            "event": device.event,
+            "empty": lambda: device.empty(8),
+            "copy": lambda: device.copy(target, target),
+            "fetch": lambda: device.fetch(target, event),
+        }
+        if call not in ("synchronize", "fetch"):
+            acts[call]()  # nobody has noticed
+            device.finish()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                acts[call]()
+
+
+def test_what_pools_do_not_use_is_free_again_when_they_are_asked() -> None:
+    device = FakeDevice(capacity=100)
+    device.pooled = 50
+    with on(device):
+        with pytest.raises(torch.OutOfMemoryError):
+            device.empty(60)
+        device.trim()
+        assert device.empty(60).numel() == 60 and device.trims == 1

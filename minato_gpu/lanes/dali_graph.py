@@ -1,15 +1,31 @@
-"""Consecutive DALI stages as one DALI pipeline, fed with lists of samples."""
+"""Consecutive DALI stages as one DALI pipeline, fed with lists of samples.
+
+What holds the interpreter lock stops the training loop, so little here does:
+- Inputs are fed without a copy (``no_copy``) and held until the run that reads them has ended. A copy of 64 inputs of
+  500 KB held the lock for 6 to 23 ms; what is left is half a millisecond. (What the device itself has made is copied
+  there, by DALI: it takes no list of separate arrays without a copy.)
+- ``build`` holds the lock for as long as DALI builds, 2 to 60 ms. So a graph is built before there is a sample, while
+  its lane opens: which parameters are drawn is learned from the fragments, as they ask for them by name. A fragment
+  that wants to see all names at once waits for a sample. Rejected: building in a thread beside batches that are being
+  delivered, which hides nothing; in another process, which cannot hand a graph over; through DALI's C interface, whose
+  graphs Python cannot feed.
+- A graph outlives the errors of its operators (``dali_errors``); it is built anew where its inputs have failed, or
+  where nothing else has come of it for so long that the graph itself is under suspicion.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from minato_gpu.lanes.at import At
+from minato_gpu.lanes.dali_errors import leaves_graph_usable
+from minato_gpu.lanes.dali_inputs import AskedFor, boundary, is_input
+from minato_gpu.lanes.dali_outputs import Kept, on_device, on_host
 from minato_gpu.lanes.values import as_tensor, device_number, plain
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import DaliFragment, Stage
@@ -17,13 +33,11 @@ from minato_gpu.stages import DaliFragment, Stage
 Batch = Sequence[Mapping[str, Any]]
 Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 
+_SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph
+
 
 class DaliGraph:
-    """Consecutive DALI fragments as one DALI pipeline, fed with lists of any length up to ``max_batch``.
-
-    Built by the first run, when the names of the drawn parameters are known. DALI declares a pipeline invalid
-    once it has failed, so after an exception the next run builds a new one.
-    """
+    """Consecutive DALI fragments as one DALI pipeline, fed with lists of any length up to ``max_batch``."""
 
     def __init__(
         self,
@@ -37,42 +51,71 @@ class DaliGraph:
     ) -> None:
         self.stages = stages
         self.builds = 0
+        self.runs = 0
         self.stream: Any = None
         self.at = At()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._known = pipeline.fields_at(stages.start)
         self._device, self._max_batch, self._threads = device, max_batch, threads
-        self._reads, self._writes = _boundary(self._members)
+        self._reads, self._writes = boundary(self._members)
         by_host = {name for stage in self._members for name in getattr(stage.device, "host_reads", ())}
         self._resident = frozenset() if device == "cpu" else made.intersection(self._reads).difference(by_host)
+        self._names: dict[int, tuple[str, ...] | None] = {}  # of drawn parameters, by stage, where they are known
         self._sources: dict[str, tuple[int, str]] = {}  # input of the graph -> stage, drawn parameter
         self._inputs: frozenset[str] = frozenset()
         self._graph: Any = None
-        self._building = threading.Lock()
+        self._kept = Kept()
+        self._failed = 0  # runs, since one did not
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
         self._enter(drawn)
-        built = self.built
-        self.build(drawn[0])
-        if not built:
+        self.sweep()
+        if not self._takes(drawn[0]):
+            self._graph = None
+        if not self.built:
+            self.build(drawn[0])
             self._enter(drawn)  # what it takes to build is no sample's
-        try:
-            outputs = self._graph.run(self.stream, **self._feed(batch, drawn))
-        except BaseException as error:
-            self.close()
-            # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
-            raise error.with_traceback(None) from None
+        fed = self._feed(batch, drawn)
+        outputs = self._run(fed)
         columns: list[Sequence[Any]]
         if self._device == "cpu":
-            columns = [[np.asarray(output[n]) for n in range(len(batch))] for output in outputs]
+            columns = [on_host(output) for output in outputs]
         else:
-            torch = importlib.import_module("torch")
-            columns = [rows(torch, output) for output in outputs]
+            try:
+                columns = [on_device(output, self._device, self.stream) for output in outputs]
+            finally:
+                self._keep(outputs, fed)
         return [dict(zip(self._writes, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _enter(self, drawn: Drawn) -> None:
         self.at.enter(self.stages.start, drawn[0] if len(drawn) == 1 else None, len(drawn))
+
+    def _run(self, fed: Mapping[str, list[Any]]) -> Any:
+        self.runs += 1
+        try:
+            for source, values in fed.items():
+                self._graph.feed_input(source, values)
+            outputs = self._graph.run(self.stream)
+        except BaseException as error:
+            self._failed += 1
+            if self.stream is not None:
+                self._kept.keep(None, fed)
+            if not leaves_graph_usable(error) or self._failed % _SUSPECT == 0:
+                self._renew()
+            # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
+            raise error.with_traceback(None) from None
+        self._failed = 0
+        return outputs
+
+    def _keep(self, *things: Any) -> None:
+        """What the device is still at, unless that has been waited for."""
+        if self.stream is not None:
+            self._kept.keep(self.stream.record_event(), *things)
+
+    def sweep(self) -> None:
+        """Let go of what the device is through with; never waits."""
+        self._kept.sweep()
 
     @property
     def built(self) -> bool:
@@ -81,10 +124,23 @@ class DaliGraph:
 
     def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
         """See Segment."""
-        with self._building:
-            if self._graph is None:
-                self._graph = self._build(params)
-                self.builds += 1  # not before its threads are there: whoever sees it looks for them
+        if self._graph is None:
+            self._names = {number: tuple(params[number]) if number in params else None for number in self.stages}
+            self._graph = self._build()
+            self.builds += 1  # not before its threads are there: whoever sees it looks for them
+
+    def _renew(self) -> None:
+        """Another graph in the place of one that is not to be trusted. At once: its split point is offered only where
+        there is one, so nobody might come to build it."""
+        self._graph = None
+        with contextlib.suppress(Exception):  # what it was built for has its own error; the next run has this one
+            self._graph = self._build()
+            self.builds += 1
+
+    def _takes(self, params: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Whether the sample has drawn what the fragments asked for when nobody knew what is drawn."""
+        asked = self._sources.values() if self.built else ()
+        return all(self._names[number] is not None or key in params[number] for number, key in asked)
 
     def load(self) -> None:
         """See Segment."""
@@ -93,6 +149,7 @@ class DaliGraph:
     def close(self) -> None:
         """See Segment."""
         self._graph = None
+        self._kept.close()
 
     def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, list[Any]]:
         feed = {}
@@ -108,7 +165,8 @@ class DaliGraph:
             feed[source] = [plain(params[number][key]) for params in drawn]
         return {source: values for source, values in feed.items() if source in self._inputs}
 
-    def _build(self, params: Mapping[int, Mapping[str, Any]]) -> Any:
+    def _build(self) -> Any:
+        self._sources = {}
         dali = importlib.import_module("nvidia.dali")
         importlib.import_module("nvidia.dali.fn")
         graph = dali.Pipeline(
@@ -121,11 +179,12 @@ class DaliGraph:
         with graph:
             known = {name: self._source(dali, n, name) for n, name in enumerate(self._reads)}
             for number, stage in zip(self.stages, self._members, strict=True):
-                known.update(self._add(dali, number, stage, known, params[number]))
-            graph.set_outputs(*(known[name] for name in self._writes))
+                known.update(self._add(dali, number, stage, known))
+            made = (known[name] for name in self._writes)
+            graph.set_outputs(*(made if self._device == "cpu" else (node.gpu() for node in made)))
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
-        self._inputs = frozenset(source for source in (*fields, *self._sources) if _is_input(graph, source))
+        self._inputs = frozenset(source for source in (*fields, *self._sources) if is_input(graph, source))
         return graph
 
     def _source(self, dali: Any, position: int, name: str) -> Any:
@@ -133,13 +192,13 @@ class DaliGraph:
         options: dict[str, Any] = {"layout": declared.layout} if declared.layout else {}
         if name in self._resident:
             options["device"] = "gpu"
+        else:
+            options["no_copy"] = True
         if declared.dtype != np.dtype(object):
             options["ndim"] = len(declared.shape)
         return dali.fn.external_source(name=f"field{position}", **options)
 
-    def _add(
-        self, dali: Any, number: int, stage: Stage, known: Mapping[str, Any], params: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def _add(self, dali: Any, number: int, stage: Stage, known: Mapping[str, Any]) -> Mapping[str, Any]:
         fragment = stage.device
         assert isinstance(fragment, DaliFragment)
         on_gpu = self._device != "cpu"
@@ -147,42 +206,17 @@ class DaliGraph:
         if on_gpu:
             stay = {*fragment.host_reads, *self._resident}
             reads = {n: node if n in stay else node.gpu() for n, node in reads.items()}
-        nodes = {}
-        for position, key in enumerate(params):
-            source = f"stage{number}_draw{position}"
-            self._sources[source] = (number, key)
-            nodes[key] = dali.fn.external_source(name=source)
+
+        def source(key: str) -> Any:
+            name = f"stage{number}_draw{sum(stage == number for stage, _ in self._sources.values())}"
+            self._sources[name] = (number, key)
+            return dali.fn.external_source(name=name, no_copy=True)
+
+        names = self._names[number]
+        nodes = AskedFor(source) if names is None else {key: source(key) for key in names}
         written = fragment.build(dali, reads, nodes, "gpu" if on_gpu else "cpu")
         if written.keys() != stage.writes.keys():
             raise ValueError(
                 f"stage {stage.name!r}: its DALI fragment made {sorted(written)}, declared {sorted(stage.writes)}"
             )
         return written
-
-
-def rows(torch: Any, output: Any) -> Sequence[Any]:
-    """The samples of a graph's output: of one shape, as the rows of one torch tensor, so that they are handed over at
-    once, and not one by one for ten microseconds each; else as DALI's tensors."""
-    if len(output) and output.is_dense_tensor():
-        found: Sequence[Any] = torch.from_dlpack(output.as_tensor()).unbind(0)
-        return found
-    return [output[n] for n in range(len(output))]
-
-
-def _is_input(graph: Any, source: str) -> bool:
-    # DALI removes inputs that no output depends on, and then refuses to be fed them.
-    try:
-        graph.input_feed_count(source)
-    except KeyError:
-        return False
-    return True
-
-
-def _boundary(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields that a run of stages takes from outside, and those that it writes."""
-    reads: dict[str, None] = {}
-    writes: dict[str, None] = {}
-    for stage in stages:
-        reads.update(dict.fromkeys(name for name in stage.reads if name not in writes))
-        writes.update(dict.fromkeys(stage.writes))
-    return tuple(reads), tuple(writes)

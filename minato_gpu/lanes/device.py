@@ -7,27 +7,23 @@ operators, NumPy and CPU tensors. DALI, CuPy and torch are imported when an exec
 Decisions:
 - ``exec_dynamic=True``: without it, views of outputs were overwritten by later runs. With it, a view keeps the
   buffer of its micro-batch alive, even beyond the executor.
-- Inputs are copied into the graph (no ``no_copy``): an operator may pass its input through, and then an output
-  would point into memory that its sample no longer owns.
-- DALI reports a failure for the whole micro-batch, names no sample, and declares the graph invalid. So the graph
-  is thrown away, and each sample of that micro-batch runs again by itself, stage by stage, which tells the
-  sample and the stage. Every sample runs at most twice. Rejected: halving the micro-batch until the bad sample
-  is found, which decodes large photographs three times over.
-- Where memory is short no sample is bad: there the micro-batch is halved until it fits, and later ones stay that small.
+- What becomes of a micro-batch that fails is in ``micro_batches``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minato_gpu.lanes.at import At
-from minato_gpu.lanes.dali_graph import Batch, Drawn
+from minato_gpu.lanes.dali_errors import stage_of
+from minato_gpu.lanes.dali_graph import DaliGraph
+from minato_gpu.lanes.micro_batches import MicroBatches, Samples
 from minato_gpu.lanes.segments import Segment, segments
 from minato_gpu.lanes.values import device_number
-from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.pipeline import Pipeline, check_written, stage_error
 from minato_gpu.samples import StageError
+from minato_gpu.stages import DaliFragment
 
 Fields = Mapping[str, Any]
 Result = dict[str, Any] | StageError
@@ -36,9 +32,9 @@ Result = dict[str, Any] | StageError
 class DeviceExecutor:
     """Runs stages ``start`` to ``stop`` of a pipeline by their device implementations. For one thread at a time.
 
-    ``makes``: names of the fields in a result; ``made``: of those that device stages wrote. ``repeated`` counts the
-    samples that ran again because they, or another of their micro-batch, failed; ``short_of_memory`` the micro-batches
-    that did not fit into the device's memory; ``limit``: samples in one micro-batch from now on; ``at``: what it is at.
+    ``makes``: names of the fields in a result; ``made``: of those that device stages wrote; ``batches``: micro-batches,
+    how large they are and how they fail; ``at``: what it is at; ``trim``: frees what pools of the device's memory hold
+    and do not use, if it has pools.
     """
 
     def __init__(
@@ -51,24 +47,23 @@ class DeviceExecutor:
         max_batch: int,
         threads: int,
         at: At | None = None,
+        trim: Callable[[], None] | None = None,
     ) -> None:
         if max_batch < 1 or threads < 1:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
         device_number(device)
-        self.pipeline, self.device, self.max_batch = pipeline, device, max_batch
-        self.limit = max_batch
-        self.repeated = self.short_of_memory = 0
+        self.pipeline, self.device = pipeline, device
+        self.batches = MicroBatches(self._through, self._failure, max_batch, trim)
         self._first_runs = 0
         self._stages = range(start, stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
-        # For samples of a failed micro-batch: every stage apart, so that an error has a stage.
-        self._apart = segments(pipeline, self._stages, device=device, max_batch=1, threads=threads, fuse=False)
+        self._graphs = [segment for segment in self._segments if isinstance(segment, DaliGraph)]
         self.at = At() if at is None else at
-        for segment in (*self._segments, *self._apart):
+        for segment in self._segments:
             segment.at = self.at
         self._declared = {
             one.stages: {name: pipeline.fields_at(one.stages.stop)[name] for name in _made(pipeline, one.stages)}
-            for one in (*self._segments, *self._apart)
+            for one in self._segments
         }
         self._given = pipeline.fields_at(start)
         self._takes = _taken(pipeline, self._stages)
@@ -87,7 +82,7 @@ class DeviceExecutor:
         return {number: self.pipeline.draw(number, fields, seed) for number in self._stages}
 
     def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
-        """Build the graphs ahead of need, from the parameters of any sample; in whatever thread."""
+        """Build the graphs ahead of need, from the parameters of any sample, or (empty) of none: see Segment."""
         for segment in self._segments:
             segment.build(params)
 
@@ -97,7 +92,7 @@ class DeviceExecutor:
 
         So does the first run on a GPU, in which libraries load or compile their kernels: it counts as one that builds.
         """
-        return self._first_runs + sum(segment.builds for segment in (*self._segments, *self._apart))
+        return self._first_runs + sum(segment.builds for segment in self._segments)
 
     def run(self, items: Sequence[tuple[Fields, int]], stream: Any = None) -> list[Result]:
         """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
@@ -108,11 +103,11 @@ class DeviceExecutor:
         wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
         a CUDA stream that is the calling thread's current one, they are ready there, and the host has not waited.
         """
-        for segment in (*self._segments, *self._apart):
+        for segment in self._segments:
             segment.stream = None if self.device == "cpu" else stream
         results: list[Result] = []
         while len(results) < len(items):
-            first, most = len(results), max(1, min(self.limit, self.max_batch))
+            first, most = len(results), self.batches.size.limit
             results += self._run_batch(items[first : first + most], first)
         if items and self.device != "cpu":
             self._first_runs = 1
@@ -123,31 +118,36 @@ class DeviceExecutor:
         for segment in self._segments:
             segment.load()
 
+    def sweep(self) -> None:
+        """Let go of what the device is through with, in this thread; never waits."""
+        for graph in self._graphs:
+            graph.sweep()
+
     def close(self) -> None:
         """Let go of graphs, threads and device memory. Idempotent."""
-        for segment in (*self._segments, *self._apart):
+        for segment in self._segments:
             segment.close()
 
     def _run_batch(self, items: Sequence[tuple[Fields, int]], first: int) -> list[Result]:
         drawn = [self._prepare(fields, seed, first + n) for n, (fields, seed) in enumerate(items)]
         self.at.prepared(drawn, first)
         ready = [(fields, p) for (fields, _), p in zip(items, drawn, strict=True) if not isinstance(p, StageError)]
-        batch, params = [fields for fields, _ in ready], [p for _, p in ready]
-        found = iter(self._together(batch, params))
+        found = iter(self.batches.run(ready))
         return [p if isinstance(p, StageError) else next(found) for p in drawn]
 
-    def _together(self, batch: Batch, params: Drawn) -> list[Result]:
-        """One micro-batch, or, where that fails, parts of it."""
-        try:
-            return self._through(batch, params) if batch else []
-        except Exception as error:
-            if is_out_of_memory(error):
-                self.short_of_memory += 1
-                if len(batch) > 1:
-                    half = self.limit = len(batch) // 2
-                    return self._together(batch[:half], params[:half]) + self._together(batch[half:], params[half:])
-        # Nothing is lost: what caused it fails again here, with its own error and by itself.
-        return list(map(self._alone, batch, params))
+    def _failure(self, fields: Fields, error: Exception) -> StageError:
+        return _failed(self._culprit(error), fields, error)
+
+    def _culprit(self, error: Exception) -> str | None:
+        """The name of the stage that failed last."""
+        at = self.at.step.stage
+        stages = next((one.stages for one in self._segments if at in one.stages), self._stages)
+        devices = {number: self.pipeline.stages[number].device for number in stages}
+        builders = {number: how.build for number, how in devices.items() if isinstance(how, DaliFragment)}
+        number: int | None = at
+        if len(builders) > 1:
+            number = stage_of(error, builders)
+        return None if number is None else self.pipeline.stages[number].name
 
     def _prepare(self, fields: Fields, seed: int, sample: int) -> dict[int, Any] | StageError:
         """The sample's drawn values by stage number, or what is wrong with what it brings."""
@@ -166,25 +166,13 @@ class DeviceExecutor:
         absent = [name for name in self._handed_through if name not in fields]
         return _failed(None, fields, KeyError(f"the sample has no field {absent[0]!r}")) if absent else params
 
-    def _through(self, batch: Batch, params: Drawn) -> list[Result]:
-        known = [dict(fields) for fields in batch]
+    def _through(self, samples: Samples) -> list[Result]:
+        known, params = [dict(fields) for fields, _ in samples], [drawn for _, drawn in samples]
         for segment in self._segments:
             for fields, written in zip(known, segment.run(known, params), strict=True):
                 self._check(segment, written)
                 fields.update(written)
         return [{name: fields[name] for name in self.makes} for fields in known]
-
-    def _alone(self, fields: Fields, params: Mapping[int, Any]) -> Result:
-        self.repeated += 1
-        known = dict(fields)
-        for segment in self._apart:
-            try:
-                written = segment.run([known], [params])[0]
-                self._check(segment, written)
-            except Exception as error:
-                return _failed(self.pipeline.stages[segment.stages.start].name, fields, error)
-            known.update(written)
-        return {name: known[name] for name in self.makes}
 
     def _check(self, segment: Segment, written: Fields) -> None:
         if self.device == "cpu":
@@ -199,17 +187,18 @@ def build_executor(
     max_batch: int = 64,
     threads: int = 1,
     at: At | None = None,
+    trim: Callable[[], None] | None = None,
 ) -> DeviceExecutor:
     """The executor of the stages from ``split`` on, on ``device`` ("cpu", "cuda" or "cuda:N").
 
     ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. ``at``: where
-    it notes what it is at. Graphs are built by the first run. Raises ValueError for a split that is not one of
-    ``pipeline.splits``.
+    it notes what it is at. ``trim``: see DeviceExecutor. Graphs are built by the first run, if not by ``build`` before.
+    Raises ValueError for a split that is not one of ``pipeline.splits``.
     """
     if split not in pipeline.splits:
         raise ValueError(f"{split} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
     end = len(pipeline.stages)
-    return DeviceExecutor(pipeline, split, end, device=device, max_batch=max_batch, threads=threads, at=at)
+    return DeviceExecutor(pipeline, split, end, device=device, max_batch=max_batch, threads=threads, at=at, trim=trim)
 
 
 def _made(pipeline: Pipeline, stages: range) -> tuple[str, ...]:

@@ -83,17 +83,17 @@ class DeviceLane:
         self.name = name
         self._links = links
         self._device = device
-        at = At()
-        self._executors = {
-            split: build_executor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
-            for split in (pipeline.host_prefix, *pipeline.cuts)
-        }
         self._cuts = pipeline.cuts
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
-        self._ahead: BuildAhead | None = None
-        if self._takes_parts:
-            cuts = {split: self._executors[split] for split in pipeline.cuts}
-            self._ahead = BuildAhead(cuts, self._stand_back)
+        at, trim = At(), None if transfers is None else transfers.accelerator.trim
+        self._executors = {
+            split: build_executor(
+                pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at, trim=trim
+            )
+            for split in (pipeline.host_prefix, *pipeline.cuts)
+        }
+        needed = {pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())}
+        self._ahead = BuildAhead({split: self._executors[split] for split in sorted(needed)})
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
         store = Store(-1, links, None, links.board)
@@ -227,8 +227,6 @@ class DeviceLane:
         self._thread = None
         self._told.clear()  # who has a loader that has ended keeps no device memory
         self._begun.clear()
-        if self._ahead is not None:
-            self._ahead.close()
         for executor in self._executors.values():
             executor.close()
         os.close(self._arrived)
@@ -281,7 +279,7 @@ class DeviceLane:
             traceback.clear_frames(error.__traceback__)
         self._work.abandon()
         if not self._may_retire:
-            self.retired, self._work.ahead = True, None
+            self.retired = True
             self._tell(Broken(error))
             return
         self._give_up()
@@ -292,7 +290,7 @@ class DeviceLane:
     def _give_up(self) -> None:
         """Others do what is left, and what is still sent."""
         if not self.retired:
-            self.retired, self._work.ahead = True, None
+            self.retired = True
             self._tell(Retired())
 
     def _load(self) -> bool:
@@ -301,6 +299,7 @@ class DeviceLane:
         try:
             for executor in self._executors.values():
                 executor.load()
+            self._ahead.open()
         except ImportError as error:
             how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
             say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
@@ -347,7 +346,7 @@ class DeviceLane:
         them is to be there, and the lane goes on."""
         if self._transfers is not None and self._transfers.make_way(self._outlet.held):
             for executor in self._executors.values():
-                executor.limit = executor.max_batch
+                executor.batches.size.set(executor.batches.size.most)
             return
         if self._may_retire and not self.retired:
             self._give_up()
@@ -363,8 +362,8 @@ class DeviceLane:
         """See Lane."""
         executors = self._executors.values()
         return {
-            "micro_batch": min(executor.limit for executor in executors),
-            "short_of_memory": sum(executor.short_of_memory for executor in executors),
+            "micro_batch": min(executor.batches.size.limit for executor in executors),
+            "short_of_memory": sum(executor.batches.short for executor in executors),
             "spilled_to_host": self._outlet.spilled,
             "retired": self.retired,
         }

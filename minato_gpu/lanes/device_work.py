@@ -44,8 +44,8 @@ class Unreported(BaseException):
 
 class DeviceWork:
     """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
-    ``depth``: tasks that may be under way; ``ahead``: builds graphs ahead of need; ``no_memory``: told where there is
-    no memory for even one sample that the CPU can prepare; ``report``: told of every task."""
+    ``depth``: tasks that may be under way; ``ahead``: builds graphs that wait for a sample; ``no_memory``: told where
+    there is no memory for even one sample that the CPU can prepare; ``report``: told of every task."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DeviceWork:
         *,
         depth: int,
         counts_cores: bool,
-        ahead: BuildAhead | None,
+        ahead: BuildAhead,
         no_memory: Callable[[Exception], None],
         report: Callable[[Report], None],
     ) -> None:
@@ -68,7 +68,7 @@ class DeviceWork:
         self._outlet = outlet
         self._depth = depth
         self._counts_cores = counts_cores
-        self.ahead = ahead
+        self._ahead = ahead
         self._no_memory = no_memory
         self._report = report
         self._runs: deque[Run] = deque()  # issued, and not reported
@@ -155,16 +155,17 @@ class DeviceWork:
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 
-    def _begin_parts(self, run: Run, split: int, left: list[int]) -> None:
+    def _begin_parts(self, run: Run, split: int, left: list[int], *, trimmed: bool = False) -> None:
+        """``trimmed``: pools of memory have just been, for these samples."""
         executor = self._executors[split]
         while left:
             while self._runs and not executor.built:
                 self.end()
             count = self._outlet.reserve(run.task, executor.made, len(left))
-            self._begin_part(run, split, left[:count])
+            self._begin_part(run, split, left[:count], trimmed)
             left = left[count:]
 
-    def _begin_part(self, run: Run, split: int, numbers: list[int]) -> None:
+    def _begin_part(self, run: Run, split: int, numbers: list[int], trimmed: bool) -> None:
         begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
         issued: Issued | None = None
         short: str | None = None
@@ -175,8 +176,7 @@ class DeviceWork:
             self._outlet.let_go()
             short = str(error) if is_out_of_memory(error) else None
         if issued is None:
-            if short is not None and len(numbers) > 1:
-                self._begin_halves(run, split, numbers)
+            if short is not None and self._begin_again(run, split, numbers, trimmed):
                 return
             issued = Issued(self._without_device(run, split, numbers, short))
         passed, core_s = perf_counter() - begin, self._core_s() - used
@@ -189,16 +189,25 @@ class DeviceWork:
     def _unusual(self, split: int) -> tuple[int, int]:
         """What makes a part take longer than others, as often as it has happened."""
         executor = self._executors[split]
-        return executor.builds, executor.short_of_memory
+        return executor.builds, executor.batches.short
 
-    def _begin_halves(self, run: Run, split: int, numbers: list[int]) -> None:
-        """There is no memory for what was made of the samples together."""
-        executor, half = self._executors[split], len(numbers) // 2
-        executor.short_of_memory += 1
+    def _begin_again(self, run: Run, split: int, numbers: list[int], trimmed: bool) -> bool:
+        """There is no memory for what was made of the samples together: pools are trimmed, or there are fewer samples
+        at once. Whether either can be."""
+        batches = self._executors[split].batches
+        trim, half = None if trimmed else batches.trim, len(numbers) // 2
+        if trim is None and not half:
+            return False
+        batches.short += 1
         run.usual = False
-        executor.limit = min(executor.limit, half)
+        if trim is not None:
+            trim()
+            self._begin_parts(run, split, numbers, trimmed=True)
+            return True
+        batches.size.short(len(numbers))
         for some in (numbers[:half], numbers[half:]):
-            self._begin_parts(run, split, some)
+            self._begin_parts(run, split, some, trimmed=True)
+        return True
 
     def _without_device(self, run: Run, split: int, numbers: list[int], short: str | None = None) -> list[Any]:
         """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
@@ -209,7 +218,7 @@ class DeviceWork:
         pairs = zip(numbers, found, strict=True)
         items = [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
         if short is not None:
-            self._executors[split].short_of_memory += 1
+            self._executors[split].batches.short += 1
             if not isinstance(items[0], Failure):
                 self._no_memory(MemoryError(short))
         return items
@@ -227,8 +236,7 @@ class DeviceWork:
         if found is None:
             found = self._without_device(run, part.split, part.numbers)
         run.settle(part, found, seconds)
-        if self.ahead is not None:
-            self.ahead.ran(part.split)
+        self._executors[part.split].sweep()
 
     def _issue(self, run: Run, split: int, numbers: list[int]) -> Issued:
         executor, task = self._executors[split], run.task
@@ -237,10 +245,9 @@ class DeviceWork:
         ready = [at for at, item in enumerate(items) if item is None]
         fields = [one for one in found if not isinstance(one, Failure)]
         run.given = [numbers[at] for at in ready]
-        if self.ahead is not None:
-            self.ahead.start(fields)
+        self._ahead.start(fields)
         with self._outlet.working():
-            limit = executor.limit
+            limit = executor.batches.size.limit
             results = executor.run(fields, self._outlet.stream)
             for sample, (at, given, result) in enumerate(zip(ready, fields, results, strict=True)):
                 self._at.enter(sample=sample)
@@ -260,7 +267,7 @@ class DeviceWork:
         if error is not None:
             self._no_memory(error)
         elif short:
-            executor.limit = limit
+            executor.batches.size.set(limit)
 
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int] | Failure:
         """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""

@@ -44,7 +44,8 @@ class Segment(Protocol):
         ...
 
     def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
-        """Build what ``run`` would build, from the drawn parameters of any sample. May run beside ``run``."""
+        """Build what ``run`` would build, from the drawn parameters of any sample, or of none (empty): then which there
+        are is learned from what asks for them."""
         ...
 
     def close(self) -> None:
@@ -52,15 +53,13 @@ class Segment(Protocol):
         ...
 
 
-def segments(
-    pipeline: Pipeline, stages: range, *, device: str, max_batch: int, threads: int, fuse: bool = True
-) -> list[Segment]:
-    """The segments that run ``stages`` in turn; ``fuse`` joins consecutive stages of one kind.
+def segments(pipeline: Pipeline, stages: range, *, device: str, max_batch: int, threads: int) -> list[Segment]:
+    """The segments that run ``stages`` in turn: consecutive stages of one kind are one.
 
     Raises ValueError for a stage without a device implementation.
     """
     found: list[Segment] = []
-    for numbers in _groups(pipeline, stages, fuse):
+    for numbers in _groups(pipeline, stages):
         if isinstance(pipeline.stages[numbers.start].device, DaliFragment):
             made = written(pipeline, range(stages.start, numbers.start))
             found.append(DaliGraph(pipeline, numbers, made, device=device, max_batch=max_batch, threads=threads))
@@ -70,14 +69,14 @@ def segments(
     return found
 
 
-def _groups(pipeline: Pipeline, stages: range, fuse: bool) -> Iterator[range]:
+def _groups(pipeline: Pipeline, stages: range) -> Iterator[range]:
     begin = stages.start
     for number in stages:
         stage = pipeline.stages[number]
         if stage.device is None:
             raise ValueError(f"stage {stage.name!r} has no device implementation")
         following = pipeline.stages[number + 1].device if number + 1 < stages.stop else None
-        if fuse and type(stage.device) is type(following):
+        if type(stage.device) is type(following):
             continue
         yield range(begin, number + 1)
         begin = number + 1

@@ -58,6 +58,10 @@ class Accelerator(Protocol):
         Raises an error that ``is_out_of_memory`` knows.
         """
 
+    def trim(self) -> None:
+        """Memory that the pools of this process hold there and do not use is free for all again; may wait for the
+        device."""
+
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy from a CPU tensor, or one of this device; both must stay as they are until an event says so."""
 
@@ -129,6 +133,16 @@ class Cuda:
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def trim(self) -> None:
+        """See Accelerator. PyTorch's pool, CuPy's and DALI's; only of libraries that somebody has imported."""
+        torch.cuda.empty_cache()
+        if "cupy" in sys.modules:
+            cupy = sys.modules["cupy"]
+            with cupy.cuda.Device(self.device.index):
+                cupy.get_default_memory_pool().free_all_blocks()
+        if "nvidia.dali.backend" in sys.modules:
+            sys.modules["nvidia.dali.backend"].ReleaseUnusedMemory()
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""

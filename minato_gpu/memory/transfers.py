@@ -248,6 +248,8 @@ class Transfers:
         failed = self._try(load)
         self._made_for = -1
         if failed is not None and failed.short and self._is_due(load):
+            failed = self._trimmed(load)
+        if failed is not None and failed.short and self._is_due(load):
             failed = self._squeeze(load)
         if failed is not None and failed.short and load.order > self._made_for:
             self._later(load)  # the consumer may still have had what it lets go of before it waits for this one
@@ -300,6 +302,12 @@ class Transfers:
                 self._only_due = self._only_due or load.order == self._turn
                 self._lower(0)
             insort(self._queue, load, key=lambda each: each.order)
+
+    def _trimmed(self, load: Load) -> _Failed | None:
+        """Try again when pools have let go of what they do not use: before anybody has to hold less."""
+        with contextlib.suppress(Exception):  # of the device: the attempt will say so
+            self.accelerator.trim()
+        return self._try(load)
 
     def _squeeze(self, load: Load) -> _Failed | None:
         """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""

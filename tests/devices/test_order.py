@@ -26,7 +26,7 @@ from tests.devices.several import (
     on_host,
 )
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, Order
-from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain, Stream
+from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream
 from tests.numbers import pad as pad_together
 from tests.test_device_batches import LANES, check_same, flat, reference, seeded
 
@@ -172,7 +172,7 @@ def test_a_recorded_order_is_replayed_device_by_device(machine: Machine, tmp_pat
 
 def test_what_was_recorded_replays(machine: Machine, tmp_path: Path) -> None:
     devices = machine(2)
-    loader = loader_on(devices)
+    loader = loader_on(devices, pipeline=COSTLY)  # the second device has work, however late it opens
     loader.record_events(tmp_path / "log.jsonl")
     consume(devices, loader)
     del loader

@@ -47,11 +47,11 @@ def test_micro_batches_shrink_until_they_fit_and_stay_small(capacity: list[int])
     capacity[0] = 3
     for n, result in enumerate(results(executor, 16), 20):
         assert np.allclose(result["x"], expected(n, n)["x"], atol=1e-6)
-    assert executor.limit <= 3
-    short = executor.short_of_memory
-    assert short > 0 and executor.repeated == 0
+    assert executor.batches.size.limit <= 3
+    short = executor.batches.short
+    assert short > 0 and executor.batches.repeated == 0
     assert len(results(executor, 16)) == 16
-    assert executor.short_of_memory == short, "the next micro-batches fit at once"
+    assert executor.batches.short == short, "the next micro-batches fit at once"
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error_of_memory(capacity: list[int]) -> None:

@@ -4,15 +4,17 @@ what may lie where. The backend, which would need the GPU, is not made."""
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from minato_gpu.lanes.dali_graph import DaliGraph, rows
+from minato_gpu.lanes.dali_graph import DaliGraph
+from minato_gpu.lanes.dali_outputs import on_device
 from minato_gpu.lanes.segments import segments
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline import DaliFragment, Pipeline
 from tests.lanes.test_segments import mixed
 
 MODULES = ("image_classification", "object_detection", "speech_recognition")
@@ -29,7 +31,9 @@ class Built(Exception):
     """The graph is described; what follows needs the GPU."""
 
 
-def _graph(dali: Any, graph: DaliGraph, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _graph(
+    dali: Any, graph: DaliGraph, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, sampled: bool = True
+) -> Any:
     """DALI's description of the graph."""
     found: list[Any] = []
 
@@ -39,7 +43,7 @@ def _graph(dali: Any, graph: DaliGraph, pipeline: Pipeline, monkeypatch: pytest.
         raise Built
 
     monkeypatch.setattr(dali.Pipeline, "build", build)
-    params = {number: pipeline.draw(number, HEADER, 0) for number in graph.stages}
+    params = {number: pipeline.draw(number, HEADER, 0) for number in graph.stages if sampled}
     with pytest.raises(Built):
         graph.build(params)
     return found[0]
@@ -50,16 +54,17 @@ def _devices(graph: Any) -> dict[str, str]:
     return {op.name.strip("_").rstrip("_0123456789"): op.outputs[0].device for op in graph._ops}
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("name", MODULES)
-def test_every_split_of_every_pipeline(dali: Any, name: str, fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_split_of_every_pipeline(dali: Any, name: str, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before there is a sample whose draws could tell what is drawn."""
     pipeline = importlib.import_module(f"pipelines.{name}").pipeline()
     described = 0
     for split in pipeline.splits[:-1]:
         stages = range(split, len(pipeline.stages))
-        for segment in segments(pipeline, stages, device="cuda", max_batch=4, threads=1, fuse=fuse):
+        for segment in segments(pipeline, stages, device="cuda", max_batch=4, threads=1):
             if isinstance(segment, DaliGraph):
-                graph = _graph(dali, segment, pipeline, monkeypatch)
+                graph = _graph(dali, segment, pipeline, monkeypatch, sampled)
                 assert {output.device for output in graph._graph_outputs} == {"gpu"}
                 described += 1
     assert described
@@ -82,6 +87,20 @@ def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(
         "Flip": "gpu",
         "CropMirrorNormalize": "gpu",
     }
+
+
+def test_what_a_fragment_makes_on_the_host_comes_to_the_gpu(dali: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where all outputs are copied."""
+
+    def size(dali: Any, fields: Any, params: Any, device: str) -> Any:
+        return {"row": fields["row"].shape(device="cpu")}
+
+    stage = replace(mixed().stages[0], device=DaliFragment(size, host_reads=("row",)))
+    pipeline = Pipeline((stage,), outputs=("row",), inputs=mixed().fields_at(0))
+    (segment,) = segments(pipeline, range(1), device="cuda", max_batch=4, threads=1)
+    assert isinstance(segment, DaliGraph)
+    graph = _graph(dali, segment, pipeline, monkeypatch)
+    assert [output.device for output in graph._graph_outputs] == ["gpu"]
 
 
 def test_numbers_of_the_host_may_meet_arrays_of_the_gpu(dali: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,20 +131,13 @@ def _run(dali: Any, shapes: list[tuple[int, ...]]) -> Any:
     return output
 
 
-def test_samples_of_one_shape_are_handed_over_at_once(dali: Any) -> None:
-    """On the CPU as on a GPU: one tensor, whose rows keep the micro-batch's memory."""
-    import torch
-
-    found = rows(torch, _run(dali, [(2, 3)] * 3))
-    assert [row.tolist() for row in found] == [[[n + 1.0] * 3] * 2 for n in range(3)]
-    assert all(isinstance(row, torch.Tensor) for row in found)
+@pytest.mark.parametrize("shapes", [[(2, 3)] * 3, [(2, 3), (1, 3), (5, 3)], [(0, 3), (2, 3)]])
+def test_samples_of_any_shapes_are_copied_at_once_into_one_block(dali: Any, shapes: list[tuple[int, ...]]) -> None:
+    """On the CPU as on a GPU: rows of PyTorch's memory, that keep none of DALI's."""
+    output = _run(dali, shapes)
+    found = on_device(output, "cpu", None)
+    assert [row.tolist() for row in found] == [np.full(shape, n + 1.0).tolist() for n, shape in enumerate(shapes)]
     assert len({row.untyped_storage().data_ptr() for row in found}) == 1
-
-
-def test_samples_of_several_shapes_are_dalis_own(dali: Any) -> None:
-    import torch
-
-    found = rows(torch, _run(dali, [(2, 3), (1, 3), (5, 3)]))
-    assert [np.asarray(row).shape for row in found] == [(2, 3), (1, 3), (5, 3)]
-    assert not any(isinstance(row, torch.Tensor) for row in found)
-    assert [float(np.asarray(row)[0, 0]) for row in found] == [1, 2, 3]
+    lying = np.asarray(output[len(shapes) - 1])
+    lying[:] = -1
+    assert (found[-1] == len(shapes)).all()

@@ -159,7 +159,7 @@ def test_a_graph_is_counted_when_its_threads_are_there(monkeypatch: pytest.Monke
     graph = DaliGraph(pipeline, range(1, 2), device="cpu", max_batch=2, threads=1)
     seen: list[int] = []
 
-    def build(params: Any) -> str:
+    def build() -> str:
         seen.append(graph.builds)
         return "built"
 
@@ -168,22 +168,32 @@ def test_a_graph_is_counted_when_its_threads_are_there(monkeypatch: pytest.Monke
     assert (seen, graph.builds, graph.built) == ([0], 1, True)
 
 
-def test_a_micro_batch_that_cost_a_graph_does_not_end_its_split_point(links: Links) -> None:
-    """Samples would come there only where a graph is built; so nothing else would build it again."""
+def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: Links) -> None:
+    """Also those of split points. From then on nobody is stopped by one that is being built."""
     stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(_double_in_dali))
     pipeline = Pipeline((READ, stage, replace(stage, name="twice")), outputs=("x", "k"), name="tests")
-    (cut,) = pipeline.cuts
     lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
-
-    def run(key: int) -> Any:
+    assert of_kind(lane, Opened) == [Opened(1)]
+    assert all(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
+    builds = [executor.builds for executor in lane._executors.values()]
+    for key in (1, 2, 3):
         lane.send(task(piece([key], sources=[Local(pipeline.run({"n": key}, 0, stop=1), 8)])))
-        return items_of(lane)[0].value["x"][0]
+        assert items_of(lane)[0].value["x"][0] == 4.0 * key
+    assert [executor.builds for executor in lane._executors.values()] == builds == [1, 1]
+    assert lane.close(5.0)
 
-    assert run(1) == 4.0
-    assert wait_until(lambda: lane.offers(cut))
-    for segment in lane._executors[cut]._segments:
-        segment.close()
-    assert not lane.offers(cut)
-    assert run(2) == 8.0
-    assert wait_until(lambda: lane.offers(cut))
+
+def test_a_graph_that_wants_to_know_all_names_is_built_with_the_first_sample(links: Links) -> None:
+    def all_of_them(dali: Any, reads: Any, params: Any, device: str) -> Any:
+        return {"x": reads["x"] + sum(params[name] for name in params)}
+
+    added = replace(ADD, device=DaliFragment(all_of_them))
+    pipeline = Pipeline((READ, DOUBLE, added), outputs=("x", "k"), name="tests")
+    lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
+    assert of_kind(lane, Opened) == [Opened(1)]
+    assert not any(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
+    lane.send(task(piece([3], sources=[Local(pipeline.run({"n": 3}, 0, stop=1), 8)])))
+    assert items_of(lane)[0].value["x"][0] == 7.0
+    assert all(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
+    assert [executor.builds for executor in lane._executors.values()] == [1, 1]
     assert lane.close(5.0)

@@ -165,7 +165,6 @@ def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
     )
     options: dict[str, Any] = {"device": "cpu", "max_batch": 4, "threads": 1}
     assert [one.stages for one in segments(pipeline, range(7), **options)] == [range(2), range(2, 5), range(5, 7)]
-    assert len(segments(pipeline, range(7), **options, fuse=False)) == 7
     executor = build_executor(pipeline, 0, max_batch=4)
     rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(3)]
     for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
@@ -247,5 +246,5 @@ def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
         assert not isinstance(result, StageError), result
         assert not isinstance(result["row"], np.ndarray)
         np.testing.assert_allclose(to_numpy(result["row"]), pipeline.run(rows[n], n)["row"], rtol=1e-6)
-    assert executor.repeated == 0
+    assert executor.batches.repeated == 0
     executor.close()

@@ -28,6 +28,15 @@ def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_
         assert one.wrong == [] and one.arena.allocated == 0
 
 
+def test_pools_let_go_of_what_they_do_not_use_before_anybody_holds_less() -> None:
+    device = FakeDevice(capacity=1 << 20)
+    device.pooled = device.capacity
+    with bench(device) as one:
+        one.check(one.take(one.load(1)), 1)
+        stats = one.transfers.stats()
+        assert (device.trims, stats["short_of_memory"], one.wrong) == (1, 0, [])
+
+
 class _EventFails(FakeDevice):
     """There is no memory for the first event after a load."""
 

@@ -1,0 +1,47 @@
+"""What DALI's errors say, in words alone: which operator failed, which sample, and in which stage.
+
+Decision: a graph is used again after an error of one of its operators, although DALI then calls it "no longer valid".
+With ``exec_dynamic`` an error belongs to one run: it reaches the outputs after every operator before them has ended, so
+all inputs of that run are gone, and the next run meets its own (``executor2/exec_node_task.cc``, ``OpTask::Run``; the
+tests run some hundred broken batches between whole ones). Where the inputs themselves failed that is not so: one of
+them may lie in its queue still, and would come to the next run's samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_OPERATOR = re.compile(r"Error in \w+ operator `([^`]+)`")
+_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def leaves_graph_usable(error: BaseException) -> bool:
+    """Whether one of the graph's operators failed, none of those that take its inputs."""
+    found = _OPERATOR.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found is not None and "external" not in found[1].lower()
+
+
+def sample_of(error: BaseException) -> int | None:
+    """The number, in its micro-batch, of the sample that a decoder could not decode; None where none is named."""
+    found = _SAMPLE.search(str(error)) if isinstance(error, RuntimeError) else None
+    return None if found is None else int(found[1])
+
+
+def stage_of(error: BaseException, builders: Mapping[int, Callable[..., Any]]) -> int | None:
+    """The number of the stage whose fragment (``builders``, by stage) has made the operator that failed: DALI tells
+    from where in Python that was called. None where it tells of none of them, or of several."""
+    frames = {(file, name) for file, _, name in _FRAME.findall(str(error))}
+    found = [number for number, build in builders.items() if _place(build) in frames]
+    return found[0] if len(found) == 1 else None
+
+
+def _place(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """The file and the name of a function, as a traceback has them."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    return None if code is None else (code.co_filename, code.co_name)

@@ -1,0 +1,147 @@
+"""The streams of a fake device: which work runs when, on which of them a thread issues it, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from tests.fake_work import FakeEvent, FakeStream
+
+if TYPE_CHECKING:
+    from tests.fake_device import FakeDevice
+
+CONSUMER = "consumer"
+LAZY_COPIES, LAZY_CONSUMER = "lazy copies", "lazy consumer"
+Order = str | int
+
+
+class FakeStreams:
+    """Streams in the ``order`` that a test has chosen, see ``fake_device``.
+
+    ``waited``: which threads have waited for the device, and for what; ``error``: of work that has failed.
+    """
+
+    def __init__(self, order: Order, beside: Sequence[FakeDevice]) -> None:
+        self.lock: Any = beside[0].lock if beside else threading.RLock()
+        self.everyone: list[FakeDevice] = beside[0].everyone if beside else []
+        self.everyone.append(self._this)
+        self.order = order
+        self.random = np.random.default_rng(order if isinstance(order, int) else 0)
+        self.consumer = FakeStream(CONSUMER, self._this)
+        self.streams = [self.consumer]
+        self.waited: list[tuple[str, str]] = []
+        self.error: Exception | None = None
+        self._current = threading.local()
+        self._threads: Any = beside[0]._threads if beside else threading.local()
+
+    @property
+    def _this(self) -> FakeDevice:
+        return cast("FakeDevice", self)
+
+    def stream(self) -> FakeStream:
+        """See Accelerator."""
+        with self.lock:
+            self.streams.append(FakeStream(f"stream {len(self.streams)}", self._this))
+            return self.streams[-1]
+
+    @contextmanager
+    def running(self, stream: FakeStream) -> Iterator[FakeStream]:
+        """See Accelerator."""
+        before, device = self.current, self.current_device
+        self._current.stream, self._threads.device = stream, self.everyone.index(self._this)
+        try:
+            yield stream
+        finally:
+            self._current.stream, self._threads.device = before, device
+
+    working = running
+
+    @property
+    def current_device(self) -> int:
+        """The calling thread's current device: a number in ``everyone``."""
+        return getattr(self._threads, "device", 0)
+
+    @property
+    def current(self) -> FakeStream:
+        """The current stream of this thread."""
+        return getattr(self._current, "stream", self.consumer)
+
+    @staticmethod
+    def _checked(stream: FakeStream) -> FakeStream:
+        """The consumer's stream is not for the loader's own threads: they would wait for what it computes."""
+        ours = threading.current_thread().name.startswith("minato-")
+        assert not (ours and stream.name == CONSUMER), "a thread of the loader's uses the consumer's stream"
+        return stream
+
+    def finish(self) -> None:
+        """Run everything; the consumer's work first where nothing stands against it."""
+        with self.lock:
+            for stream in self.streams:
+                self._drain(stream)
+
+    def run_to(self, event: FakeEvent) -> None:
+        """Run a stream up to an event, and what it waits for."""
+        with self.lock:
+            while not event.passed:
+                self._step(event.stream)
+
+    def issue(self, work: Callable[[], object], stream: FakeStream) -> None:
+        """Work of another library's."""
+        self._issue(work, stream)
+
+    def known_as(self, number: int) -> FakeStream:
+        """The stream that other libraries know by this number."""
+        return next(stream for stream in self.streams if stream.cuda_stream == number)
+
+    def waits(self, what: str) -> None:
+        """The calling thread waits."""
+        self.waited.append((threading.current_thread().name, what))
+
+    def fail(self, error: Exception) -> None:
+        """A piece of work on the current stream that will fail."""
+
+        def work() -> None:
+            raise error
+
+        self._issue(work)
+
+    def tell_late_error(self) -> None:
+        """Raise the error of work that has failed: it is nobody's who is told."""
+        if self.error is not None:
+            raise self.error
+
+    def _issue(self, work: Any, stream: FakeStream | None = None) -> None:
+        with self.lock:
+            self.tell_late_error()
+            stream = self._checked(stream or self.current)
+            stream.work.append(work)
+            stream.issued += 1
+            if self.order == LAZY_CONSUMER and stream is not self.consumer:
+                self._drain(stream)
+            elif isinstance(self.order, int):
+                for _ in range(int(self.random.integers(0, 4))):
+                    self._step(self.streams[int(self.random.integers(0, len(self.streams)))])
+
+    def _drain(self, stream: FakeStream) -> None:
+        while stream.work:
+            self._step(stream)
+
+    def _step(self, stream: FakeStream) -> None:
+        if not stream.work:
+            return
+        work = stream.work[0]
+        done: object = True
+        if isinstance(work, FakeEvent):
+            self.run_to(work)
+        else:
+            try:
+                done = work()
+            except Exception as error:
+                self.error = error
+        if done is not False:
+            stream.work.popleft()
+            stream.done += 1
