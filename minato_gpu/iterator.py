@@ -9,6 +9,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from minato_gpu import nvjpeg
 from minato_gpu.admission.sources import Source
 from minato_gpu.admission.speculation import Speculation
 from minato_gpu.building import build_engine
@@ -43,7 +44,8 @@ class View:
         loading = self._assembly.loading
         device = {} if loading is None else {"device": loading.stats()}
         if self._lanes:
-            found = [lane.stats() for lane in self._lanes]
+            decoder = nvjpeg.loaded()  # not always the one that is installed
+            found = [{**lane.stats(), "nvjpeg": decoder and ".".join(map(str, decoder))} for lane in self._lanes]
             scheduler = self._pump.scheduler
             if isinstance(scheduler, Scheduler):
                 harm = scheduler.harm

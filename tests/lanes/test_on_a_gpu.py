@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, nvjpeg
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Cuda, is_out_of_memory
@@ -68,6 +68,24 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     assert executor.repeated == 6
     executor.run(given[:2])
     assert executor.repeated == 6, "its graph is built again, and works"
+    executor.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("regions", [True, False])
+def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older nvJPEG decodes whole photographs, of which the GPU cuts the boxes."""
+    monkeypatch.setattr(nvjpeg, "decodes_regions", lambda: regions)
+    pipeline = image_classification.build(64)
+    split = pipeline.splits[0]
+    given = [(prepared(pipeline, encoded(n), n, stop=split), n) for n in range(6)]
+    executor = build_executor(pipeline, split, device="cuda", max_batch=6)
+    level, limit = pipeline.fields_at(len(pipeline.stages))["image"].level, whole_tolerance(pipeline, "cuda", split)
+    for n, result in enumerate(executor.run(given)):
+        assert not isinstance(result, StageError), result
+        deviation = np.abs(to_numpy(result["image"]) - prepared(pipeline, encoded(n), n)["image"]) / level
+        assert deviation.max() <= limit.maximum and deviation.mean() <= limit.mean
+    assert executor.repeated == 0
     executor.close()
 
 
