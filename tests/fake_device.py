@@ -127,6 +127,10 @@ class FakeDevice:
             weakref.finalize(array, self._dropped, array.ctypes.data, block)
             return torch.from_numpy(array)
 
+    def host(self, nbytes: int) -> torch.Tensor:
+        """See Accelerator."""
+        return torch.full((nbytes,), CANARY, dtype=torch.uint8)
+
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""
         self._issue(Copy(self._raw(into), self._raw(source)))

@@ -58,8 +58,12 @@ class Accelerator(Protocol):
         Raises an error that ``is_out_of_memory`` knows.
         """
 
+    def host(self, nbytes: int) -> torch.Tensor:
+        """Uninitialised uint8 memory of the host, shape (nbytes,), pinned; free again when its last view has died and
+        the device is through with copies from and to it."""
+
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy from a CPU tensor, or one of this device; both must stay as they are until an event says so."""
+        """Copy between tensors of this device and the CPU; both must stay as they are until an event says so."""
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copy many tensors of this device or of another one, of one dtype, at once.
@@ -129,6 +133,10 @@ class Cuda:
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        """See Accelerator. PyTorch's allocator keeps what was freed, and knows what is copied."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""
