@@ -18,7 +18,7 @@ from minato_gpu.faults.failures import FailurePolicy, pads_batches
 from minato_gpu.faults.later import Later
 from minato_gpu.lanes.base import reraise
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
-from minato_gpu.memory.loads import mapped
+from minato_gpu.memory.values import mapped
 from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
 from minato_gpu.resume.sampling import Sampling
 from minato_gpu.resume.standing import Standing, generators_of, left_of_thread, told_between

@@ -25,7 +25,8 @@ from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import DeviceExecutor, Result
 from minato_gpu.lanes.device_run import Part, Run
-from minato_gpu.lanes.outlet import Issued, Outlet
+from minato_gpu.lanes.issued import Issued
+from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import Claim

@@ -18,8 +18,8 @@ class DeviceBudget:
 
     ``batches``: the limit follows from their size, as soon as that is known: so many of them. Nobody has named bytes
     that must not be exceeded then, so it is ``elastic``: what there is no room for may be made as a whole before it
-    goes to the host. ``aside``: bytes that ``take_some`` leaves alone. ``give`` takes no lock: it is called when the last
-    reference to something dies, which may be at any moment.
+    goes to the host. ``aside``: bytes that ``take_some`` leaves alone. ``give`` takes no lock: it is called when the
+    last reference to something dies, which may be at any moment.
     """
 
     def __init__(self, limit: int | None, batches: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Results that a ``collate_fn`` joins on the host go home together, and the device lane's thread does not wait first."""
+"""Results that a ``collate_fn`` joins on the host go home together, and nobody waits for that first."""
 
 from __future__ import annotations
 
