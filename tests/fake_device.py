@@ -58,6 +58,7 @@ class FakeDevice:
         self.consumer = FakeStream(CONSUMER)
         self.streams = [self.consumer]
         self.pinned: dict[int, int] = {}
+        self.entered: list[str] = []  # names of threads whose current device it is
         self.capacity = capacity
         self.used = 0
         self.peak = 0
@@ -87,6 +88,10 @@ class FakeDevice:
                 self._drain(stream)
 
     # --- Accelerator ---------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """See Accelerator."""
+        self.entered.append(threading.current_thread().name)
 
     def stream(self) -> FakeStream:
         """See Accelerator."""

@@ -93,7 +93,7 @@ class DeviceLane:
         self._ahead: BuildAhead | None = None
         if self._takes_parts:
             cuts = {split: self._executors[split] for split in pipeline.cuts}
-            self._ahead = BuildAhead(cuts, self._stand_back)
+            self._ahead = BuildAhead(cuts, self._settle_in)
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
         store = Store(-1, links, None, links.board)
@@ -250,7 +250,7 @@ class DeviceLane:
         work.close()
 
     def _open(self) -> None:
-        self._stand_back()  # and so do DALI's threads, which start from here
+        self._settle_in()  # and so do DALI's threads, which start from here
         self._work.open()
         if self._load():
             self._tell(Opened(self.slots))
@@ -327,8 +327,10 @@ class DeviceLane:
             LOGGER.warning("how fast values come to the device cannot be measured: taken to be 1 GB/s (%r)", error)
             return _USUAL_RATE
 
-    def _stand_back(self) -> None:
-        """The stand-in for a GPU shares cores with workers and training."""
+    def _settle_in(self) -> None:
+        """A thread begins. The stand-in for a GPU shares cores with workers and training."""
+        if self._transfers is not None:
+            self._transfers.accelerator.enter()
         if self._device == "cpu":
             give_way()
 

@@ -43,6 +43,10 @@ class Accelerator(Protocol):
     uuid: str
     keeps_time: bool
 
+    def enter(self) -> None:
+        """The calling thread's current device is this one from now on. A thread of ours begins with the first one, and
+        libraries that look for theirs would take memory of it, in every rank."""
+
     def stream(self) -> Any:
         """A new stream of the lowest priority that the device has."""
 
@@ -109,6 +113,10 @@ class Cuda:
         self.compute = str(self.device)
         self.uuid = str(torch.cuda.get_device_properties(index).uuid)
         self._streams: dict[torch.device, Any] = {}
+
+    def enter(self) -> None:
+        """See Accelerator."""
+        torch.cuda.set_device(self.device)
 
     def stream(self) -> Any:
         """See Accelerator. 0 is the least priority, and the default stream's: it cannot be undercut, but a training

@@ -194,6 +194,8 @@ class Transfers:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
+        with contextlib.suppress(Exception):  # of the device: its first load will say so
+            self.accelerator.enter()
         while (load := self._next()) is not None:
             self.sweep()
             if load.cancelled:

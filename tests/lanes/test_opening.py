@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 
 import minato_gpu.lanes.device_lane
 from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.dali_graph import DaliGraph
@@ -20,6 +22,8 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
+from tests.fake_device import FakeDevice
+from tests.lanes.device_bench import bench
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.lanes import of_kind
 from tests.waiting import wait_until
@@ -187,3 +191,16 @@ def test_a_micro_batch_that_cost_a_graph_does_not_end_its_split_point(links: Lin
     assert run(2) == 8.0
     assert wait_until(lambda: lane.offers(cut))
     assert lane.close(5.0)
+
+
+def test_threads_of_a_lane_are_on_its_device() -> None:
+    """DALI and its decoder look for a GPU when they begin: a thread's own is the first one, whatever its rank."""
+    device = FakeDevice()
+    with bench(device) as one:
+        one.send(20, chunk=1)
+        assert one.reported(1)
+        assert wait_until(lambda: {"minato-copies", "minato-device"} <= set(device.entered))
+        ahead = BuildAhead({}, one.lane._settle_in)
+        ahead._on_thread()
+        assert threading.current_thread().name in device.entered
+        one.reports.clear()
