@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.report import progress
-from benchmarks.session import questions as q
+from benchmarks.session import questions, waits
 from benchmarks.session.parts import Asked, Rows
 from benchmarks.session.settings import Settings
 
@@ -34,14 +34,14 @@ class Check:
 CHECKS = (
     Check(
         "nvJPEG is given regions",
-        q.new_enough,
+        questions.new_enough,
         "nothing to do",
         "whole photographs are decoded and cut on the GPU: install nvidia-nvjpeg>=13.2, or what is first in the path",
         anywhere=True,
     ),
     Check(
         "decoding takes no cores",
-        q.decodes_there,
+        questions.decodes_there,
         "photographs are decoded on the GPU",
         "nvImageCodec decodes on the CPU without a word: where cpu_s_whole is less than cpu_s_regions, "
         "nvjpeg.decodes_regions() must say no",
@@ -49,69 +49,69 @@ CHECKS = (
     ),
     Check(
         "importing nvImageCodec makes no context",
-        q.no_context,
+        questions.no_context,
         "hiding GPUs from workers is needless, and can go from pipelines/decoding.py",
         "it is needed; a rank must choose its GPU before it imports the library",
     ),
     Check(
         "a worker forked after CUDA decodes with nvImageCodec",
-        q.forked_decodes,
+        questions.forked_decodes,
         "nothing to do",
         "such workers fall back to OpenCV, or die: import the library in the training process before the fork",
     ),
     Check(
         "workers have no context",
-        q.workers_without_context,
+        questions.workers_without_context,
         "nothing to do",
         "something else in a worker asks CUDA: find it by importing one module after another in a worker",
     ),
     Check(
         "a torch stage's input is not waited for",
-        q.upload_is_asynchronous,
+        waits.upload_is_asynchronous,
         "nothing to do; torch_tensor_waits says whether it ever mattered",
         "the pinned copy blocks: look at PyTorch's pinned allocator before lanes/functions.py",
     ),
     Check(
         "ragged results go home without a wait",
-        q.download_is_asynchronous,
+        waits.download_is_asynchronous,
         "two micro-batches are in flight under a collate_fn too",
         "settle() waits anyway: the thread only loses the overlap, nothing is wrong",
     ),
     Check(
         "letting go of DALI's outputs does not wait for the device",
-        q.release_is_asynchronous,
+        waits.release_is_asynchronous,
         "outputs may die on any thread",
         "they must be let go of by a thread of the loader's, and never while a CUDA graph is captured",
     ),
     Check(
         "feeding DALI stops no other thread for a millisecond",
-        q.feeding_stops_nobody,
+        waits.feeding_stops_nobody,
         "nothing to do",
         "inputs are still copied under the lock: look for no_copy in lanes/dali_graph.py",
         anywhere=True,
     ),
     Check(
         "a broken JPEG costs no graph",
-        q.broken_costs_no_graph,
+        questions.broken_costs_no_graph,
         "nothing to do",
         "a GPU's pipeline is lost with its first error: graphs must be built again, off the lock",
         anywhere=True,
     ),
     Check(
         "memory that PyTorch keeps in its pool is given to DALI",
-        q.pools_are_shared,
+        questions.pools_are_shared,
         "nothing to do",
         "trim the pools before micro-batches are halved; see short_of_memory and repeated",
     ),
     Check(
         "without a budget a few batches are on the device",
-        q.few_batches,
+        questions.few_batches,
         "nothing to do",
         "more than the default lies there: see device_bytes_peak and batch_bytes, and memory/device_budget.py",
     ),
     Check(
         "the device lane's thread stops training for less than a millisecond",
-        q.pauses_are_short,
+        waits.pauses_are_short,
         "nothing to do",
         "see which part by py-spy --gil; draws can move to workers, or the lane to a process of its own",
         anywhere=True,

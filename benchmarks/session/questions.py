@@ -1,16 +1,14 @@
-"""What the part ``checks`` asks: each a function that is run in a process of its own, and answers yes or no."""
+"""What the part ``checks`` asks of decoding, contexts, errors and memory: each question is a function that is run in a
+process of its own, and answers yes or no."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import math
 import multiprocessing
-import threading
 import time
-from collections.abc import Callable
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 from unittest import mock
 
@@ -18,20 +16,15 @@ import numpy as np
 import torch
 
 from benchmarks.session import loaders
-from benchmarks.session.harm import longest_gap
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
 from minato_gpu import nvjpeg
-from minato_gpu.lanes.device import DeviceExecutor, build_executor
-from minato_gpu.memory.accelerator import Accelerator, Cuda
-from minato_gpu.memory.staging import Download, Upload
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from pipelines import decoding, image_classification
 
 Answer = tuple[bool, dict[str, Any]]
-_SECOND = 2_000_000_000  # cycles of a kernel that keeps a stream busy
-_MOST_S = 1e-3
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------
@@ -46,14 +39,14 @@ def new_enough(settings: Settings) -> Answer:
 def decodes_there(settings: Settings) -> Answer:
     """CPU seconds of all threads for a photograph: by the CPU lane, on the device by regions, and whole."""
     count = 4 if settings.quick else 64
-    pipeline, split, items = _photographs(settings, count)
+    pipeline, split, items = photographs(settings, count)
     begin = process_time()
     for fields, seed in items:
         pipeline.run(fields, seed, start=split)
     found = {"cpu_s_cpu_lane": (process_time() - begin) / count}
     for regions in (True, False):
         with mock.patch.object(nvjpeg, "decodes_regions", lambda regions=regions: regions):
-            executor = _executor(settings, pipeline, split, count)
+            executor = executor_of(settings, pipeline, split, count)
             executor.run(items)
             _synchronise(settings)
             begin = process_time()
@@ -65,14 +58,14 @@ def decodes_there(settings: Settings) -> Answer:
     return used < 0.5 * found["cpu_s_cpu_lane"], found
 
 
-def _photographs(settings: Settings, count: int) -> tuple[Pipeline, int, list[tuple[Any, int]]]:
+def photographs(settings: Settings, count: int) -> tuple[Pipeline, int, list[tuple[Any, int]]]:
     """The pipeline, where the device lane begins, and what the host has read of photographs."""
     source, pipeline = image_classification.dataset(settings.folder), image_classification.build(settings.size)
     split = pipeline.host_prefix
     return pipeline, split, [(pipeline.run(source[n % len(source)], n, stop=split), n) for n in range(count)]
 
 
-def _executor(settings: Settings, pipeline: Pipeline, split: int, count: int) -> DeviceExecutor:
+def executor_of(settings: Settings, pipeline: Pipeline, split: int, count: int) -> DeviceExecutor:
     return build_executor(pipeline, split, device=settings.device, max_batch=count, threads=4)
 
 
@@ -107,7 +100,7 @@ def has_context(driver: Any, device: int = 0) -> bool:
 def forked_decodes(settings: Settings) -> Answer:
     """Whether a child that is forked after CUDA was met has nvImageCodec, and decodes with it."""
     torch.zeros(1, device="cuda").sum().item()
-    _, _, items = _photographs(settings, 1)
+    _, _, items = photographs(settings, 1)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     child = context.Process(target=_decode, args=(theirs, items[0][0]))
@@ -141,95 +134,14 @@ def workers_without_context(settings: Settings) -> Answer:
     return count <= 1, {"processes": count}
 
 
-# --- who waits ---------------------------------------------------------------------------------------------------
-
-
-def upload_is_asynchronous(settings: Settings) -> Answer:
-    """Whether the host is back while the stream is still busy with what came before."""
-    device, values = Cuda(torch.device("cuda")), [np.ones((500, 500), np.float32), np.array(3)]
-    upload = Upload(device)
-    waits = not _returns_early(device, lambda: [torch.tensor(value, device="cuda") for value in values])
-    return _returns_early(device, lambda: upload.bring(values)), {"torch_tensor_waits": waits}
-
-
-def download_is_asynchronous(settings: Settings) -> Answer:
-    """The same for what a micro-batch of 64 leaves for the host."""
-    device = Cuda(torch.device("cuda"))
-    tensors = [torch.full((100 + n, 100), float(n), device="cuda") for n in range(64)]
-    return _returns_early(device, lambda: Download(device, tensors)), {}
-
-
-def release_is_asynchronous(settings: Settings) -> Answer:
-    """Whether who drops the last view of DALI's outputs goes on while another stream is busy."""
-    pipeline, split, items = _photographs(settings, 16)
-    executor, device = _executor(settings, pipeline, split, 16), Cuda(torch.device("cuda"))
-    stream = device.stream()
-    found: list[Any] = []
-    for _ in range(3):
-        with device.working(stream):
-            found.append([device.adopt(one["image"]) for one in executor.run(items, stream) if isinstance(one, dict)])
-        torch.cuda.synchronize()
-
-    def let_go() -> None:
-        found.pop(0)
-        gc.collect()
-
-    return _returns_early(device, let_go), {"outputs": len(found[0])}
-
-
-def _returns_early(device: Accelerator, issue: Callable[[], Any]) -> bool:
-    """Whether ``issue`` returns before a kernel that was there first is through. It is called before, so that memory
-    which it needs is in the pools."""
-    with device.working(device.stream()):
-        issue()
-        torch.cuda.synchronize()
-        torch.cuda._sleep(_SECOND)
-        kept = issue()
-        early = not device.event().query()
-    torch.cuda.synchronize()
-    del kept
-    return early
-
-
-def feeding_stops_nobody(settings: Settings) -> Answer:
-    """The longest gap of a thread that reads the clock while 64 inputs of 500 KB are fed, medians of ten runs."""
-    field = Field(np.uint8, (None,))
-    stage = Stage("flip", ("x",), {"x": field}, cpu=_inverted, device=DaliFragment(_inverted_by_dali))
-    pipeline = Pipeline((stage,), outputs=("x",), inputs={"x": field}, name="feeding")
-    count = 4 if settings.quick else 64
-    executor = _executor(settings, pipeline, 0, count)
-    items = [({"x": np.full(500_000, n, np.uint8)}, n) for n in range(count)]
-    executor.run(items)
-    gaps = sorted(_gap_during(lambda: executor.run(items)) for _ in range(10))
-    executor.close()
-    return gaps[5] < _MOST_S, {"gap_s": gaps[5], "gap_max_s": gaps[-1]}
-
-
-def _inverted(fields: Any, params: Any) -> Any:
-    return {"x": 255 - fields["x"]}
-
-
-def _inverted_by_dali(dali: Any, fields: Any, params: Any, device: str) -> Any:
-    return {"x": dali.fn.cast(255 - fields["x"], dtype=dali.types.UINT8)}
-
-
-def _gap_during(function: Callable[[], Any]) -> float:
-    """The longest time that this thread is stopped while another runs the function."""
-    thread, longest = threading.Thread(target=function), 0.0
-    thread.start()
-    while thread.is_alive():
-        longest = max(longest, longest_gap(1e-3))
-    return longest
-
-
 # --- errors and memory -------------------------------------------------------------------------------------------
 
 
 def broken_costs_no_graph(settings: Settings) -> Answer:
     """A micro-batch with one file that is no photograph, and the next."""
     count = 4 if settings.quick else 64
-    pipeline, split, items = _photographs(settings, count)
-    executor = _executor(settings, pipeline, split, count)
+    pipeline, split, items = photographs(settings, count)
+    executor = executor_of(settings, pipeline, split, count)
     executor.run(items)
     builds = executor.builds
     spoilt = [({**items[1][0], "encoded": np.full(1000, 7, np.uint8)}, 1)]
@@ -242,11 +154,11 @@ def broken_costs_no_graph(settings: Settings) -> Answer:
 
 def pools_are_shared(settings: Settings) -> Answer:
     """PyTorch's pool keeps all but 300 MB of the device, none of it in use, when DALI is asked to decode."""
-    pipeline, split, items = _photographs(settings, 64)
+    pipeline, split, items = photographs(settings, 64)
     torch.zeros(1, device="cuda")
     free, _ = torch.cuda.mem_get_info()
     _fill_pool(free - 300_000_000)
-    executor = _executor(settings, pipeline, split, 64)
+    executor = executor_of(settings, pipeline, split, 64)
     failed = sum(isinstance(one, StageError) for one in executor.run(items))
     figures = {"short_of_memory": executor.short_of_memory, "repeated": executor.repeated, "failed": failed}
     executor.close()
@@ -273,18 +185,3 @@ def few_batches(settings: Settings) -> Answer:
         "batch_bytes": batch,
         "spilled_to_host": stats["device_lane"]["spilled_to_host"],
     }
-
-
-def pauses_are_short(settings: Settings) -> Answer:
-    """The longest gaps of a training thread that computes in Python for 20 ms at a time, by their 99th percentile."""
-    loader = loaders.ours(settings.workers)[1].make(job(settings, MIXED), settings.device)
-    batches, count = iter(loader), 3 if settings.quick else 200
-    for _ in range(1 if settings.quick else 5):
-        next(batches)
-    gaps: list[float] = []
-    end = perf_counter() + 15.0
-    while len(gaps) < count and perf_counter() < end:
-        next(batches)
-        gaps.append(longest_gap(20e-3))
-    p99 = float(np.percentile(gaps, 99))
-    return p99 < _MOST_S, {"pause_p50_s": float(np.median(gaps)), "pause_p99_s": p99, "pauses": len(gaps)}
