@@ -19,7 +19,7 @@ from benchmarks.session import loaders
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
 from minato_gpu import nvjpeg
-from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.lanes.device import DeviceExecutor, build_executor
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from pipelines import decoding, image_classification
