@@ -2,8 +2,10 @@
 
 Parts run one after another, each in a process of its own with a time limit; the document is written after each of them,
 so that what is known stays known. ``--part`` runs some of them and keeps what the document has of the others, where it
-is of the same commit. Correctness comes first: the tests that need a GPU, the parity of every pipeline, then figures:
+is of the same commit. Correctness comes first: what only a GPU can decide, the tests that need one, the parity of every
+pipeline, then figures:
 
+    checks   = questions with two answers, and what each means for the project (``session/checks.py``)
     tune     = the peers' settings: PyTorch and SPDL with GPU transforms, DALI with mixed decoding
     rates    = photographs, decoded, cropped, normalised, without a step: all-CPU, all-device, hybrid, peers; samples/s
     training = the same with a step of ResNet-50; step_s on the device, and resident_step_s on batches that lay there
@@ -39,7 +41,7 @@ import torch
 from benchmarks import report
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.report import progress
-from benchmarks.session import harm, parts
+from benchmarks.session import checks, harm, parts
 from benchmarks.session.about import ROOT, default_path, described, joinable
 from benchmarks.session.parts import Asked, Rows
 from benchmarks.session.settings import Settings
@@ -54,6 +56,7 @@ _COLUMNS = (
     "case",
     "name",
     "passed",
+    "holds",
     "samples_per_s",
     "samples_per_s_spread",
     "step_s",
@@ -127,6 +130,7 @@ def _checked(asked: Asked, module: str) -> dict[str, Any]:
 
 
 PARTS: dict[str, Part] = {
+    "checks": Part(checks.checks, 170.0),
     "tests": Part(tests, 240.0),
     "parity": Part(check, 120.0),
     "tune": Part(parts.tune, 170.0),
@@ -137,7 +141,12 @@ PARTS: dict[str, Part] = {
     "price": Part(harm.price, 100.0),
     "thread": Part(harm.thread, 140.0),
 }
-"""In the order in which they run; the limits together make 25 minutes."""
+"""In the order in which they run. The limits together make less than 30 minutes; each leaves room in ``COMMAND_S`` for
+what a command does before its first part."""
+
+COMMAND_S = 500.0
+PHOTOGRAPHS_S = 150.0
+"""How long one command may take where a machine is lent, and the photographs in it."""
 
 
 # --- the session -------------------------------------------------------------------------------------------------
@@ -227,10 +236,10 @@ def main(
     device = device or isolated(_usual_device, settle_s=0.0)  # who asks CUDA can fork no more
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="minato_gpu_session_")) if quick else None
-        folder = data or Path(scratch or ROOT / "runs") / "gpu_session_photographs"
+        folder = data or Path(scratch or tempfile.gettempdir()) / "minato_gpu_session_photographs"
         settings = Settings.usual(device, folder, quick=quick)
         about = isolated(described, settings, commit, settle_s=0.0)
-        isolated(_photographs, folder, settings.photographs, timeout_s=600.0, settle_s=0.0)
+        isolated(_photographs, folder, settings.photographs, timeout_s=PHOTOGRAPHS_S, settle_s=0.0)
         path = out or default_path(settings, about)
         _preload(device)
         content = session(settings, [name for name in PARTS if not names or name in names], path, about)

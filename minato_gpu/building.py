@@ -92,7 +92,8 @@ def _loading(loader: Any, links: Links) -> Loading:
     devices = loader._options.devices
     accelerators = {device: open_accelerator(device) for device in dict.fromkeys(devices)}
     host, budget = Host(links.engine_arena, accelerators[devices[0]]), loader.device_memory_budget
-    ways = {device: Transfers(each, host, DeviceBudget(budget)) for device, each in accelerators.items()}
+    batches = {device: _on_device(loader, devices.count(device)) if budget is None else 0 for device in accelerators}
+    ways = {at: Transfers(each, host, DeviceBudget(budget, batches[at])) for at, each in accelerators.items()}
     return Loading([ways[device] for device in devices], host)
 
 
@@ -134,6 +135,12 @@ def _micro_batch(loader: Any) -> int:
         return most
     share: int = _window(loader) * batch // (devices * _HELD)
     return max(1, min(most, share))
+
+
+def _on_device(loader: Any, lanes: int) -> int:
+    """Batches that a device is to hold where no budget is given: the next one, one that is loaded behind it, and room
+    for as many samples as its ``lanes`` prepare at once. The others wait on the host, whose window is larger."""
+    return lanes * (2 + -(-_HELD * _micro_batch(loader) // (loader.batch_size or 1)))
 
 
 def _stacks(loader: Any) -> bool:

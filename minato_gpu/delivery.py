@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from minato_gpu.batches.contract import NOTHING, Batches, EndOfEpoch
 from minato_gpu.faults.failures import FailurePolicy, pads_batches
 from minato_gpu.lanes.base import reraise
-from minato_gpu.memory.loads import mapped
+from minato_gpu.memory.values import mapped
 from minato_gpu.resume.standing import Standing
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.telemetry import Telemetry

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from minato_gpu import nvjpeg
 from minato_gpu.admission.sources import Source
 from minato_gpu.admission.speculation import Speculation
 from minato_gpu.building import build_engine
@@ -31,7 +32,8 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
     def memory() -> dict[str, Any]:
         device = {} if assembly.loading is None else {"device": assembly.loading.stats()}
         if lanes:
-            found = [lane.stats() for lane in lanes]
+            decoder = nvjpeg.loaded()  # not always the one that is installed
+            found = [{**lane.stats(), "nvjpeg": decoder and ".".join(map(str, decoder))} for lane in lanes]
             if isinstance(pump.scheduler, Scheduler):
                 harm = pump.scheduler.harm
                 found = [{**stats, "step_s_per_work_s": harm.slope, "spared": harm.spare} for stats in found]

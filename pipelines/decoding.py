@@ -10,11 +10,15 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import get_worker_info
 
 from minato_gpu.extras import from_extra
 
@@ -30,11 +34,34 @@ cv2.setNumThreads(1)
 
 @cache
 def library() -> ModuleType | None:
-    """nvImageCodec, or None where it is not installed. Imported before workers are forked, it is shared by them."""
+    """nvImageCodec, or None where it is not installed, or refuses to work in this process.
+
+    Importing it looks for GPUs, and may take some hundred megabytes of the current one, which is the first one unless
+    the process has chosen another (``torch.cuda.set_device``). So every worker imports it for itself, seeing none.
+    """
     try:
-        return importlib.import_module("nvidia.nvimgcodec")
-    except ImportError:
+        with _no_gpu_for_workers():
+            return importlib.import_module("nvidia.nvimgcodec")
+    except (ImportError, RuntimeError):
         return None
+
+
+@contextmanager
+def _no_gpu_for_workers() -> Iterator[None]:
+    """A worker process that has not met CUDA sees no GPU meanwhile, nor later if it meets CUDA now: a stage of one's
+    own that computes on a GPU in a worker asks for it before the first photograph (``torch.cuda.init()``)."""
+    name = "CUDA_VISIBLE_DEVICES"
+    if get_worker_info() is None or torch.cuda.is_initialized():
+        yield
+        return
+    seen = os.environ.get(name)
+    os.environ[name] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if seen is not None:
+            os.environ[name] = seen
 
 
 class _Decoder(threading.local):

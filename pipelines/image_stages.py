@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu import shared_empty
+from minato_gpu import nvjpeg, shared_empty
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 
@@ -87,19 +87,17 @@ def decode(fields: Fields, params: Params) -> Fields:
 def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
     """As ``decode``, but only the box is decoded. On a GPU by nvJPEG, nearly all by the engine made for it where there
     is one: what is left to the others takes cores, and those are the CPU lane's. nvJPEG knows JPEG alone: the operator
-    itself decodes PNG and WebP on the host, with the CPU lane's libraries, and copies the picture to the GPU."""
-    box = fields["box"]
-    options = {"jpeg_fancy_upsampling": True, "hw_decoder_load": 0.9} if device == "gpu" else {}
-    image = dali.fn.decoders.image_slice(
-        fields["encoded"],
-        box[0:2],
-        box[2:4],
-        axes=[0, 1],
-        device="mixed" if device == "gpu" else "cpu",
-        output_type=dali.types.RGB,
-        **options,
-    )
-    return {"image": image}
+    itself decodes PNG and WebP on the host, with the CPU lane's libraries, and copies the picture to the GPU.
+
+    An nvJPEG that is not given boxes decodes the whole picture, of which the GPU cuts the box."""
+    encoded, box = fields["encoded"], fields["box"]
+    begin, extent = box[0:2], box[2:4]
+    options: dict[str, Any] = {"output_type": dali.types.RGB, "device": "cpu"}
+    if device == "gpu":
+        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": 0.9}
+        if not nvjpeg.decodes_regions():
+            return {"image": dali.fn.slice(dali.fn.decoders.image(encoded, **options), begin, extent, axes=[0, 1])}
+    return {"image": dali.fn.decoders.image_slice(encoded, begin, extent, axes=[0, 1], **options)}
 
 
 def resize(fields: Fields, params: Params, *, size: int) -> Fields:

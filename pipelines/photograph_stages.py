@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import torch
 
 from minato_gpu.pipeline import DaliFragment, Field, Stage, Tolerance
 
@@ -31,8 +32,9 @@ READ = Stage(
 
 
 def decode() -> Stage:
-    """image: uint8 (h, w, 3), the box of the photograph. Loads the decoder, so that forked workers share it."""
-    decoding.library()
+    """image: uint8 (h, w, 3), the box of the photograph."""
+    if torch.cuda.is_initialized():  # forked workers cannot look for GPUs any more, and importing takes nothing more
+        decoding.library()
     return Stage(
         "decode",
         reads=("encoded", "box"),

@@ -24,6 +24,7 @@ which ``waited`` holds, with the thread that was stopped.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,6 +59,7 @@ class FakeDevice(FakeStreams):
     def __init__(self, order: Order = LAZY_COPIES, capacity: int = 1 << 30, beside: Sequence[FakeDevice] = ()) -> None:
         super().__init__(order, beside)
         self.pinned: dict[int, int] = {}
+        self.entered: list[str] = []  # names of threads whose current device it is
         self.capacity = capacity
         self.used = 0
         self.peak = 0
@@ -81,6 +83,10 @@ class FakeDevice(FakeStreams):
 
     # --- Accelerator ---------------------------------------------------------------------------------------------
 
+    def enter(self) -> None:
+        """See Accelerator."""
+        self.entered.append(threading.current_thread().name)
+
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
         with self.lock:
@@ -98,6 +104,10 @@ class FakeDevice(FakeStreams):
         """See Accelerator."""
         self.trims += 1
         self.pooled = 0
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        """See Accelerator."""
+        return torch.full((nbytes,), CANARY, dtype=torch.uint8)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,12 +51,18 @@ def _said(*command: str) -> str | None:
     return next(iter(found.stdout.strip().splitlines()), None)
 
 
+def outside() -> Path:
+    """The folder for what a session makes: not in the tree, which it measures, and which may be a copy that is thrown
+    away. A machine that is lent names in OUT what it gives back."""
+    return Path(os.environ.get("OUT") or tempfile.gettempdir()) / "minato_gpu_session"
+
+
 def default_path(settings: Settings, about: Mapping[str, Any]) -> Path:
-    """By GPU and date; of stand-ins and toys where git does not look."""
+    """By GPU and date, to be put under ``benchmarks/results/``; another name for stand-ins and toys."""
     if settings.device != "cuda" or settings.quick:
-        return ROOT / "runs" / "gpu_session.json"
+        return outside() / "stand-in.json"
     name = str(about["machine"]["gpus"][0]).lower().replace(" ", "-")
-    return place(ROOT / "benchmarks" / "results" / name / f"{datetime.now(UTC):%Y-%m-%d}.json", about)
+    return place(outside() / name / f"{datetime.now(UTC):%Y-%m-%d}.json", about)
 
 
 def joinable(path: Path, about: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -194,11 +194,11 @@ def ours(workers: int) -> tuple[Ours, Ours, Ours]:
 
 
 def peers(settings: Settings) -> dict[str, Contender]:
-    """The peers, as they are before anything was tried."""
+    """The peers, as they are before anything was tried. The strongest is first: time may run short for the last."""
     return {
+        "dali": DaliGpu("dali", usable_cores()),
         "pytorch": TorchGpu("pytorch", settings.workers, settings.size),
         "spdl": SpdlGpu("spdl", settings.workers, settings.size),
-        "dali": DaliGpu("dali", usable_cores()),
     }
 
 

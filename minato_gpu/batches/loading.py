@@ -9,8 +9,9 @@ from minato_gpu.batches.records import Batch, Record
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.memory.copies import Run
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad, ValueLoad
+from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
 from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.values import ValueLoad
 
 Part = tuple[Record, int, int]
 

@@ -248,7 +248,7 @@ class DeviceLane:
         work.close()
 
     def _open(self) -> None:
-        self._stand_back()  # and so do DALI's threads, which start from here
+        self._settle_in()  # and so do DALI's threads, which start from here
         self._work.open()
         if self._load():
             self._tell(Opened(self.slots))
@@ -326,8 +326,10 @@ class DeviceLane:
             LOGGER.warning("how fast values come to the device cannot be measured: taken to be 1 GB/s (%r)", error)
             return _USUAL_RATE
 
-    def _stand_back(self) -> None:
-        """The stand-in for a GPU shares cores with workers and training."""
+    def _settle_in(self) -> None:
+        """A thread begins. The stand-in for a GPU shares cores with workers and training."""
+        if self._transfers is not None:
+            self._transfers.accelerator.enter()
         if self._device == "cpu":
             give_way()
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from minato_gpu.lanes.base import Handed, Local, Piece, Report, Task
-from minato_gpu.lanes.outlet import Issued
+from minato_gpu.lanes.issued import Issued
 
 
 @dataclass

@@ -3,6 +3,7 @@
 A task is reported once the device is through with it, in the order in which they came: while it waits for that alone,
 the next one is issued. Meanwhile the thread asks before each of its steps (a stage, a sample, a part) whether it is
 through, and lets no graph be built before it is: a slow step must not keep finished samples from their batches (P5).
+There too it lets other threads have the interpreter (see ``slices``).
 
 A sample costs what the device says, by events around its part. A stand-in on the CPU has no such clock: there it costs
 what its part took of the cores, but no more than passed meanwhile (DALI's threads work beside each other).
@@ -25,7 +26,9 @@ from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, failure
 from minato_gpu.lanes.delay import CoreTime
 from minato_gpu.lanes.device import DeviceExecutor, Result
 from minato_gpu.lanes.device_run import Part, Run
-from minato_gpu.lanes.outlet import Issued, Outlet
+from minato_gpu.lanes.issued import Issued
+from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.slices import Slices
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import Claim
@@ -77,7 +80,8 @@ class DeviceWork:
         self._reported = 0.0  # when the last one was
         self._looked = 0  # graphs built when their threads were last looked for
         self._cores: CoreTime | None = None
-        at.between = self._report_through
+        self._slices = Slices()
+        at.between = self._between
 
     def open(self) -> None:
         """The calling thread is the one."""
@@ -117,6 +121,7 @@ class DeviceWork:
     def begin(self, task: Task) -> None:
         """Issue all of a task, and end those before it that have to be for that."""
         run = self._current = Run(task, self._pipeline.host_prefix)
+        self._slices.begin()
         self._at.enter()
         self._look()
         for split, numbers in run.by_split().items():
@@ -144,6 +149,10 @@ class DeviceWork:
         layout, self._outlet.layout = self._outlet.layout, None
         self._report(run.report(begin, end, layout, tells_parts=bool(self._pipeline.cuts)))
         self._ending = False
+
+    def _between(self) -> None:
+        self._slices.between()
+        self._report_through()
 
     def _report_through(self) -> None:
         """Report the tasks that the device is through with."""
@@ -272,6 +281,7 @@ class DeviceWork:
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int] | Failure:
         """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
         assert piece.sources is not None
+        self._slices.between()
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
         source = piece.sources[at]
         if isinstance(source, Failure):  # it could not even be read

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from minato_gpu.lanes.at import At
 from minato_gpu.lanes.values import as_tensor, to_numpy
+from minato_gpu.memory.accelerator import open_accelerator
+from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import CupyFunction, Stage, TorchFunction
 
@@ -20,18 +23,28 @@ Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 class FunctionSegment:
     """Consecutive CuPy or torch stages, run sample by sample: over NumPy or CPU tensors where the device is "cpu".
 
-    ``made``: names of the fields that earlier segments make.
+    ``made``: names of the fields that earlier segments make; ``upload``: how arrays come to a GPU for torch, made by
+    the first run if not given.
     """
 
     builds = 0
 
-    def __init__(self, pipeline: Pipeline, stages: range, made: frozenset[str] = frozenset(), *, device: str) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stages: range,
+        made: frozenset[str] = frozenset(),
+        *,
+        device: str,
+        upload: Upload | None = None,
+    ) -> None:
         self.stages = stages
         self.stream: Any = None
         self.at = At()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._made = made
         self._device = device
+        self._upload = upload
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment."""
@@ -47,16 +60,14 @@ class FunctionSegment:
 
     def load(self) -> None:
         """See Segment."""
-        if not isinstance(self._members[0].device, CupyFunction):
-            importlib.import_module("torch")
-        elif self._device != "cpu":
+        if self._device != "cpu" and isinstance(self._members[0].device, CupyFunction):
             importlib.import_module("cupy")
 
     def close(self) -> None:
         """See Segment."""
 
     def _one(self, fields: Mapping[str, Any], params: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-        known: dict[str, Any] = {}  # in the library's own type
+        known = self._uploaded(fields)  # in the library's own type
         results: dict[str, Any] = {}
         for number, stage in zip(self.stages, self._members, strict=True):
             self.at.enter(number, params)
@@ -78,11 +89,22 @@ class FunctionSegment:
     def _xp(self) -> Any:
         return importlib.import_module("numpy" if self._device == "cpu" else "cupy")
 
+    def _uploaded(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """For torch, the arrays among the fields that come from outside, on the device. CuPy stages them by itself."""
+        if self._device == "cpu" or isinstance(self._members[0].device, CupyFunction):
+            return {}
+        reads = dict.fromkeys(name for stage in self._members for name in stage.reads)
+        names = [name for name in reads if isinstance(fields.get(name), (np.ndarray, np.generic))]
+        if not names:
+            return {}
+        if self._upload is None:
+            self._upload = Upload(open_accelerator(torch.device(self._device)))
+        return dict(zip(names, self._upload.bring([np.asarray(fields[name]) for name in names]), strict=True))
+
     def _taken(self, name: str, value: Any) -> Any:
         """A field from outside, in the library's own type."""
         if isinstance(self._members[0].device, CupyFunction):
             return _on_device(self._xp(), value, copies=self._device == "cpu" and name not in self._made)
-        torch = importlib.import_module("torch")
         if self._device == "cpu" and name in self._made and _lendable(value):
             return torch.utils.dlpack.from_dlpack(value)
         return as_tensor(torch, value, self._device)

@@ -3,9 +3,13 @@
 A result that stays takes part in its batch as tensors, with the event of its micro-batch; what the host read made of
 the same sample (labels, text) goes into its row on the host as ever.
 
+Results of unlike shapes, which a ``collate_fn`` joins on the host, go home: all of a micro-batch in one copy into
+pinned memory, for which nobody waits before the device is asked for the next micro-batch.
+
 Samples are in the device-memory budget's account before they are made, and only as many are made together as it has
 room for. Where it has none, one is made all the same: the oldest undelivered sample may be among them. That one is
-brought into its row before the next is made, and travels like those of the CPU lane (P4).
+brought into its row before the next is made, and travels like those of the CPU lane (P4). Where no bytes were named,
+so is a whole micro-batch: a device is no use for single samples.
 """
 
 from __future__ import annotations
@@ -14,40 +18,20 @@ import pickle
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from minato_gpu.lanes.base import Extra, Local, Piece, Resident, Task
+from minato_gpu.lanes.issued import Issued
 from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Event
 from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.loads import Made, rows_bytes
+from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Transfers
-
-
-class Issued(NamedTuple):
-    """The references of samples that were issued together.
-
-    ``placed``: views, row and reference of those that stay on the device; ``beyond``: which has no room for them.
-    ``begin`` and ``end``: the device's events around all of that, the first one only where the device keeps time.
-    """
-
-    items: list[Any]
-    placed: Sequence[tuple[list[Any], int, Resident]] = ()
-    beyond: bool = False
-    begin: Event | None = None
-    end: Event | None = None
-
-    @property
-    def through(self) -> bool:
-        """Whether ``settle`` would wait for nothing. An event that cannot be asked is for that to report."""
-        try:
-            return self.end is None or self.end.query()
-        except Exception:
-            return True
 
 
 class Outlet:
@@ -62,6 +46,8 @@ class Outlet:
         self._stream: Any = None
         self._made = self._new_made()
         self._placed: list[tuple[list[Any], int, Resident]] = []
+        self._homeward: list[tuple[Any, Any, torch.Tensor]] = []  # container and key on the host, and what goes there
+        self._sample: dict[str, Any] | None = None  # on its way home, its layout wanted
         self._each = 0  # bytes of a sample on the device, once they are known
         self.held = 0  # bytes taken for samples that are not made yet
         self._beyond = False  # they were taken although there was no room
@@ -93,15 +79,19 @@ class Outlet:
             if budget.limit is None:
                 return count
             self._take(self._each)
+            self._beyond = True  # it may be in the way of the first batch
             return 1
+        least = count if budget.elastic else 1
         found = budget.take_some("samples", self._each, count)
-        if not found:
+        if found < least:
             self._transfers.sweep()
-            found = budget.take_some("samples", self._each, count)
+            found += budget.take_some("samples", self._each, count - found)
         self.held = found * self._each
-        if not found:
-            self._take(self._each)
-        return max(1, found)
+        if found < least:
+            self._beyond = True
+            budget.take("samples", (least - found) * self._each)
+            self.held = least * self._each
+        return max(least, found)
 
     def _measure(self, task: Task, made: frozenset[str]) -> None:
         """How large samples and batches are, where the task can tell."""
@@ -124,7 +114,7 @@ class Outlet:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Samples are made, ``put`` and then ``issued`` within it; what is issued goes to the executor's stream."""
-        self._placed, self._begin = [], None
+        self._placed, self._homeward, self._begin, self._sample = [], [], None, None
         if self._transfers is None:
             yield
             return
@@ -140,7 +130,7 @@ class Outlet:
         """What was taken for samples that do not stay, or were not even begun, is free again."""
         if self._transfers is not None and self.held:
             self._transfers.budget.give("samples", self.held)
-        self.held, self._placed = 0, []
+        self.held, self._placed, self._homeward = 0, [], []
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], made: frozenset[str]) -> Any:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
@@ -159,13 +149,30 @@ class Outlet:
                     return item
                 return None if objects is None else Extra(objects)
         # the fields lie in memory that goes back to its worker when this sample is reported
-        value = {name: _on_host(item) for name, item in result.items()}
+        value = {name: self._adopted(item) if name in made else _on_host(item) for name, item in result.items()}
+        there = [(value, name, item) for name, item in value.items() if isinstance(item, torch.Tensor)]
+        self._homeward += there
         if made:
             self._each = approximate_bytes({name: item for name, item in value.items() if name in made})
         if task.layout == b"" and self.layout is None:
-            found = Layout.of(value)
-            self.layout = None if found is None else pickle.dumps(found)
+            if there:
+                self._sample = value
+            else:
+                self._describe(value)
         return Local(value, approximate_bytes(value))
+
+    def _adopted(self, value: Any) -> Any:
+        """A tensor of the device's, to go home with others, of what was made there; else what it is on the host."""
+        if self._transfers is None or not _is_array(value):
+            return _on_host(value)
+        accelerator = self._transfers.accelerator
+        stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # a function may leave some on the host
+        return _on_host(value) if stays else accelerator.adopt(value)
+
+    def _describe(self, value: dict[str, Any]) -> None:
+        """The engine is told the layout of this sample."""
+        found = Layout.of(value)
+        self.layout = None if found is None else pickle.dumps(found)
 
     def _leaves(self, layout: Layout, result: Mapping[str, Any], made: frozenset[str]) -> dict[int, torch.Tensor]:
         """The result's fields on the device, by leaf. Raises Mismatch for one that the layout has otherwise."""
@@ -186,17 +193,29 @@ class Outlet:
         if self._transfers is None:
             return Issued(items)
         accelerator = self._transfers.accelerator
+        homeward, self._homeward = self._homeward, []
+        if self._beyond:
+            homeward += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
+        home = Download(accelerator, [tensor for _, _, tensor in homeward]) if homeward else None
         end = accelerator.event(timed=accelerator.keeps_time)
         if placed:
             made, self._made = self._made, self._new_made()
             assert made is not None
             made.event = end
-            nbytes = sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values())
-            if nbytes > self.held:  # the first sample: nobody knew
-                self._take(nbytes - self.held)
-            self.held -= nbytes
-            weakref.finalize(made, self._transfers.budget.give, "samples", nbytes).atexit = False
-        return Issued(items, placed, self._beyond, self._begin, end)
+            self._hand_on(made, [tensor for _, _, item in placed for tensor in item.leaves.values()])
+        elif home is not None:
+            self._hand_on(home, [tensor for _, _, tensor in homeward])
+        targets = [(container, key) for container, key, _ in homeward]
+        return Issued(items, placed, self._beyond, home, targets, self._sample, self._begin, end)
+
+    def _hand_on(self, owner: Made | Download, tensors: Sequence[torch.Tensor]) -> None:
+        """The bytes of these are in the account for as long as ``owner`` lives."""
+        assert self._transfers is not None
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        if nbytes > self.held:  # the first sample: nobody knew
+            self._take(nbytes - self.held)
+        self.held -= nbytes
+        weakref.finalize(owner, self._transfers.budget.give, "samples", nbytes).atexit = False
 
     # --- once they are made ----------------------------------------------------------------------------------
 
@@ -205,11 +224,16 @@ class Outlet:
         if self._transfers is None or issued.end is None:
             return issued.items
         issued.end.synchronize()
+        if issued.home is not None:
+            for (container, key), array in zip(issued.targets, issued.home.arrays(), strict=True):
+                container[key] = array if array.ndim else array[()]
+        if issued.sample is not None and self.layout is None:
+            self._describe(issued.sample)
         if not (issued.beyond and issued.placed):
             return issued.items
         self.spilled += len(issued.placed)
-        spilled = {id(item): self._spill(*one) for one in issued.placed for item in one[2:]}
-        return [spilled.get(id(item), item) for item in issued.items]
+        left = {id(item): Extra(item.objects) if item.objects else None for _, _, item in issued.placed}
+        return [left.get(id(item), item) for item in issued.items]
 
     def seconds(self, issued: Issued) -> float | None:
         """How long the device was at samples that have been settled; None where it does not keep time.
@@ -220,17 +244,15 @@ class Outlet:
             return None
         return self._transfers.accelerator.seconds(issued.begin, issued.end)
 
-    def _spill(self, views: list[Any], row: int, item: Resident) -> Extra | None:
-        assert self._transfers is not None
-        for leaf, tensor in item.leaves.items():
-            views[leaf][row] = self._transfers.accelerator.fetch(tensor, item.made.event)
-        return Extra(item.objects) if item.objects else None
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
 
 
 def _on_host(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.array(value)
-    if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
+    if _is_array(value):
         array = np.array(to_numpy(value))
         return array if array.ndim else array[()]
     return value

@@ -43,6 +43,10 @@ class Accelerator(Protocol):
     uuid: str
     keeps_time: bool
 
+    def enter(self) -> None:
+        """The calling thread's current device is this one from now on. A thread of ours begins with the first one, and
+        libraries that look for theirs would take memory of it, in every rank."""
+
     def stream(self) -> Any:
         """A new stream of the lowest priority that the device has."""
 
@@ -62,8 +66,12 @@ class Accelerator(Protocol):
         """Memory that the pools of this process hold there and do not use is free for all again; may wait for the
         device."""
 
+    def host(self, nbytes: int) -> torch.Tensor:
+        """Uninitialised uint8 memory of the host, shape (nbytes,), pinned; free again when its last view has died and
+        the device is through with copies from and to it."""
+
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy from a CPU tensor, or one of this device; both must stay as they are until an event says so."""
+        """Copy between tensors of this device and the CPU; both must stay as they are until an event says so."""
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copy many tensors of this device or of another one, of one dtype, at once.
@@ -110,6 +118,10 @@ class Cuda:
         self.uuid = str(torch.cuda.get_device_properties(index).uuid)
         self._streams: dict[torch.device, Any] = {}
 
+    def enter(self) -> None:
+        """See Accelerator."""
+        torch.cuda.set_device(self.device)
+
     def stream(self) -> Any:
         """See Accelerator. 0 is the least priority, and the default stream's: it cannot be undercut, but a training
         loop on a stream of priority -1 goes first."""
@@ -143,6 +155,10 @@ class Cuda:
                 cupy.get_default_memory_pool().free_all_blocks()
         if "nvidia.dali.backend" in sys.modules:
             sys.modules["nvidia.dali.backend"].ReleaseUnusedMemory()
+
+    def host(self, nbytes: int) -> torch.Tensor:
+        """See Accelerator. PyTorch's allocator keeps what was freed, and knows what is copied."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""

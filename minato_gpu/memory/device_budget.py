@@ -16,12 +16,15 @@ from collections import deque
 class DeviceBudget:
     """The account of one device. ``limit`` in bytes, None for none. Every method may be called by any thread.
 
-    ``aside``: bytes that ``take_some`` leaves alone. ``give`` takes no lock: it is called when the last reference to
-    something dies, which may be at any moment.
+    ``batches``: the limit follows from their size, as soon as that is known: so many of them. Nobody has named bytes
+    that must not be exceeded then, so it is ``elastic``: what there is no room for may be made as a whole before it
+    goes to the host. ``aside``: bytes that ``take_some`` leaves alone. ``give`` takes no lock: it is called when the
+    last reference to something dies, which may be at any moment.
     """
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, limit: int | None, batches: int = 0) -> None:
         self.limit = limit
+        self._batches = batches
         self.aside = 0
         self._peak = 0
         self._held: dict[str, int] = {}
@@ -42,9 +45,21 @@ class DeviceBudget:
             self._add(held, kind, most * each)
             return most
 
+    @property
+    def elastic(self) -> bool:
+        """Whether the limit is no promise, nor all that the device has."""
+        return self._batches > 0
+
+    def follow(self, batch_bytes: int) -> None:
+        """A batch takes so many bytes."""
+        with self._lock:
+            if self._batches:
+                self.limit = self._batches * batch_bytes
+
     def lower(self, limit: int) -> None:
         """The device has turned out to have less memory: no more than this is to be held from now on."""
         with self._lock:
+            self._batches = 0
             self.limit = limit if self.limit is None else min(self.limit, limit)
 
     def give(self, kind: str, nbytes: int) -> None:

@@ -8,7 +8,7 @@ it is not given to the next batch before they are through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,108 +211,3 @@ class RowsLoad(Load):
                 accelerator.used_here(block)
         blocks, self._blocks = self._blocks, []
         return self._layout.batch_of(blocks, self._rows, self._objects)
-
-
-class ValueLoad(Load):
-    """A batch that is no rows (what a ``collate_fn`` made): each of its tensors by a copy of its own.
-
-    ``make`` returns it on the host, in memory that lives as long as the tensors. ``nbytes``: what it takes there, which
-    is not what its tensors take.
-    """
-
-    def __init__(self, make: Callable[[], Any], nbytes: int) -> None:
-        super().__init__(nbytes, ())
-        self._make = make
-        self._value: Any = None
-        self._tensors: list[torch.Tensor] = []
-        self._copied: dict[int, torch.Tensor] = {}  # by the tensor's id: the memory of those that were copied here
-        self._stayed: list[torch.Tensor] = []  # the memory of those that are there still when it is issued anew
-
-    def issue(self, port: Port) -> None:
-        """See Load. The memory is not pinned: the driver stages it, in this thread and not in the consumer's."""
-        self._value, self.keep, self._tensors, self._copied = None, [], self._stayed.copy(), {}
-        self.measured = sum(part.numel() * part.element_size() for part in self._stayed)
-
-        def counted(nbytes: int) -> None:
-            self.measured = nbytes + (self.measured or 0)
-
-        def loaded(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.device.type != "cpu":
-                return tensor
-            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
-            if not plain or tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-                moved = tensor.to(port.accelerator.device)
-                parts = _memory(moved.detach())
-                self._tensors += parts
-                counted(sum(part.numel() * part.element_size() for part in parts))
-                return moved
-            source = tensor.contiguous()
-            counted(source.numel() * source.element_size())
-            memory = port.accelerator.empty(source.numel() * source.element_size())
-            copied = memory.view(source.dtype).view(source.shape)
-            port.accelerator.copy(copied, source)
-            port.copies += 1
-            self.keep.append(source)
-            self._tensors.append(copied)
-            self._copied[id(copied)] = memory
-            return copied
-
-        try:
-            self._value = mapped(self._make(), loaded)
-        except BaseException:  # what found memory is not to keep it while the rest waits for some
-            self._tensors, self._copied = [], {}
-            raise
-
-    def forget(self) -> None:
-        """See Load."""
-        del self._make
-
-    def unload(self, port: Port) -> None:
-        """See Load. Tensors that PyTorch itself has moved stay on the device."""
-
-        def on_host(tensor: torch.Tensor) -> torch.Tensor:
-            memory = self._copied.get(id(tensor))
-            if memory is None:
-                return tensor
-            fetched = torch.from_numpy(port.accelerator.fetch(memory, self.event))
-            return fetched.view(tensor.dtype).view(tensor.shape)
-
-        value = mapped(self._value, on_host)
-        self._stayed = [tensor for tensor in self._tensors if id(tensor) not in self._copied]
-        self._value, self._tensors, self._copied, self._make = None, [], {}, lambda: value
-
-    def hand_over(self, accelerator: Accelerator) -> Any:
-        """See Load."""
-        accelerator.wait(self.event)
-        for tensor in self._tensors:
-            accelerator.used_here(tensor)
-        value, self._value, self._tensors, self._copied, self._stayed = self._value, None, [], {}, []
-        return value
-
-
-def _memory(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors, with elements, of which a tensor of whatever layout consists."""
-    if tensor.layout is torch.strided:
-        parts = [tensor]
-    elif tensor.layout is torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    else:  # of which nothing is known: what cannot be recorded is not given to PyTorch to fail on
-        parts = []
-    return [part for part in parts if part.numel()]
-
-
-def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A nested batch with ``function`` applied to its tensors; everything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return type(value)({key: mapped(item, function) for key, item in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, function) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(mapped(item, function) for item in value)
-    return value

@@ -97,8 +97,7 @@ class Transfers:
         self.slabs.read(load.slabs)
         with self._changed:
             insort(self._queue, load, key=lambda each: each.order)
-            self.batch_bytes = max(self.batch_bytes, load.nbytes)
-            self._set_aside()
+            self._learn(load.nbytes)
             self._changed.notify()
 
     def expect(self, order: int, turn: int | None = None) -> None:
@@ -138,8 +137,7 @@ class Transfers:
         """Batches will be as large as this."""
         if nbytes > self.batch_bytes:
             with self._changed:
-                self.batch_bytes = max(self.batch_bytes, nbytes)
-                self._set_aside()
+                self._learn(nbytes)
 
     def make_way(self, own: int) -> bool:
         """An executor that holds ``own`` bytes has no memory for a sample: whether there is more than a batch of the
@@ -196,6 +194,8 @@ class Transfers:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
+        with contextlib.suppress(Exception):  # of the device: its first load will say so
+            self.accelerator.enter()
         while (load := self._next()) is not None:
             self.sweep()
             if load.cancelled:
@@ -381,5 +381,11 @@ class Transfers:
         self.budget.take("batches", load.measured)
         self.budget.give("batches", load.nbytes)
         load.nbytes = load.measured
-        self.batch_bytes = max(self.batch_bytes, load.nbytes)
+        self._learn(load.nbytes)
+
+    def _learn(self, nbytes: int) -> None:
+        """There are batches as large as this."""
+        if nbytes > self.batch_bytes:
+            self.batch_bytes = nbytes
+            self.budget.follow(nbytes)
         self._set_aside()

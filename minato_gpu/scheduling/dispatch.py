@@ -23,7 +23,7 @@ from minato_gpu.scheduling.waiting import Entry, Waiting
 
 INSPECT_CHUNK = 8
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
-JOINED_BELOW_S = 10e-3  # laying a sample down for the worker that joins its batch takes 0.1 to 0.2 ms, there and here
+JOINED_BELOW_S = 20e-3  # laying a sample down for the worker that joins its batch takes 0.1 to 0.2 ms, there and here
 LATE = 2.0  # a sample that has run this many times as long as predicted is slow; a lease of several is looked into
 LATE_EVEN = 1.25  # the same for a lease of samples that cost much the same
 

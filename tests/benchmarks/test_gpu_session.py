@@ -19,7 +19,7 @@ import pytest
 from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS, Part
 from benchmarks.isolate import MeasurementError, isolated
-from benchmarks.session import about, harm, loaders, parts
+from benchmarks.session import about, checks, harm, loaders, parts, questions
 from benchmarks.session.dali import DaliGpu
 from benchmarks.session.measure import Run
 from benchmarks.session.parts import Asked, Rows
@@ -28,7 +28,7 @@ from benchmarks.turns import in_turns
 from minato_gpu import parity
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
-PEERS = ["pytorch", "spdl", "dali"]
+PEERS = ["dali", "pytorch", "spdl"]
 
 
 def settings(tmp_path: Path) -> Settings:
@@ -46,9 +46,13 @@ def test_every_part_at_toy_size(tmp_path: Path) -> None:
     assert str(tmp_path) not in path.read_text(encoding="utf-8")
     rows = {case: {row["name"]: row for row in content["rows"] if row["case"] == case} for case in PARTS}
     assert [row["passed"] for case in ("tests", "parity") for row in rows[case].values()] == [True, True]
+    asked = {name: row for name, row in rows["checks"].items() if "missing" not in row}
+    assert list(rows["checks"]) == [check.name for check in checks.CHECKS]
+    assert list(asked) == [check.name for check in checks.CHECKS if check.anywhere]
+    assert all(isinstance(row["holds"], bool) and row["means"] for row in asked.values())
     assert list(rows["tune"]) == PEERS and sum(row.get("chosen", False) for row in content["rows"]) == len(PEERS)
     assert list(rows["rates"]) == list(rows["training"]) == ["cpu", "device", "hybrid", *PEERS]
-    assert list(rows["light"]) == ["cpu", "hybrid", "pytorch"]
+    assert list(rows["light"]) == ["cpu", "hybrid", "dali"]
     for case in ("rates", "training", "light"):
         assert all(row["samples_per_s"] > 0 and row["step_s"] > 0 for row in rows[case].values())
         assert all(("resident_step_s" in row) == (case != "rates") for row in rows[case].values())
@@ -92,6 +96,62 @@ def test_figures_of_another_commit_are_neither_joined_nor_lost(tmp_path: Path, m
     assert about.place(path, other) == tmp_path / "2026-11-22-2.json"
     content = gpu_session.session(settings(tmp_path), ["tests"], path, other)
     assert [row["case"] for row in content["rows"]] == ["tests"]
+
+
+def test_what_only_a_gpu_decides_is_decided_in_ten_minutes_and_every_part_fits_a_command() -> None:
+    names = list(PARTS)
+    assert names[:4] == ["checks", "tests", "parity", "tune"]
+    assert sum(PARTS[name].limit_s for name in names[:3]) <= 600.0 - 60.0
+    assert max(part.limit_s for part in PARTS.values()) + gpu_session.PHOTOGRAPHS_S + 60.0 <= gpu_session.COMMAND_S
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_results_lie_outside_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
+    on_gpu = replace(settings(tmp_path), device="cuda", quick=quick)
+    monkeypatch.delenv("OUT", raising=False)
+    assert not about.default_path(on_gpu, ABOUT).is_relative_to(about.ROOT)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert about.default_path(on_gpu, ABOUT).is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize(("holds", "means"), [(True, "good"), (False, "bad")])
+def test_an_answer_comes_with_what_it_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds: bool, means: str
+) -> None:
+    """And a question that cannot be asked hides no other."""
+    asked = Asked(replace(settings(tmp_path), device="cuda"), [], time.perf_counter() + 60)
+
+    def answered(ask: Any, *rest: Any, **options: Any) -> Any:
+        if ask is settings:
+            raise MeasurementError("no driver")
+        return holds, {"figure": 3}
+
+    monkeypatch.setattr(checks, "isolated", answered)
+    monkeypatch.setattr(
+        checks,
+        "CHECKS",
+        [checks.Check("breaks", settings, "", ""), checks.Check("works", questions.new_enough, "good", "bad")],  # type: ignore[arg-type]
+    )
+    broken, works = checks.checks(asked)
+    assert broken == {"name": "breaks", "error": "no driver"}
+    assert works == {"name": "works", "holds": holds, "means": means, "figure": 3}
+
+
+def test_the_driver_is_asked_for_a_context() -> None:
+    class Driver:
+        def __init__(self, status: int) -> None:
+            self.status = status
+
+        def cuInit(self, flags: int) -> int:
+            return 0
+
+        def cuDevicePrimaryCtxGetState(self, device: int, flags: Any, active: Any) -> int:
+            active._obj.value = device
+            return self.status
+
+    assert [questions.has_context(Driver(0), number) for number in (0, 1)] == [False, True]
+    with pytest.raises(RuntimeError, match="error 100"):
+        questions.has_context(Driver(100))
 
 
 def test_a_machine_without_git_is_no_error() -> None:
@@ -176,9 +236,9 @@ def test_peers_come_with_the_settings_that_were_found(tmp_path: Path) -> None:
         {"case": "tune", "name": "dali", "chosen": True, "loader_settings": {"prefetch": 3, "threads": 7}},
         {"case": "tune", "name": "spdl", "missing": "spdl.pipeline is not installed"},
     ]
-    pytorch, spdl, dali = parts.chosen_peers(Asked(settings(tmp_path), rows, 0.0))
+    dali, pytorch, spdl = parts.chosen_peers(Asked(settings(tmp_path), rows, 0.0))
     assert dali.settings() == {"threads": 7, "prefetch": 3, "hw_decoder_load": 0.65, "exec_dynamic": True}
-    assert (pytorch, spdl) == tuple(loaders.peers(settings(tmp_path)).values())[:2]
+    assert (pytorch, spdl) == tuple(loaders.peers(settings(tmp_path)).values())[1:]
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import minato_gpu.building
 from minato_gpu import DataLoader
 from minato_gpu.batches.loading import Loading
 from minato_gpu.batches.records import Record
@@ -25,6 +26,7 @@ from tests.fake_device import LAZY_COPIES
 from tests.lanes.harness import open_links, piece, task
 from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
 from tests.test_device_batches import check_same, reference
+from tests.waiting import wait_until
 
 LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
 assert LAYOUT is not None
@@ -46,6 +48,26 @@ def test_each_device_keeps_its_budget(
     for device, stats in zip(devices, loader.stats()["device"], strict=True):
         assert BATCH_BYTES <= stats["device_bytes_peak"] <= most
         assert device.peak <= stats["device_bytes_peak"] + BATCH_BYTES
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["device"], ["cpu"]], ids="+".join)
+def test_without_a_budget_a_few_batches_go_to_a_device_and_not_the_whole_window(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, lanes: list[str], in_order: bool
+) -> None:
+    """The consumer takes the first batch and is away until the window is prepared: 16 batches."""
+    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
+    monkeypatch.setattr(minato_gpu.building, "_MICRO_BATCH", 4)
+    monkeypatch.setattr(minato_gpu.building, "_MOST_ON_GPU", 4)
+    devices = machine(1, LAZY_COPIES)
+    loader = loader_on(devices, num_workers=1, lanes=lanes, in_order=in_order, prefetch_factor=16)
+    batches = iter(loader)
+    seen = consume(devices, [next(batches)])
+    (lane,) = lanes
+    assert wait_until(lambda: loader.stats()["lanes"][lane]["samples"] >= 16 * BATCH)
+    seen += consume(devices, batches)
+    assert sorted(n for batch in labels(seen) for n in batch) == list(range(LENGTH))
+    assert BATCH_BYTES <= loader.stats()["device"]["device_bytes_peak"] <= 4 * BATCH_BYTES + 4 * SAMPLE_BYTES
 
 
 @pytest.mark.parametrize("in_order", [True, False])

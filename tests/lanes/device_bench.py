@@ -61,10 +61,10 @@ def pipeline(
 class Bench:
     """One lane on a fake device, and the slabs that its results go to."""
 
-    def __init__(self, links: Links, device: FakeDevice, pipeline: Pipeline, limit: int | None) -> None:
+    def __init__(self, links: Links, device: FakeDevice, pipeline: Pipeline, budget: DeviceBudget) -> None:
         self.links, self.pipeline = links, pipeline
         self.host = Host(links.engine_arena, device)
-        self.transfers = Transfers(device, self.host, DeviceBudget(limit))
+        self.transfers = Transfers(device, self.host, budget)
         self.lane = DeviceLane(links, pipeline, "cpu", ROWS, transfers=self.transfers)
         self.reports: list[Report] = []
 
@@ -104,9 +104,11 @@ def short_beyond(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 
 
 @contextmanager
-def bench(device: FakeDevice, made: Pipeline | None = None, limit: int | None = None) -> Iterator[Bench]:
+def bench(
+    device: FakeDevice, made: Pipeline | None = None, limit: int | None = None, batches: int = 0
+) -> Iterator[Bench]:
     with open_links(1) as links:
-        one = Bench(links, device, made or pipeline(), limit)
+        one = Bench(links, device, made or pipeline(), DeviceBudget(limit, batches))
         try:
             yield one
         finally:

@@ -75,7 +75,7 @@ def test_an_event_that_cannot_be_asked_stops_nothing(
     [
         (FakeDevice, "stream", 1, RuntimeError),
         (FakeDevice, "adopt", 9, BufferError),
-        (FakeDevice, "fetch", 9, torch.OutOfMemoryError),
+        (FakeDevice, "host", 9, torch.OutOfMemoryError),
         (FakeEvent, "synchronize", 3, RuntimeError),
     ],
 )
@@ -85,7 +85,7 @@ def test_samples_that_the_device_has_failed_are_tried_on_the_cpu(
     """None of them is bad: whichever of the device's operations raised was theirs together, or its own."""
     device = fake(LAZY_COPIES)
     raised = fails_once(monkeypatch, of, name, "minato-device", at, error)
-    loader = loader_on(["device"], device_memory_budget=1 if name == "fetch" else None, generator=seeded())
+    loader = loader_on(["device"], device_memory_budget=1 if name == "host" else None, generator=seeded())
     wanted = reference(Numbers(), pipeline=PIPELINE, lanes=["cpu"], generator=seeded())
     check_same(consume(device, loader), wanted)
     repeated = loader.stats()["samples_repeated"]

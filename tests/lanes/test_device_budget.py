@@ -32,7 +32,7 @@ def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_b
         resident = [isinstance(item, Resident) for item in items]
         assert sum(resident) == room and len(items) == 2 * ROWS
         assert device.peak == one.transfers.budget.peak == (room + 1) * SAMPLE_BYTES
-        assert one.lane.stats()["spilled_to_host"] == device.fetched == 2 * ROWS - room
+        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS - room
         rows = [row for slab in slabs for row in slab.batch()["x"][:, 0].tolist()]
         wanted = [2 * (key + 1) for key in range(20, 20 + ROWS)] * 2
         assert [row for row, stays in zip(rows, resident, strict=True) if not stays] == [
@@ -42,6 +42,36 @@ def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_b
         one.reports.clear()
         device.finish()
         assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
+def test_where_no_bytes_were_named_what_has_no_room_is_made_together_and_goes_home_together(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches, of which one is set aside: two stay. A device that made the others one by one would be no use."""
+    sizes: list[int] = []
+    run = FunctionSegment.run
+
+    def noted(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        sizes.append(len(batch))
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", noted)
+    layout = Layout.of(SAMPLE)
+    assert layout is not None
+    stay = 2 * rows_bytes(layout, ROWS) // (ROWS * SAMPLE_BYTES)  # micro-batches, whose samples are a part of a batch
+    with bench(FakeDevice(order), batches=3) as one:
+        slabs = {chunk: one.send(*range(20, 20 + ROWS), chunk=chunk) for chunk in range(stay + 2)}
+        assert one.reported(stay + 1)
+        assert sizes == [ROWS] * (2 * len(slabs)), "each in two segments"
+        resident = {
+            report.chunk: {isinstance(item, Resident) for item in report.items or [None]} for report in one.reports
+        }
+        assert resident == {chunk: {chunk < stay} for chunk in slabs}
+        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS
+        for chunk in (stay, stay + 1):
+            assert slabs[chunk].batch()["x"][:, 0].tolist() == [2 * (key + 1) for key in range(20, 20 + ROWS)]
+        one.reports.clear()
 
 
 def test_while_sizes_are_unknown_samples_are_made_one_by_one_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

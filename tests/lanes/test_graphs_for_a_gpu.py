@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from minato_gpu import nvjpeg
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.dali_outputs import on_device
 from minato_gpu.lanes.segments import segments
@@ -70,9 +71,12 @@ def test_every_split_of_every_pipeline(dali: Any, name: str, sampled: bool, monk
     assert described
 
 
+@pytest.mark.parametrize("regions", [True, False])
 def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(
-    dali: Any, monkeypatch: pytest.MonkeyPatch
+    dali: Any, monkeypatch: pytest.MonkeyPatch, regions: bool
 ) -> None:
+    """An nvJPEG that is not given regions decodes it whole, on the GPU too, which then cuts the box."""
+    monkeypatch.setattr(nvjpeg, "decodes_regions", lambda: regions)
     pipeline = importlib.import_module("pipelines.image_classification").pipeline()
     stages = range(pipeline.splits[0], len(pipeline.stages))
     (segment,) = segments(pipeline, stages, device="cuda:1", max_batch=4, threads=3)
@@ -82,7 +86,7 @@ def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(
     devices = _devices(graph)
     assert {name: device for name, device in devices.items() if not name.startswith(("field", "stage"))} == {
         "TensorSubscript": "cpu",
-        "ImageSlice": "gpu",
+        **({"ImageSlice": "gpu"} if regions else {"Image": "gpu", "Slice": "gpu"}),
         "Resize": "gpu",
         "Flip": "gpu",
         "CropMirrorNormalize": "gpu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import cv2
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, nvjpeg
 from minato_gpu.lanes.device import build_executor
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Cuda, is_out_of_memory
+from minato_gpu.memory.staging import Download, Upload
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from pipelines import image_classification
+from tests.gate import held_up
 from tests.numbers import PIPELINE, Numbers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -73,6 +76,24 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("regions", [True, False])
+def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older nvJPEG decodes whole photographs, of which the GPU cuts the boxes."""
+    monkeypatch.setattr(nvjpeg, "decodes_regions", lambda: regions)
+    pipeline = image_classification.build(64)
+    split = pipeline.splits[0]
+    given = [(prepared(pipeline, encoded(n), n, stop=split), n) for n in range(6)]
+    executor = build_executor(pipeline, split, device="cuda", max_batch=6)
+    level, limit = pipeline.fields_at(len(pipeline.stages))["image"].level, whole_tolerance(pipeline, "cuda", split)
+    for n, result in enumerate(executor.run(given)):
+        assert not isinstance(result, StageError), result
+        deviation = np.abs(to_numpy(result["image"]) - prepared(pipeline, encoded(n), n)["image"]) / level
+        assert deviation.max() <= limit.maximum and deviation.mean() <= limit.mean
+    assert executor.batches.repeated == 0
+    executor.close()
+
+
+@pytest.mark.gpu
 def test_what_cupy_does_while_the_lane_works_goes_to_the_lanes_stream() -> None:
     import cupy
 
@@ -95,11 +116,25 @@ def test_what_is_brought_to_the_host_does_not_wait_for_the_default_stream() -> N
     with device.running(device.stream()):
         tensor = torch.full((1000,), 7, device="cuda")
         event = device.event()
-    torch.cuda._sleep(2_000_000_000)  # about a second of training
-    training = torch.cuda.Event()
-    training.record()
-    assert device.fetch(tensor, event).tolist() == [7] * 1000
-    assert not training.query()
+    with held_up(device, torch.cuda.default_stream()):  # by training
+        assert device.fetch(tensor, event).tolist() == [7] * 1000
+
+
+@pytest.mark.gpu
+def test_nobody_waits_for_what_is_on_its_way() -> None:
+    """Neither for what a torch stage is given, nor for what a ``collate_fn`` is to join, behind work of any length."""
+    device = Cuda(torch.device("cuda"))
+    stream = device.stream()
+    upload = Upload(device)
+    for late in (False, True):  # the first time memory is taken, which may wait for the device
+        with held_up(device, stream) if late else nullcontext(), device.working(stream):
+            values = [np.full((100 + n, 100), n, np.float32) for n in range(64)]
+            tensors = upload.bring(values)
+            download, event = Download(device, tensors), device.event()
+            assert not (late and event.query())
+        event.synchronize()
+        assert all(map(np.array_equal, download.arrays(), values))
+        del tensors, download  # whose memory is there for the next time
 
 
 @pytest.mark.gpu

@@ -20,6 +20,8 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
+from tests.fake_device import FakeDevice
+from tests.lanes.device_bench import bench
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.lanes import of_kind
 from tests.waiting import wait_until
@@ -197,3 +199,13 @@ def test_a_graph_that_wants_to_know_all_names_is_built_with_the_first_sample(lin
     assert all(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
     assert [executor.builds for executor in lane._executors.values()] == [1, 1]
     assert lane.close(5.0)
+
+
+def test_threads_of_a_lane_are_on_its_device() -> None:
+    """DALI and its decoder look for a GPU when they begin: a thread's own is the first one, whatever its rank."""
+    device = FakeDevice()
+    with bench(device) as one:
+        one.send(20, chunk=1)
+        assert one.reported(1)
+        assert wait_until(lambda: {"minato-copies", "minato-device"} <= set(device.entered))
+        one.reports.clear()

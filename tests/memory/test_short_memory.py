@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from minato_gpu.memory.loads import Load, ValueLoad, rows_bytes
+from minato_gpu.memory.loads import Load, rows_bytes
+from minato_gpu.memory.values import ValueLoad
 from minato_gpu.notices import LOGGER
 from tests.fake_device import FakeDevice, FakeEvent, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout

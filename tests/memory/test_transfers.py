@@ -13,7 +13,8 @@ import torch
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.copies import MOST
-from minato_gpu.memory.loads import Load, RowsLoad, ValueLoad, rows_bytes
+from minato_gpu.memory.loads import Load, RowsLoad, rows_bytes
+from minato_gpu.memory.values import ValueLoad
 from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.waiting import wait_until
@@ -296,7 +297,7 @@ def test_what_stays_when_its_batch_is_unloaded_is_counted_and_recorded_once_it_i
             one.issued(load)
         one.take(load)
         assert load.nbytes == measured and not load._stayed
-    assert sorted(part.numel() for part in recorded) == [1, 3, 4]
+    assert sorted(part.nbytes for part in recorded) == [8, 12, 16]
 
 
 def test_an_error_while_making_a_batch_is_the_consumers() -> None:

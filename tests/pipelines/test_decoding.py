@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from pipelines import decoding, example_photographs
@@ -108,3 +114,67 @@ def test_each_thread_has_its_own_decoder() -> None:
         thread.join()
     assert len(found) == 60 and all(found)
     assert id(decoding._decoder.decoder) not in decoders
+
+
+@pytest.fixture
+def importing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str | None]]:
+    """Which GPUs may be seen each time that nvImageCodec is imported, which is asked for anew."""
+    seen: list[str | None] = []
+
+    def imported(name: str) -> str:
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return name
+
+    monkeypatch.setattr(importlib, "import_module", imported)
+    decoding.library.cache_clear()
+    yield seen
+    decoding.library.cache_clear()
+
+
+@pytest.mark.parametrize("before", [None, "2,3"])
+@pytest.mark.parametrize(
+    ("worker", "met", "hidden"), [(True, False, True), (True, True, False), (False, False, False)], ids=str
+)
+def test_importing_takes_no_memory_of_a_gpu_in_workers(
+    monkeypatch: pytest.MonkeyPatch,
+    importing: list[str | None],
+    before: str | None,
+    worker: bool,
+    met: bool,
+    hidden: bool,
+) -> None:
+    """One that has met CUDA goes on seeing its GPU; the environment is what it was for everything else."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if before is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    monkeypatch.setattr(decoding, "get_worker_info", lambda: object() if worker else None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: met)
+    assert decoding.library() is not None
+    assert importing == ["" if hidden else before]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+
+
+def test_where_it_refuses_to_work_opencv_decodes(monkeypatch: pytest.MonkeyPatch, importing: list[str | None]) -> None:
+    def refuse(name: str) -> None:
+        raise RuntimeError("cannot re-initialise CUDA in a forked process")
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    encoded = jpeg()
+    assert decoding.library() is None
+    assert np.array_equal(decoding.decode_box(encoded, (1, 2, 20, 30)), whole_picture(encoded)[1:21, 2:32])
+
+
+_BUILT = """
+import sys, torch
+from pipelines import image_classification, object_detection
+image_classification.pipeline(), object_detection.pipeline()
+assert "nvidia.nvimgcodec" not in sys.modules, "in the training process, on whatever GPU is its first"
+torch.cuda.is_initialized = lambda: True
+image_classification.pipeline()
+from pipelines import decoding
+assert decoding.library.cache_info().currsize == 1, "forked workers share it"
+"""
+
+
+def test_the_training_process_imports_it_where_that_takes_nothing() -> None:
+    subprocess.run([sys.executable, "-c", _BUILT], check=True)

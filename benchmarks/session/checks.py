@@ -1,0 +1,140 @@
+"""The part ``checks``: what was read in the libraries' sources or built on a stand-in, and only a GPU can decide.
+
+Every check is a question with two answers, each with what it means for the project. One that needs a GPU says so where
+there is none. They come before everything else of a session: what they say decides what the other figures are worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.report import progress
+from benchmarks.session import questions, waits
+from benchmarks.session.parts import Asked, Rows
+from benchmarks.session.settings import Settings
+
+Answer = tuple[bool, dict[str, Any]]
+_EACH_S = 40.0  # most of a check is to import, and to make a context
+
+
+@dataclass(frozen=True)
+class Check:
+    """``ask``: in a process of its own, whether it is as hoped, and figures; ``if_so``, ``if_not``: what it means."""
+
+    name: str
+    ask: Callable[[Settings], Answer]
+    if_so: str
+    if_not: str
+    anywhere: bool = False  # it can be asked without a GPU
+
+
+CHECKS = (
+    Check(
+        "nvJPEG is given regions",
+        questions.new_enough,
+        "nothing to do",
+        "whole photographs are decoded and cut on the GPU: install nvidia-nvjpeg>=13.2, or what is first in the path",
+        anywhere=True,
+    ),
+    Check(
+        "decoding takes no cores",
+        questions.decodes_there,
+        "photographs are decoded on the GPU",
+        "nvImageCodec decodes on the CPU without a word: where cpu_s_whole is less than cpu_s_regions, "
+        "nvjpeg.decodes_regions() must say no",
+        anywhere=True,
+    ),
+    Check(
+        "importing nvImageCodec makes no context",
+        questions.no_context,
+        "hiding GPUs from workers is needless, and can go from pipelines/decoding.py",
+        "it is needed; a rank must choose its GPU before it imports the library",
+    ),
+    Check(
+        "a worker forked after CUDA decodes with nvImageCodec",
+        questions.forked_decodes,
+        "nothing to do",
+        "such workers fall back to OpenCV, or die: import the library in the training process before the fork",
+    ),
+    Check(
+        "workers have no context",
+        questions.workers_without_context,
+        "nothing to do",
+        "something else in a worker asks CUDA: find it by importing one module after another in a worker",
+    ),
+    Check(
+        "a torch stage's input is not waited for",
+        waits.upload_is_asynchronous,
+        "nothing to do; torch_tensor_waits says whether it ever mattered",
+        "the pinned copy blocks: look at PyTorch's pinned allocator before lanes/functions.py",
+    ),
+    Check(
+        "ragged results go home without a wait",
+        waits.download_is_asynchronous,
+        "two micro-batches are in flight under a collate_fn too",
+        "settle() waits anyway: the thread only loses the overlap, nothing is wrong",
+    ),
+    Check(
+        "letting go of DALI's outputs does not wait for the device",
+        waits.release_is_asynchronous,
+        "outputs may die on any thread",
+        "they must be let go of by a thread of the loader's, and never while a CUDA graph is captured",
+    ),
+    Check(
+        "feeding DALI stops no other thread for a millisecond",
+        waits.feeding_stops_nobody,
+        "nothing to do",
+        "inputs are still copied under the lock: look for no_copy in lanes/dali_graph.py",
+        anywhere=True,
+    ),
+    Check(
+        "a broken JPEG costs no graph",
+        questions.broken_costs_no_graph,
+        "nothing to do",
+        "a GPU's pipeline is lost with its first error: graphs must be built again, off the lock",
+        anywhere=True,
+    ),
+    Check(
+        "memory that PyTorch keeps in its pool is given to DALI",
+        questions.pools_are_shared,
+        "nothing to do",
+        "trim the pools before micro-batches are halved; see short_of_memory and repeated",
+    ),
+    Check(
+        "without a budget a few batches are on the device",
+        questions.few_batches,
+        "nothing to do",
+        "more than the default lies there: see device_bytes_peak and batch_bytes, and memory/device_budget.py",
+    ),
+    Check(
+        "the device lane's thread stops training for less than a millisecond",
+        waits.pauses_are_short,
+        "nothing to do",
+        "see which part by py-spy --gil; draws can move to workers, or the lane to a process of its own",
+        anywhere=True,
+    ),
+)
+
+
+def checks(asked: Asked) -> Rows:
+    """A row for each: ``holds`` and what that ``means``, or why it is ``missing``, or its ``error``."""
+    return [_row(asked, check) for check in CHECKS]
+
+
+def _row(asked: Asked, check: Check) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": check.name}
+    if asked.settings.device != "cuda" and not check.anywhere:
+        return {**row, "missing": "a GPU is needed to ask"}
+    try:
+        holds, figures = isolated(
+            check.ask, asked.settings, timeout_s=asked.limit_s(_EACH_S), settle_s=asked.settings.settle_s
+        )
+    except MeasurementError as error:
+        progress(f"{check.name} could not be asked:\n{error}")
+        return {**row, "error": str(error)[-2000:]}
+    means = check.if_so if holds else check.if_not
+    progress(f"{check.name}: {'yes' if holds else 'NO'}; {means} {figures}")
+    return {**row, "holds": holds, "means": means, **figures}

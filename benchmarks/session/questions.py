@@ -1,0 +1,187 @@
+"""What the part ``checks`` asks of decoding, contexts, errors and memory: each question is a function that is run in a
+process of its own, and answers yes or no."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+import multiprocessing
+import time
+from time import process_time
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from benchmarks.session import loaders
+from benchmarks.session.settings import Settings
+from benchmarks.session.work import MIXED, job
+from minato_gpu import nvjpeg
+from minato_gpu.lanes.device import DeviceExecutor, build_executor
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import StageError
+from pipelines import decoding, image_classification
+
+Answer = tuple[bool, dict[str, Any]]
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------
+
+
+def new_enough(settings: Settings) -> Answer:
+    """Whether nvJPEG is one that nvImageCodec gives regions to."""
+    version = nvjpeg.found()
+    return nvjpeg.decodes_regions(), {"nvjpeg": version and ".".join(map(str, version))}
+
+
+def decodes_there(settings: Settings) -> Answer:
+    """CPU seconds of all threads for a photograph: by the CPU lane, on the device by regions, and whole."""
+    count = 4 if settings.quick else 64
+    pipeline, split, items = photographs(settings, count)
+    begin = process_time()
+    for fields, seed in items:
+        pipeline.run(fields, seed, start=split)
+    found = {"cpu_s_cpu_lane": (process_time() - begin) / count}
+    for regions in (True, False):
+        with mock.patch.object(nvjpeg, "decodes_regions", lambda regions=regions: regions):
+            executor = executor_of(settings, pipeline, split, count)
+            executor.run(items)
+            _synchronise(settings)
+            begin = process_time()
+            executor.run(items)
+            _synchronise(settings)
+            found["cpu_s_regions" if regions else "cpu_s_whole"] = (process_time() - begin) / count
+            executor.close()
+    used = found["cpu_s_regions" if nvjpeg.decodes_regions() else "cpu_s_whole"]
+    return used < 0.5 * found["cpu_s_cpu_lane"], found
+
+
+def photographs(settings: Settings, count: int) -> tuple[Pipeline, int, list[tuple[Any, int]]]:
+    """The pipeline, where the device lane begins, and what the host has read of photographs."""
+    source, pipeline = image_classification.dataset(settings.folder), image_classification.build(settings.size)
+    split = pipeline.host_prefix
+    return pipeline, split, [(pipeline.run(source[n % len(source)], n, stop=split), n) for n in range(count)]
+
+
+def executor_of(settings: Settings, pipeline: Pipeline, split: int, count: int) -> DeviceExecutor:
+    return build_executor(pipeline, split, device=settings.device, max_batch=count, threads=4)
+
+
+def _synchronise(settings: Settings) -> None:
+    if settings.device == "cuda":
+        torch.cuda.synchronize()
+
+
+# --- contexts ----------------------------------------------------------------------------------------------------
+
+
+def no_context(settings: Settings) -> Answer:
+    """Whether a process has no context on its first GPU after it has imported nvImageCodec."""
+    before = has_context(ctypes.CDLL("libcuda.so.1"))
+    importlib.import_module("nvidia.nvimgcodec")
+    after = has_context(ctypes.CDLL("libcuda.so.1"))
+    return not after, {"context_before": before}
+
+
+def has_context(driver: Any, device: int = 0) -> bool:
+    """Whether this process has a primary context on a GPU, by the driver's own word."""
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    for status in (
+        driver.cuInit(0),
+        driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)),
+    ):
+        if status:
+            raise RuntimeError(f"the CUDA driver answers with error {status}")
+    return bool(active.value)
+
+
+def forked_decodes(settings: Settings) -> Answer:
+    """Whether a child that is forked after CUDA was met has nvImageCodec, and decodes with it."""
+    torch.zeros(1, device="cuda").sum().item()
+    _, _, items = photographs(settings, 1)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_decode, args=(theirs, items[0][0]))
+    child.start()
+    theirs.close()
+    try:
+        told = ours.recv()
+    except EOFError:
+        told = {"library": False, "decoded": False}
+    child.join()
+    return told["library"] and told["decoded"], {**told, "exit": child.exitcode}
+
+
+def _decode(connection: Any, fields: Any) -> None:
+    with mock.patch.object(decoding, "get_worker_info", object):
+        library = decoding.library() is not None
+        box = tuple(int(n) for n in fields["box"])
+        decoded = decoding.decode_box(fields["encoded"], box).shape[:2] == box[2:]  # type: ignore[arg-type]
+    connection.send({"library": library, "decoded": decoded})
+
+
+def workers_without_context(settings: Settings) -> Answer:
+    """How many processes NVML sees on the GPU while workers prepare photographs."""
+    nvml = importlib.import_module("pynvml")
+    loader = loaders.ours(settings.workers)[0].make(job(settings, MIXED, 8 * settings.batch), settings.device)
+    batches = iter(loader)
+    next(batches)
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    count = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return count <= 1, {"processes": count}
+
+
+# --- errors and memory -------------------------------------------------------------------------------------------
+
+
+def broken_costs_no_graph(settings: Settings) -> Answer:
+    """A micro-batch with one file that is no photograph, and the next."""
+    count = 4 if settings.quick else 64
+    pipeline, split, items = photographs(settings, count)
+    executor = executor_of(settings, pipeline, split, count)
+    executor.run(items)
+    builds = executor.builds
+    spoilt = [({**items[1][0], "encoded": np.full(1000, 7, np.uint8)}, 1)]
+    results = [*executor.run([items[0], *spoilt, *items[2:]]), *executor.run(items)]
+    failed = sum(isinstance(one, StageError) for one in results)
+    figures = {"graphs_built": executor.builds - builds, "repeated": executor.batches.repeated, "failed": failed}
+    executor.close()
+    return figures["graphs_built"] == 0 and failed <= 1, figures
+
+
+def pools_are_shared(settings: Settings) -> Answer:
+    """PyTorch's pool keeps all but 300 MB of the device, none of it in use, when DALI is asked to decode."""
+    pipeline, split, items = photographs(settings, 64)
+    torch.zeros(1, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    _fill_pool(free - 300_000_000)
+    executor = executor_of(settings, pipeline, split, 64)
+    failed = sum(isinstance(one, StageError) for one in executor.run(items))
+    figures = {"short_of_memory": executor.batches.short, "repeated": executor.batches.repeated, "failed": failed}
+    executor.close()
+    return not any(figures.values()), figures
+
+
+def _fill_pool(nbytes: int) -> None:
+    """Take as much of the device, in pieces of a gigabyte and what is left, and let go of it: PyTorch keeps it."""
+    sizes = [1 << 30] * (nbytes >> 30) + [nbytes % (1 << 30)]
+    taken = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    del taken
+
+
+def few_batches(settings: Settings) -> Answer:
+    """What a loader has on the device while its consumer is away, where no budget is named."""
+    loader = loaders.ours(settings.workers)[2].make(job(settings, MIXED, 40 * settings.batch), settings.device)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(5.0)
+    stats, batch = loader.stats(), settings.batch * 3 * settings.size**2 * 4
+    peak = int(stats["device"]["device_bytes_peak"])
+    return peak <= math.ceil(3.5 * batch), {
+        "device_bytes_peak": peak,
+        "batch_bytes": batch,
+        "spilled_to_host": stats["device_lane"]["spilled_to_host"],
+    }

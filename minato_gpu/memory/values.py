@@ -1,0 +1,165 @@
+"""Batches that are no rows, what a ``collate_fn`` made, on their way to the device (see ``loads``).
+
+Their tensors are laid side by side in the host's arena, which is pinned, and come to the device in a few copies: from
+other memory each would hold the thread that issues it until it is through. On the device small tensors share memory,
+and so do a few neighbours of a long list: whoever keeps the labels does not keep the pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.copies import MOST, Run
+from minato_gpu.memory.leases import is_small
+from minato_gpu.memory.loads import Load, Port
+from minato_gpu.memory.staging import side_by_side
+
+
+class _Copied(NamedTuple):
+    """Where a tensor lies on the device: bytes ``begin`` to ``end`` of ``memory``."""
+
+    memory: torch.Tensor
+    begin: int
+    end: int
+
+
+class ValueLoad(Load):
+    """Loads what ``make`` returns: any nesting of containers, tensors, and what stays as it is.
+
+    ``make`` is called once for each attempt. ``nbytes``: what the batch takes on the host, which is not what its
+    tensors take.
+    """
+
+    def __init__(self, make: Callable[[], Any], nbytes: int) -> None:
+        super().__init__(nbytes, ())
+        self._make = make
+        self._value: Any = None
+        self._used: list[torch.Tensor] = []  # memory that the consumer's stream will use
+        self._copied: dict[int, _Copied] = {}  # by the tensor's id, those that were copied here
+        self._stayed: list[torch.Tensor] = []  # the memory of those that are there still when it is issued anew
+
+    def issue(self, port: Port) -> None:
+        """See Load. At most ``copies.MOST`` copies, and as many as the arena's pinned pieces ask for."""
+        self._value, self._used, self._copied = None, self._stayed.copy(), {}
+        try:
+            value = self._make()
+            found: list[torch.Tensor] = []
+
+            def note(tensor: torch.Tensor) -> torch.Tensor:
+                found.append(tensor)
+                return tensor
+
+            mapped(value, note)
+            copied = iter(self._copy(port, [tensor for tensor in found if _is_plain(tensor)]))
+
+            def loaded(tensor: torch.Tensor) -> torch.Tensor:
+                if _is_plain(tensor):
+                    return next(copied)
+                return tensor if tensor.device.type != "cpu" else self._moved(port.accelerator, tensor)
+
+            self._value = mapped(value, loaded)
+        except BaseException:  # what found memory is not to keep it while the rest waits for some
+            self._used, self._copied = [], {}
+            raise
+        self.measured = sum(part.numel() * part.element_size() for part in self._used)
+
+    def _moved(self, accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
+        """By PyTorch itself."""
+        moved = tensor.to(accelerator.device)
+        self._used += _memory(moved.detach())
+        return moved
+
+    def _copy(self, port: Port, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors on the device, in the same order."""
+        found: dict[int, torch.Tensor] = {}
+        for numbers in _groups([tensor.nbytes for tensor in tensors]):
+            places, total = side_by_side([tensors[number].nbytes for number in numbers])
+            block = port.arena.allocate(total)
+            self.staged.append(block)
+            staging = np.frombuffer(port.arena.buffer, np.uint8, total, block)
+            memory = port.accelerator.empty(total)
+            self._used.append(memory)
+            for at, number in zip(places, numbers, strict=True):
+                tensor, end = tensors[number], at + tensors[number].nbytes
+                np.copyto(staging[at:end], tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+                found[number] = memory[at:end].view(tensor.dtype).view(tensor.shape)
+                self._copied[id(found[number])] = _Copied(memory, at, end)
+            port.copy(memory, [Run(block, 0, total)], most=1 << 16)
+        return [found[number] for number in range(len(tensors))]
+
+    def forget(self) -> None:
+        """See Load."""
+        del self._make
+
+    def unload(self, port: Port) -> None:
+        """See Load. Tensors that PyTorch itself has moved stay on the device."""
+        memories = {id(one.memory): one.memory for one in self._copied.values()}
+        fetched = {key: torch.from_numpy(port.accelerator.fetch(one, self.event)) for key, one in memories.items()}
+
+        def on_host(tensor: torch.Tensor) -> torch.Tensor:
+            copied = self._copied.get(id(tensor))
+            if copied is None:
+                return tensor
+            part = fetched[id(copied.memory)][copied.begin : copied.end]
+            return part.view(tensor.dtype).view(tensor.shape)
+
+        value = mapped(self._value, on_host)
+        self._stayed = [memory for memory in self._used if id(memory) not in memories]
+        self._value, self._used, self._copied, self._make = None, [], {}, lambda: value
+
+    def hand_over(self, accelerator: Accelerator) -> Any:
+        """See Load."""
+        accelerator.wait(self.event)
+        for memory in self._used:
+            accelerator.used_here(memory)
+        value, self._value, self._used, self._copied, self._stayed = self._value, None, [], {}, []
+        return value
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are all there is to it."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    on_host = tensor.device.type == "cpu" and plain and tensor.numel() > 0
+    return on_host and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+
+
+def _groups(sizes: Sequence[int]) -> list[list[int]]:
+    """Which tensors share memory, at most ``MOST`` groups: the small ones, and neighbours among the others."""
+    whole = sum(sizes)
+    small = [number for number, nbytes in enumerate(sizes) if is_small(nbytes, whole)]
+    large = [number for number, nbytes in enumerate(sizes) if not is_small(nbytes, whole)]
+    each = -(-len(large) // (MOST - 1)) or 1
+    return [group for group in (small, *(large[at : at + each] for at in range(0, len(large), each))) if group]
+
+
+def _memory(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors, with elements, of which a tensor of whatever layout consists."""
+    if tensor.layout is torch.strided:
+        parts = [tensor]
+    elif tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    else:  # of which nothing is known: what cannot be recorded is not given to PyTorch to fail on
+        parts = []
+    return [part for part in parts if part.numel()]
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A nested batch with ``function`` applied to its tensors; everything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return type(value)({key: mapped(item, function) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, function) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(item, function) for item in value)
+    return value

@@ -1,0 +1,90 @@
+"""Results that a ``collate_fn`` joins on the host go home together, and nobody waits for that first."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minato_gpu.lanes.base import Local
+from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.transfers import Host, Transfers
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
+from tests.fake_work import Copy
+from tests.lanes.harness import open_links, piece, task
+
+MADE = frozenset({"image", "count", "word"})
+COUNT = 20
+
+
+def sample(number: int) -> dict[str, Any]:
+    image = np.full((2, 1 + number), number, np.float32)
+    return {"image": image, "count": np.array(number), "word": "a", "label": number, "name": np.full(2, number)}
+
+
+@pytest.fixture(params=[LAZY_COPIES, LAZY_CONSUMER, 4])
+def device(request: pytest.FixtureRequest) -> FakeDevice:
+    return FakeDevice(request.param)
+
+
+@pytest.mark.parametrize("layout", [None, b""])
+def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: FakeDevice, layout: Any) -> None:
+    with open_links(1) as links:
+        host = Host(links.engine_arena, device)
+        transfers = Transfers(device, host, DeviceBudget(1 << 20))
+        outlet = Outlet(Store(-1, links, None, links.board), transfers)
+        asked = task(piece(range(COUNT)), layout=layout)
+        issued = []
+        for _ in range(2):
+            outlet.reserve(asked, MADE, COUNT)
+            with outlet.working():
+                items = [outlet.put(asked, asked.pieces[0], n, sample(n), MADE) for n in range(COUNT)]
+                before = outlet.stream.issued
+                home = [work for work in outlet.stream.work if isinstance(work, Copy)]
+                issued.append(outlet.issued(items))
+        if device.order == LAZY_COPIES:
+            assert outlet.stream.done == 0, "nobody has waited"
+            assert len([work for work in outlet.stream.work if isinstance(work, Copy)]) == len(home) + 1
+            assert outlet.stream.issued - before <= 3, "laid side by side by element type, then copied"
+            assert not any(one.through for one in issued)
+        assert device.fetched == 0 and transfers.budget.held["samples"] > 0
+        for one in issued:
+            for number, item in enumerate(outlet.settle(one)):
+                assert isinstance(item, Local)
+                for name, wanted in sample(number).items():
+                    got = item.value[name]
+                    assert type(got) is (np.int64 if name == "count" else type(wanted)) and np.array_equal(got, wanted)
+        assert (outlet.layout is None) is (layout is None)
+        if outlet.layout is not None:
+            of_first: Any = Layout.of({**sample(0), "count": np.int64(0), "image": np.zeros((2, COUNT), np.float32)})
+            assert [leaf.shape for leaf in pickle.loads(outlet.layout).leaves] == [
+                leaf.shape for leaf in of_first.leaves
+            ]
+        issued.clear()
+        del one
+        assert transfers.budget.held["samples"] == 0
+        device.finish()
+        assert device.used == 0
+        transfers.close()
+        host.close()
+
+
+def test_what_a_gpus_stage_leaves_on_the_host_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    monkeypatch.setattr(device, "compute", "cuda:0")
+    with open_links(1) as links:
+        host = Host(links.engine_arena, device)
+        transfers = Transfers(device, host, DeviceBudget(None))
+        outlet = Outlet(Store(-1, links, None, links.board), transfers)
+        asked = task(piece(range(1)))
+        with outlet.working():
+            item = outlet.put(asked, asked.pieces[0], 0, sample(3), MADE)
+            assert outlet.issued([item]).home is None
+        assert item.value["count"] == 3 and device.used == 0
+        transfers.close()
+        host.close()

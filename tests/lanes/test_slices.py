@@ -1,0 +1,85 @@
+"""A background thread lets others have the interpreter between its steps, at a price that is bounded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from minato_gpu.lanes.device_work import DeviceWork
+from minato_gpu.lanes.slices import LENGTH_S, Slices
+from tests.fake_device import FakeDevice
+from tests.lanes.device_bench import bench
+
+STEP_S = 2e-5
+
+
+class Clock:
+    """Steps of work, and what it costs to come back."""
+
+    def __init__(self, back_s: float) -> None:
+        self.now, self.back_s = 0.0, back_s
+        self.longest = self.held = 0.0
+        self.away = 0.0
+        self.slices = Slices(lambda: self.now, self.let_go)
+
+    def let_go(self) -> None:
+        self.longest, self.held = max(self.longest, self.held), 0.0
+        self.now += self.back_s
+        self.away += self.back_s
+
+    def work(self, seconds: float) -> float:
+        """How long it has taken."""
+        begin = self.now
+        for _ in range(round(seconds / STEP_S)):
+            self.now += STEP_S
+            self.held += STEP_S
+            self.slices.between()
+        return self.now - begin
+
+
+def test_nobody_waits_for_more_than_a_slice() -> None:
+    clock = Clock(back_s=5e-6)
+    clock.work(0.1)
+    assert clock.longest <= LENGTH_S + STEP_S
+
+
+@pytest.mark.parametrize("back_s", [5e-6, 1e-4, 5e-3])
+def test_at_most_half_of_the_time_goes_to_others(back_s: float) -> None:
+    """A training loop that computes in Python all the time gives the lock back after five milliseconds."""
+    clock = Clock(back_s)
+    clock.work(0.001)  # the first time it is not known what it costs
+    assert clock.work(1.0) <= 2.0 + 2 * back_s
+    assert clock.away > 0
+
+
+def test_a_thread_that_has_waited_begins_anew() -> None:
+    clock = Clock(back_s=1.0)
+    clock.now += 10.0
+    clock.slices.begin()
+    clock.slices.between()
+    assert clock.away == 0.0
+
+
+def test_every_sample_of_a_micro_batch_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read, drawn and checked, computed, written: none of it for all samples in one go."""
+    steps: list[str] = []
+    fields, begin = DeviceWork._fields, Slices.between
+
+    def between(self: Slices) -> None:
+        steps.append("between")
+        begin(self)
+
+    def read(self: DeviceWork, *sample: Any) -> Any:
+        steps.append("read")
+        return fields(self, *sample)
+
+    monkeypatch.setattr(Slices, "between", between)
+    monkeypatch.setattr(DeviceWork, "_fields", read)
+    with bench(FakeDevice()) as one:
+        one.send(*range(20, 28), chunk=1)
+        assert one.reported(1)
+    reads = [number for number, step in enumerate(steps) if step == "read"]
+    assert len(reads) == 8 and all("between" in steps[a:b] for a, b in pairwise(reads))
+    assert steps[reads[-1] :].count("between") >= 8 * (2 + 2 + 1), "drawn for two stages, run in two, written"

@@ -1,0 +1,133 @@
+"""Batches of 100 MB behind slow copies, made by a DALI stage: what is read too early, or written over, shows.
+
+On the fake device the same at a small size, where copies are as late as events allow.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import minato_gpu.building
+import minato_gpu.memory.accelerator
+from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.pipeline import DaliFragment, Field
+from tests.fake_device import LAZY_COPIES, FakeDevice
+
+BATCH, BATCHES = 4, 16
+SIDE = {"fake": 20, "cuda": 2500}  # of a sample of float32: 25 MB on a GPU
+LEAST = {"cpu": 0.0, "device": 1.0, "cpu+device": 0.1}  # the device's share of the samples
+SLOW = 20_000_000  # cycles before every copy: about ten milliseconds
+DEVICES = ["fake", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Numbers(Dataset[Any]):
+    """Sample ``n`` is {"n": n, "side": side}."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def __len__(self) -> int:
+        return BATCH * BATCHES
+
+    def __getitem__(self, n: int) -> Any:
+        return {"n": n, "side": self.side}
+
+
+def _read(fields: Any, params: Any) -> Any:
+    return {"x": np.full((fields["side"], fields["side"]), fields["n"], np.float32), "label": fields["n"]}
+
+
+def _shift(fields: Any, params: Any) -> Any:
+    time.sleep(1e-2)  # what it costs: the CPU lane cannot keep up, so the device has work
+    return {"x": fields["x"] + np.float32(1)}
+
+
+def _shift_by_dali(dali: Any, fields: Any, params: Any, device: str) -> Any:
+    return {"x": fields["x"] + np.float32(1)}
+
+
+def pipeline(side: int) -> Pipeline:
+    """x: n + 1 everywhere; label: n."""
+    x = Field(np.float32, (side, side))
+    return Pipeline(
+        (
+            Stage("read", ("n", "side"), {"x": x, "label": Field(np.int64)}, cpu=_read),
+            Stage("shift", ("x",), {"x": x}, cpu=_shift, device=DaliFragment(_shift_by_dali)),
+        ),
+        outputs=("x", "label"),
+        name="large",
+    )
+
+
+@pytest.fixture(params=DEVICES)
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeDevice | None:
+    """The fake device; None where it is a GPU, whose copies are slow then."""
+    if request.param == "fake":
+        device = FakeDevice(LAZY_COPIES)
+        monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+        monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+        return device
+    copy = Cuda.copy
+
+    def slowly(self: Cuda, into: torch.Tensor, source: torch.Tensor) -> None:
+        torch.cuda._sleep(SLOW)
+        copy(self, into, source)
+
+    monkeypatch.setattr(Cuda, "copy", slowly)
+    return None
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["cpu"], ["device"], ["cpu", "device"]], ids="+".join)
+def test_large_batches_are_whole(machine: FakeDevice | None, lanes: list[str], in_order: bool) -> None:
+    side = SIDE["cuda" if machine is None else "fake"]
+    loader = DataLoader(
+        Numbers(side),
+        BATCH,
+        shuffle=True,
+        num_workers=2,
+        device="cuda",
+        pipeline=pipeline(side),
+        lanes=lanes,
+        in_order=in_order,
+        persistent_workers=True,
+    )
+    share, epochs, least = 0.0, 0, LEAST["+".join(lanes)]
+    while epochs < 2 or (share < least and epochs < 20):  # a lane that opens late has less of the first ones
+        seen, wrong = _epoch(machine, loader)
+        assert sorted(seen) == list(range(len(loader.dataset)))  # type: ignore[arg-type]
+        assert wrong == 0
+        share = _share(loader.stats())
+        epochs += 1
+    assert share >= least
+
+
+def _epoch(machine: FakeDevice | None, loader: Any) -> tuple[list[int], int]:
+    """The labels that were read, and how many values were not their label's; no batch is kept."""
+    labels: list[torch.Tensor] = []
+    wrong: list[torch.Tensor] = []
+    for batch in loader:
+        for n in range(len(batch["label"])):
+            if machine is None:
+                labels.append(batch["label"][n].clone())
+                wrong.append((batch["x"][n] != batch["label"][n] + 1).sum())
+            else:
+                machine.read(batch["label"][n], lambda t: labels.append(t.clone()))
+                machine.read(batch["x"][n], lambda t: wrong.append((t != labels[-1] + 1).sum()))
+        del batch
+    if machine is not None:
+        machine.finish()
+    return [int(each) for each in labels], sum(int(each) for each in wrong)
+
+
+def _share(stats: Any) -> float:
+    """The device lane's share of all that the last epoch delivered."""
+    made = stats["lanes"].get("device", {"samples": 0})["samples"]
+    return float(made / stats["samples_delivered"])

@@ -1,0 +1,70 @@
+"""Which nvJPEG is asked, and what its age means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minato_gpu import DataLoader, nvjpeg
+from tests.numbers import PIPELINE, Numbers
+
+Libraries = dict[str, nvjpeg.Version]
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Libraries]:
+    """Libraries by how they are opened: those "loaded" already, and those in "files"."""
+    known: dict[str, Libraries] = {"loaded": {}, "files": {}}
+
+    def ask(library: str, mode: int = 0) -> nvjpeg.Version | None:
+        version = known["loaded" if mode & os.RTLD_NOLOAD else "files"].get(library)
+        if version is not None:
+            known["loaded"][Path(library).name] = version
+        return version
+
+    monkeypatch.setattr(nvjpeg, "_ask", ask)
+    monkeypatch.setattr(nvjpeg, "_folders", lambda: [Path("/first"), Path("/packages")])
+    return known
+
+
+def test_what_is_loaded_counts_and_not_what_is_installed(libraries: dict[str, Libraries]) -> None:
+    libraries["files"]["/packages/libnvjpeg.so.13"] = (13, 3, 2)
+    libraries["loaded"]["libnvjpeg.so.12"] = (12, 4, 0)
+    assert nvjpeg.loaded() == nvjpeg.found() == (12, 4, 0)
+    assert not nvjpeg.decodes_regions()
+
+
+def test_the_first_in_the_path_is_loaded(libraries: dict[str, Libraries]) -> None:
+    libraries["files"] |= {"/packages/libnvjpeg.so.13": (13, 3, 2), "/first/libnvjpeg.so.13": (13, 1, 9)}
+    assert nvjpeg.loaded() is None
+    assert nvjpeg.found() == nvjpeg.loaded() == (13, 1, 9)
+    assert not nvjpeg.decodes_regions()
+
+
+@pytest.mark.parametrize(("version", "regions"), [((13, 1, 99), False), ((13, 2, 0), True), ((14, 0, 0), True)])
+def test_regions_since(libraries: dict[str, Libraries], version: nvjpeg.Version, regions: bool) -> None:
+    libraries["loaded"]["libnvjpeg.so.13"] = version
+    assert nvjpeg.decodes_regions() is regions
+
+
+def test_nobody_knows_where_there_is_none(libraries: dict[str, Libraries]) -> None:
+    assert nvjpeg.found() is None and nvjpeg.decodes_regions()
+
+
+def test_the_library_here_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that ``pip install minato-gpu[cuda13]`` brings; no GPU is needed to ask it."""
+    pytest.importorskip("nvidia.nvimgcodec")
+    version: Any = nvjpeg.found()
+    assert version is not None and version >= (13, 2, 0)
+    assert nvjpeg.loaded() == version
+
+
+@pytest.mark.parametrize(("version", "told"), [((12, 4, 0), "12.4.0"), (None, None)])
+def test_stats_tell_the_version(monkeypatch: pytest.MonkeyPatch, version: Any, told: str | None) -> None:
+    monkeypatch.setattr(nvjpeg, "loaded", lambda: version)
+    loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=["device"])
+    next(iter(loader))
+    assert loader.stats()["device_lane"]["nvjpeg"] == told
