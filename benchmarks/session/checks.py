@@ -78,10 +78,36 @@ CHECKS = (
         "settle() waits anyway: the thread only loses the overlap, nothing is wrong",
     ),
     Check(
+        "a micro-batch is issued without a wait",
+        waits.micro_batch_is_asynchronous,
+        "two are in flight",
+        "something waits for the stream: try copy_to_external with use_copy_kernel=True in lanes/dali_outputs.py",
+    ),
+    Check(
         "letting go of DALI's outputs does not wait for the device",
         waits.release_is_asynchronous,
-        "outputs may die on any thread",
-        "they must be let go of by a thread of the loader's, and never while a CUDA graph is captured",
+        "nothing to do",
+        "the lane's thread stalls for a step: sweep where it is idle, in lanes/device_work.py",
+    ),
+    Check(
+        "a CUDA graph can be captured while the lane works",
+        waits.capture_beside_the_lane,
+        "the README's advice is right",
+        "it is wrong: see the error; the lane may have to stand still during a capture",
+    ),
+    Check(
+        "inputs of DALI are held for as long as it reads them",
+        waits.spoilt_inputs_change_nothing,
+        "nothing to do",
+        "results are wrong: hold inputs longer, in lanes/dali_inputs.py",
+        anywhere=True,
+    ),
+    Check(
+        "building a lane's graphs stops training for less than a tenth of a second",
+        waits.opening_stops_nobody,
+        "nothing to do",
+        "where CPU samples are delivered meanwhile, let the first batch wait for the lane's Opened",
+        anywhere=True,
     ),
     Check(
         "feeding DALI stops no other thread for a millisecond",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 from time import perf_counter
@@ -16,12 +15,14 @@ from benchmarks.session.harm import longest_gap
 from benchmarks.session.questions import Answer, executor_of, photographs
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
+from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Accelerator, Cuda
 from minato_gpu.memory.staging import Download, Upload
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 
 _SECOND = 2_000_000_000  # cycles of a kernel that keeps a stream busy
 _MOST_S = 1e-3
+_MOST_OPENING_S = 0.1
 
 
 def upload_is_asynchronous(settings: Settings) -> Answer:
@@ -39,22 +40,40 @@ def download_is_asynchronous(settings: Settings) -> Answer:
     return _returns_early(device, lambda: Download(device, tensors)), {}
 
 
-def release_is_asynchronous(settings: Settings) -> Answer:
-    """Whether who drops the last view of DALI's outputs goes on while another stream is busy."""
+def micro_batch_is_asynchronous(settings: Settings) -> Answer:
+    """Whether a micro-batch is issued, its outputs' copies among it, while its stream is busy with what came before."""
     pipeline, split, items = photographs(settings, 16)
     executor, device = executor_of(settings, pipeline, split, 16), Cuda(torch.device("cuda"))
+    return _returns_early(device, lambda: executor.run(items, torch.cuda.current_stream())), {}
+
+
+def release_is_asynchronous(settings: Settings) -> Answer:
+    """Whether the lane's thread goes on when it lets go of DALI's outputs while another stream is busy."""
+    pipeline, split, items = photographs(settings, 16)
+    device, executors = Cuda(torch.device("cuda")), [executor_of(settings, pipeline, split, 16) for _ in range(2)]
     stream = device.stream()
-    found: list[Any] = []
-    for _ in range(3):
+    for executor in executors:
         with device.working(stream):
-            found.append([device.adopt(one["image"]) for one in executor.run(items, stream) if isinstance(one, dict)])
+            executor.run(items, stream)
+    torch.cuda.synchronize()
+    return _returns_early(device, lambda: executors.pop().sweep()), {}
+
+
+def capture_beside_the_lane(settings: Settings) -> Answer:
+    """Whether the training thread can capture a CUDA graph with ``capture_error_mode="thread_local"``, as the README
+    says, while the lane and the copies' thread are at work."""
+    loader = loaders.ours(settings.workers)[1].make(job(settings, MIXED), settings.device)
+    batches, graph, x = iter(loader), torch.cuda.CUDAGraph(), torch.ones(1000, device="cuda")
+    next(batches)
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(2000):
+                x = x * 1.0
+        graph.replay()
         torch.cuda.synchronize()
-
-    def let_go() -> None:
-        found.pop(0)
-        gc.collect()
-
-    return _returns_early(device, let_go), {"outputs": len(found[0])}
+    except RuntimeError as error:
+        return False, {"error": str(error)}
+    return bool((x == 1.0).all()), {}
 
 
 def _returns_early(device: Accelerator, issue: Callable[[], Any]) -> bool:
@@ -83,6 +102,34 @@ def feeding_stops_nobody(settings: Settings) -> Answer:
     gaps = sorted(_gap_during(lambda: executor.run(items)) for _ in range(10))
     executor.close()
     return gaps[5] < _MOST_S, {"gap_s": gaps[5], "gap_max_s": gaps[-1]}
+
+
+def spoilt_inputs_change_nothing(settings: Settings) -> Answer:
+    """Whether inputs are held for as long as DALI reads them: their memory is used again once results are there."""
+    field = Field(np.uint8, (None,))
+    stage = Stage("flip", ("x",), {"x": field}, cpu=_inverted, device=DaliFragment(_inverted_by_dali))
+    pipeline = Pipeline((stage,), outputs=("x",), inputs={"x": field}, name="feeding")
+    count, rounds = (4, 3) if settings.quick else (64, 200)
+    executor, arrays, wrong = executor_of(settings, pipeline, 0, count), np.zeros((count, 50_000), np.uint8), 0
+    for number in range(rounds):
+        arrays[:] = number % 200
+        results = executor.run([({"x": row}, n) for n, row in enumerate(arrays)])
+        arrays[:] = 201
+        wrong += sum(not (to_numpy(one["x"]) == 255 - number % 200).all() for one in results if isinstance(one, dict))
+        wrong += sum(not isinstance(one, dict) for one in results)
+    executor.close()
+    return not wrong, {"wrong": wrong}
+
+
+def opening_stops_nobody(settings: Settings) -> Answer:
+    """Seconds in which a lane's graph is built, and the longest time that another thread is stopped meanwhile."""
+    pipeline, split, _ = photographs(settings, 1)
+    executor = executor_of(settings, pipeline, split, 4 if settings.quick else 64)
+    begin = perf_counter()
+    gap = _gap_during(lambda: executor.build({}))
+    seconds = perf_counter() - begin
+    executor.close()
+    return gap < _MOST_OPENING_S, {"gap_s": gap, "opening_s": seconds}
 
 
 def _inverted(fields: Any, params: Any) -> Any:
