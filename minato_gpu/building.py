@@ -28,7 +28,7 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
 from minato_gpu.memory.accelerator import open_accelerator
 from minato_gpu.memory.device_budget import DeviceBudget
-from minato_gpu.memory.leases import Leases
+from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.pump import Pump
 from minato_gpu.report import usable_cores
@@ -178,7 +178,7 @@ def _engine(loader: Any, links: Links, lanes: dict[str, Lane], loading: Loading 
     batched, workers, place = loader._auto_collation, loader.num_workers, loader.batch_size or 1
     prefetch, stacks = _prefetch(loader), _stacks(loader)  # the scheduler must not hold the loader
     joins_whole = not batched or policy.fixed
-    assembly = Assembly(links, Leases(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
+    assembly = Assembly(links, Loans(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
     estimator = None if iterable else _estimator(loader, lanes)
     pump = Pump(
         links,

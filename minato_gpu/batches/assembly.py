@@ -29,7 +29,7 @@ from minato_gpu.lanes.base import (
 )
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.leases import Leases
+from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Compose, Span
 
@@ -56,7 +56,7 @@ class Assembly:
     def __init__(
         self,
         links: Links,
-        leases: Leases,
+        loans: Loans,
         *,
         stacks: bool,
         joins_whole: bool,
@@ -64,13 +64,13 @@ class Assembly:
         skips: bool = False,
     ) -> None:
         self.loading = loading
-        self.holdings = Holdings(links, leases, loading)
+        self.holdings = Holdings(links, loans, loading)
         self._completions = links.completions
         self._joins_whole = joins_whole
         self._skips = skips
         self.window = Window()
         self._store = Store(-1, links, None, links.board)
-        self._stacking = Stacking(links, leases, self.window, self._store, stacks=stacks, loading=loading)
+        self._stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
         self._inspects = False
         self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
         self._batches: dict[int, Batch] = {}

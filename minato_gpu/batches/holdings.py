@@ -10,7 +10,7 @@ from minato_gpu.batches.loading import Loading
 from minato_gpu.lanes.base import Blob, Handed, Joined, Local
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory import blobs
-from minato_gpu.memory.leases import Leases
+from minato_gpu.memory.loans import Loans
 
 Block = tuple[int, int, int]
 """Owner, offset and bytes (0: not known) of memory in an arena; or of owner MARKS a block of marks."""
@@ -26,9 +26,9 @@ def lying(item: Any) -> Any:
 class Holdings:
     """Blocks of the workers' arenas and slabs of the engine's. ``bytes``: of samples and batches not delivered."""
 
-    def __init__(self, links: Links, leases: Leases, loading: Loading | None) -> None:
+    def __init__(self, links: Links, loans: Loans, loading: Loading | None) -> None:
         self._links = links
-        self._leases = leases
+        self._loans = loans
         self._loading = loading
         self.bytes = 0
         self.peak = 0
@@ -42,7 +42,7 @@ class Holdings:
         """Give the memory of a reference back to the worker that owns it."""
         item = item.item if isinstance(item, Joined) else lying(item)
         if isinstance(item, Blob):
-            self._leases.give_back(item.places)
+            self._loans.give_back(item.places)
 
     def free(self, held: Iterable[Block]) -> None:
         """Give blocks back that no lane uses any more."""
@@ -50,7 +50,7 @@ class Holdings:
             if owner == MARKS:
                 self._links.completions.give_back(offset)
             else:
-                self._leases.give_back([(owner, offset)])
+                self._loans.give_back([(owner, offset)])
 
     def free_slab(self, slab: int) -> None:
         """A place's slab has been used."""
@@ -63,22 +63,22 @@ class Holdings:
         """How the consumer gets at an object; its memory is lent from now on."""
         if isinstance(item, Local):
             return lambda: item.value
-        buffer, lend = self._links.buffer(item.worker), self._leases.lend
+        buffer, lend = self._links.buffer(item.worker), self._loans.lend
         block, *parts = (lend(buffer, item.worker, offset, nbytes) for offset, nbytes in item.blocks)
         return partial(blobs.load, block, parts, copies_small=True)
 
     def reclaim(self) -> None:
         """Take back the blocks whose last view has died."""
-        leases, links = self._leases, self._links
+        loans, links = self._loans, self._links
         if self._loading is not None:
             self._loading.sweep()
-        for owner, offset in leases.take_back():
+        for owner, offset in loans.take_back():
             if owner < 0:
                 self.free_slab(offset)
             elif not links.board.give_back(owner, offset):
-                leases.give_back([(owner, offset)])
+                loans.give_back([(owner, offset)])
 
     def bury(self, owner: int) -> list[tuple[int, int]]:
         """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) lent."""
-        self._leases.give_back([block for block in self._leases.take_back() if block[0] != owner])
-        return self._leases.lent_by(owner)
+        self._loans.give_back([block for block in self._loans.take_back() if block[0] != owner])
+        return self._loans.lent_by(owner)

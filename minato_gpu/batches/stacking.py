@@ -23,7 +23,7 @@ from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.layout import Layout, Mismatch
-from minato_gpu.memory.leases import Leases
+from minato_gpu.memory.loans import Loans
 from minato_gpu.scheduling.messages import Span
 
 
@@ -33,7 +33,7 @@ class Stacking:
     def __init__(
         self,
         links: Links,
-        leases: Leases,
+        loans: Loans,
         window: Window,
         store: Store,
         *,
@@ -45,7 +45,7 @@ class Stacking:
         self.layout_bytes: bytes | None = b"" if stacks else None
         self.row_bytes = 0
         self._links = links
-        self._leases = leases
+        self._loans = loans
         self._window = window
         self._store = store
 
@@ -142,7 +142,7 @@ class Stacking:
             slab = self._links.engine_arena.allocate(nbytes)
             self._gather(parts, layout, slab, batch.size)
         batch.nbytes = batch.size * self.row_bytes
-        batch.owner = self._leases.lend(self._links.buffer(-1), -1, slab, nbytes)
+        batch.owner = self._loans.lend(self._links.buffer(-1), -1, slab, nbytes)
 
     def _gather(self, parts: list[tuple[Record, int, int]], layout: Layout, slab: int, size: int) -> None:
         buffer = self._links.buffer(-1)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from minato_gpu.memory.arena import round_up
-from minato_gpu.memory.leases import apart
+from minato_gpu.memory.loans import apart
 
 _HEAD = struct.Struct("<qq")
 _ALIGN = 64

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import round_up
-from minato_gpu.memory.leases import apart
+from minato_gpu.memory.loans import apart
 
 _ALIGN = 64
 _SCALARS: dict[type, np.dtype[Any]] = {

@@ -20,7 +20,7 @@ from minato_gpu.memory.accelerator import Accelerator, Event
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.copies import MOST, Run, plan
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.leases import is_small
+from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.pinning import Pinned
 
 

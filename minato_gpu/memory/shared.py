@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.leases import Leases
+from minato_gpu.memory.loans import Loans
 
 LEAST = 1 << 16  # bytes; less is copied faster than it is kept account of
 
@@ -48,7 +48,7 @@ class Handover:
     def __init__(self, worker: int, arena: Arena) -> None:
         self._worker = worker
         self.arena = arena
-        self._leases = Leases()
+        self._loans = Loans()
         self._here: set[int] = set()  # the worker's code has views of these
         self._away: set[int] = set()  # the engine has these
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Handover:
             self._forget_dead()
             offset = self.arena.allocate(nbytes)
             self._here.add(offset)
-            return self._leases.lend(self.arena.buffer, self._worker, offset, nbytes)
+            return self._loans.lend(self.arena.buffer, self._worker, offset, nbytes)
 
     def offer(self, view: memoryview) -> int | None:
         """The block that begins with these bytes, which is the engine's from now on; None: they must be copied."""
@@ -86,7 +86,7 @@ class Handover:
                 self.arena.free(offset)
 
     def _forget_dead(self) -> None:
-        for _, offset in self._leases.take_back():
+        for _, offset in self._loans.take_back():
             self._here.remove(offset)
             if offset not in self._away:
                 self.arena.free(offset)

@@ -15,8 +15,8 @@ import torch
 
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.copies import MOST, Run
-from minato_gpu.memory.leases import is_small
 from minato_gpu.memory.loads import Load, Port
+from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.staging import side_by_side
 
 

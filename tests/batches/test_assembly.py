@@ -18,7 +18,7 @@ from minato_gpu.lanes.base import Extra, Failure, NoSample, Row, Unshippable
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.leases import Leases
+from minato_gpu.memory.loans import Loans
 from minato_gpu.scheduling.messages import Compose
 from tests.lanes.harness import open_links
 from tests.memory.equality import same
@@ -42,7 +42,7 @@ class Floor:
 
     def __init__(self, links: Links, *, stacks: bool = True, joins_whole: bool = True, places: int = 3) -> None:
         self.links = links
-        self.leases = Leases()
+        self.leases = Loans()
         self.assembly = Assembly(links, self.leases, stacks=stacks, joins_whole=joins_whole)
         self.worker = Store(0, links, links.arenas[0], links.board)
         for place in range(places):

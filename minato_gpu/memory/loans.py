@@ -1,4 +1,4 @@
-"""Leases: memory that belongs to the consumer until its last view dies (DESIGN.md section 7).
+"""Loans: memory that belongs to the consumer until its last view dies (DESIGN.md section 7).
 
 A batch is handed out as tensors over a NumPy array that owns a piece of an arena. When the last tensor, view or
 array that refers to it is gone, the piece returns to its arena; nothing else may recycle it. The callback can
@@ -31,7 +31,7 @@ def is_small(nbytes: int, block_bytes: int) -> bool:
     return nbytes <= min(_SMALL, block_bytes // 8)
 
 
-class _Lease(ref):  # type: ignore[type-arg]
+class _Loan(ref):  # type: ignore[type-arg]
     """A weak reference that remembers which block it watches."""
 
     __slots__ = ("block", "nbytes")
@@ -40,11 +40,11 @@ class _Lease(ref):  # type: ignore[type-arg]
     nbytes: int
 
 
-class Leases:
+class Loans:
     """Blocks handed out, and those that came back. A block is (owner, offset), the owner -1 for the parent."""
 
     def __init__(self) -> None:
-        self._live: dict[int, _Lease] = {}
+        self._live: dict[int, _Loan] = {}
         self._dead: deque[Any] = deque()
         self._given_back: deque[tuple[int, int]] = deque()
 
@@ -52,10 +52,10 @@ class Leases:
         """Bytes ``offset`` to ``offset + nbytes`` of the arena as an array, shape (nbytes,), that owns the block."""
         # frombuffer, not ndarray(buffer=...): that would refer to the mapping itself, without keeping it from closing
         array = np.frombuffer(buffer, np.uint8, nbytes, offset)
-        lease = _Lease(array, self._dead.append)
-        lease.block = (owner, offset)
-        lease.nbytes = nbytes
-        self._live[id(lease)] = lease
+        loan = _Loan(array, self._dead.append)
+        loan.block = (owner, offset)
+        loan.nbytes = nbytes
+        self._live[id(loan)] = loan
         return array
 
     def give_back(self, blocks: Iterable[tuple[int, int]]) -> None:
@@ -67,15 +67,15 @@ class Leases:
         given = self._given_back
         blocks = [given.popleft() for _ in range(len(given))]
         for _ in range(len(self._dead)):
-            lease = self._dead.popleft()
-            self._live.pop(id(lease), None)  # None: an interrupt came while it was lent
-            blocks.append(lease.block)
+            loan = self._dead.popleft()
+            self._live.pop(id(loan), None)  # None: an interrupt came while it was lent
+            blocks.append(loan.block)
         return blocks
 
     def lent_by(self, owner: int) -> list[tuple[int, int]]:
         """Offset and bytes of the blocks of this owner that have not come back."""
-        leases = list(self._live.values())
-        return [(lease.block[1], lease.nbytes) for lease in leases if lease.block[0] == owner]
+        loans = list(self._live.values())
+        return [(loan.block[1], loan.nbytes) for loan in loans if loan.block[0] == owner]
 
     @property
     def live(self) -> int:
