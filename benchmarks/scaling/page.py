@@ -1,7 +1,7 @@
 """The page of recorded runs: ``python -m benchmarks.scaling.page FOLDER --out benchmarks/SCALING.md``.
 
-``FOLDER`` holds what ``python -m benchmarks.scaling`` left with ``--json``: scaling.json (the matrix), and where there
-are any scaling_named.json and scaling_kinds.json. The picture is written beside them.
+``FOLDER`` holds what ``python -m benchmarks.scaling`` left with ``--json``: scaling_named.json, scaling_kinds.json and
+scaling.json (the matrix), or some of them. A picture of the matrix is written beside it.
 """
 
 from __future__ import annotations
@@ -99,15 +99,18 @@ def section(title: str, document: Mapping[str, Any]) -> str:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("benchmarks/SCALING.md"))
 def main(folder: Path, out: Path) -> None:
     found = {name: folder / name for name in _TITLES if (folder / name).exists()}
-    if "scaling.json" not in found:
-        raise click.UsageError(f"{folder} holds no scaling.json: python -m benchmarks.scaling --full --json ...")
+    if not found:
+        raise click.UsageError(f"{folder} holds none of {', '.join(_TITLES)}: python -m benchmarks.scaling --json ...")
     documents = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in found.items()}
-    picture = found["scaling.json"].with_suffix(".png")
-    draw(documents["scaling.json"]["rows"], picture)
-    text = [_HEAD, f"![share of the bound over workers]({os.path.relpath(picture, out.parent)})\n"]
+    text = [_HEAD]
+    if "scaling.json" in found:
+        picture = found["scaling.json"].with_suffix(".png")
+        draw(documents["scaling.json"]["rows"], picture)
+        text.append(f"![share of the bound over workers]({os.path.relpath(picture, out.parent)})\n")
+        click.echo(f"wrote {picture}")
     text += [section(_TITLES[name], document) for name, document in documents.items()]
     out.write_text("\n".join(text), encoding="utf-8")
-    click.echo(f"wrote {out} and {picture}")
+    click.echo(f"wrote {out}")
 
 
 _HEAD = """# How far workers scale

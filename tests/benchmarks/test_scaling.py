@@ -150,11 +150,15 @@ def test_the_command_and_its_page(tmp_path: Path) -> None:
     text = out.read_text(encoding="utf-8")
     assert "](results/scaling.png)" in text and (folder / "scaling.png").stat().st_size > 5_000
     assert all(f"| {row['case']} |" in text for row in summary(rows)) and len(summary(rows)) == 2
+    (folder / "scaling.json").rename(folder / "scaling_named.json")
+    result = CliRunner().invoke(page.main, [str(folder), "--out", str(out)])
+    text = out.read_text(encoding="utf-8")
+    assert result.exit_code == 0 and "## The named cells" in text and "scaling.png" not in text
 
 
-def test_a_page_needs_the_matrix(tmp_path: Path) -> None:
+def test_a_page_needs_something_recorded(tmp_path: Path) -> None:
     result = CliRunner().invoke(page.main, [str(tmp_path)])
-    assert result.exit_code == 2 and "holds no scaling.json" in result.output
+    assert result.exit_code == 2 and "holds none of scaling_named.json" in result.output
 
 
 def test_loaders_that_take_samples_one_by_one_are_tried_where_costs_have_a_tail() -> None:
