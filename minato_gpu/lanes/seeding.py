@@ -45,7 +45,7 @@ class Seeder:
         self._random = random.Random()
         self._numpy = np.random.RandomState()
         self._torch = torch.Generator()
-        self._scratch = torch.empty(2, dtype=torch.int64)
+        self._scratch = torch.empty(2, dtype=torch.int64, device="cpu")  # whatever the user's default device is
         self._words = state_words(torch.default_generator)
         self._words_before = b""
 
@@ -138,7 +138,7 @@ def state_words(generator: torch.Generator) -> Any:
     array = ctypes.c_char * _LOOKED_AT.size
     looked_at = array.from_address(address + begin)
     before = bytes(looked_at)
-    torch.rand(1, generator=probe)
+    torch.rand(1, generator=probe, device="cpu")
     if bytes(looked_at) == before:
         return None
     return array.from_address(generator._cdata + begin)  # type: ignore[attr-defined]

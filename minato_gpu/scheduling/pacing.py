@@ -26,7 +26,7 @@ MANY_SLOTS = 8  # or, on fewer slots than these, proportionally fewer: there it 
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
 EVEN_SHARE = 0.5  # of the window's time, for a lease of samples that take much the same
-LONGEST_EVEN_S = 0.5
+LONGEST_EVEN_S = 0.5  # of such a lease
 LEAST_TICKETS = 8  # samples of a lease where they cost so much that it may be longer than others,
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
