@@ -52,9 +52,9 @@ class DataLoader(TorchDataLoader[T]):
         that has device stages and ``device`` is a GPU).
     max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's
         order (None: 8). ``in_order=True`` means 0.
-    host_memory_budget, device_memory_budget: bytes in flight, the latter on each device; None: on the host, the window of
-        ``prefetch_factor`` batches for each worker (at least three for each of several devices) is the only limit; a
-        device has three batches or so of it, more where they are small beside what is prepared there at once.
+    host_memory_budget, device_memory_budget: bytes in flight, the latter on each device; None: on the host, the window
+        of ``prefetch_factor`` batches for each worker (at least three for each of several devices) is the only limit;
+        a device has three batches or so of it, more where they are small beside what is prepared there at once.
     worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
     order_log: path; an out-of-order run of workers records the order of delivery there, and if the file exists already,
         that order is replayed exactly.
