@@ -279,12 +279,12 @@ def test_samples_fetched_at_once_cost_the_same(links: Links) -> None:
 
     class Slow(_Many):
         def __getitems__(self, keys: list[int]) -> list[Any]:
-            assert sum(range(200_000)) > 0  # fixed work, no clock
+            assert sum(range(1_000_000)) > 0  # fixed work, no clock
             return super().__getitems__(keys)
 
     (report,) = Bench(links, job(Slow())).run(task(piece(range(20, 28))))
     assert report.times is not None and len(report.times) == 8
-    assert max(report.times) < 2 * min(report.times)
+    assert max(report.times) < 100 * min(report.times), "some ms each, however long the machine paused in one of them"
 
 
 def test_an_error_of_many_is_blamed_on_one(links: Links) -> None:
