@@ -44,19 +44,25 @@ def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_b
         assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0
 
 
-@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
-def test_where_no_bytes_were_named_what_has_no_room_is_made_together_and_goes_home_together(
-    order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three batches, of which one is set aside: two stay. A device that made the others one by one would be no use."""
-    sizes: list[int] = []
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each run of a segment had, in turn."""
+    found: list[int] = []
     run = FunctionSegment.run
 
     def noted(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
-        sizes.append(len(batch))
+        found.append(len(batch))
         return run(self, batch, drawn)
 
     monkeypatch.setattr(FunctionSegment, "run", noted)
+    return found
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
+def test_where_no_bytes_were_named_what_has_no_room_is_made_together_and_goes_home_together(
+    order: str, sizes: list[int]
+) -> None:
+    """Three batches, of which one is set aside: two stay. A device that made the others one by one would be no use."""
     layout = Layout.of(SAMPLE)
     assert layout is not None
     stay = 2 * rows_bytes(layout, ROWS) // (ROWS * SAMPLE_BYTES)  # micro-batches, whose samples are a part of a batch
@@ -74,15 +80,7 @@ def test_where_no_bytes_were_named_what_has_no_room_is_made_together_and_goes_ho
         one.reports.clear()
 
 
-def test_while_sizes_are_unknown_samples_are_made_one_by_one_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    run = FunctionSegment.run
-
-    def noted(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
-        sizes.append(len(batch))
-        return run(self, batch, drawn)
-
-    monkeypatch.setattr(FunctionSegment, "run", noted)
+def test_while_sizes_are_unknown_samples_are_made_one_by_one_under_a_budget(sizes: list[int]) -> None:
     with bench(FakeDevice(), limit=1 << 20) as one:
         sources: list[Any] = [Local(one.pipeline.run({"n": key}, 0, stop=1), 8) for key in range(5)]
         one.lane.send(task(piece(range(5), sources=sources), chunk=1, layout=b""))
