@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minato_gpu.checkpoint.ranks import merge_state_dicts
     from minato_gpu.faults.failures import BadSample, TooManyFailures
     from minato_gpu.faults.watchdog import WorkerHung
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
-    from minato_gpu.resume.ranks import merge_state_dicts
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,7 +37,7 @@ _HOMES = {
     "Stage": "pipeline",
     "TooManyFailures": "faults.failures",
     "WorkerHung": "faults.watchdog",
-    "merge_state_dicts": "resume.ranks",
+    "merge_state_dicts": "checkpoint.ranks",
     "shared_empty": "memory.shared",
 }
 

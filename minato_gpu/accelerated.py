@@ -16,8 +16,8 @@ from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
 
+from minato_gpu.checkpoint import process_generators
 from minato_gpu.loader import DataLoader
-from minato_gpu.resume import process_generators
 
 
 class PreparedLoader(DataLoaderShard):

@@ -1,6 +1,6 @@
 """One epoch of a loader, as the training loop sees it: what becomes of each batch before the loop has it.
 
-The same with workers and without; only where batches come from differs, see batches/contract.py.
+The same with workers and without; only where batches come from differs, see window/contract.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from minato_gpu.batches.contract import NOTHING, Batches, EndOfEpoch
+from minato_gpu.checkpoint.progress import EpochProgress
 from minato_gpu.faults.failures import FailurePolicy, pads_batches
 from minato_gpu.lanes.base import reraise
 from minato_gpu.memory.values import mapped
-from minato_gpu.resume.standing import Standing
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.telemetry import Telemetry
+from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 
 
 class View(NamedTuple):
@@ -41,7 +41,7 @@ class EpochIterator(_BaseDataLoaderIter):
     _base_seed: int
     ended = False
 
-    def _deliver(self, loader: Any, number: int, batches: Batches, standing: Standing) -> FailurePolicy:
+    def _deliver(self, loader: Any, number: int, batches: Batches, standing: EpochProgress) -> FailurePolicy:
         """Deliver these batches of epoch ``number`` from now on; to be called by the constructor, last."""
         assert standing.source is not None
         self._loader = loader

@@ -22,18 +22,18 @@ import torch
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
-from minato_gpu.admission.sources import Drawn, Source
-from minato_gpu.batches.contract import NOTHING, Batches, EndOfEpoch, Judge
+from minato_gpu.checkpoint import process_generators
+from minato_gpu.checkpoint.progress import is_iterable, told_here
+from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
 from minato_gpu.delivery import EpochIterator, View, in_memory
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream, StreamStart
-from minato_gpu.resume import process_generators
-from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
-from minato_gpu.resume.standing import is_iterable, told_here
-from minato_gpu.resume.streams import Streams
 from minato_gpu.samples import Ticket, add_note
+from minato_gpu.sampling.sources import Drawn, Source
+from minato_gpu.sampling.streams import WorkerStreams
 from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 
 class InlineIterator(EpochIterator):
@@ -91,7 +91,7 @@ def _opened(loader: Any, job: Job, starts: list[StreamStart]) -> Stream:
 class StreamHere(Batches):
     """The batches of an iterable data set that is iterated here. See ``Batches``: nothing is left out of a stream."""
 
-    def __init__(self, stream: Stream, streams: Streams, samples: int, log: Telemetry) -> None:
+    def __init__(self, stream: Stream, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
         """``streams``: told where this only one stands; ``samples`` of a batch."""
         self._stream = stream
         self._streams = streams

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from minato_gpu import nvjpeg
-from minato_gpu.admission.sources import Source
-from minato_gpu.admission.speculation import Speculation
-from minato_gpu.building import build_engine
+from minato_gpu.checkpoint.progress import EpochProgress, generators_of, left_of_thread, told_between
+from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
 from minato_gpu.delivery import EpochIterator, View, in_memory
-from minato_gpu.engine import Engine
-from minato_gpu.faults.later import Later
+from minato_gpu.engine.building import build_engine
+from minato_gpu.engine.engine import Engine
+from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
-from minato_gpu.resume.resumption import Resumption, begin_source, expected_of
-from minato_gpu.resume.sampling import Sampling
-from minato_gpu.resume.standing import Standing, generators_of, left_of_thread, told_between
 from minato_gpu.samples import sample_seed
+from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.scheduling.scheduler import Scheduler
 
@@ -67,7 +67,7 @@ class EngineIterator(EpochIterator):
         self._number = number
         self._loader = loader
         self._keeps = keeps
-        self._raised = Later()  # by the sampler for the next epoch, while a batch lay at hand
+        self._raised = DeferredError()  # by the sampler for the next epoch, while a batch lay at hand
         source = self._source(ahead if holds else None, resumption)
         if engine is None or engine.closed:
             engine = build_engine(loader, self._base_seed)
@@ -93,7 +93,7 @@ class EngineIterator(EpochIterator):
         if ahead is not None:
             source, speculation = ahead
             source.order.begun_from = speculation.begun_from(generators_of(loader, Sampling(loader)))
-            self._standing = Standing(loader, number, (source.seed, *(workers or (source.seed, number))))
+            self._standing = EpochProgress(loader, number, (source.seed, *(workers or (source.seed, number))))
             self._standing.source = source
             return source
         seed = self._base_seed

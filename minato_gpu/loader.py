@@ -16,20 +16,20 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from minato_gpu.admission.occurrences import Occurrences
-from minato_gpu.admission.order_log import OrderLog
-from minato_gpu.admission.sources import Source
-from minato_gpu.admission.speculation import Speculation, never_repeats, yields_once
-from minato_gpu.engine import Engine
+from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
+from minato_gpu.checkpoint.resumption import Resumption
+from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import room
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.resume.resumption import Resumption
-from minato_gpu.resume.sampling import Sampling
-from minato_gpu.resume.standing import Standing, before_epoch
+from minato_gpu.sampling.occurrences import Occurrences
+from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.speculation import Speculation, never_repeats, yields_once
 
 T = TypeVar("T", covariant=True)
 
@@ -167,7 +167,7 @@ class DataLoader(TorchDataLoader[T]):
         self._begun = 0
         self._base_seed = self._first = 0  # of the engine that is kept: its seed, and its first epoch
         self._ahead: tuple[Source, Speculation] | None = None
-        self._standing: Standing | None = None  # where the last epoch stands
+        self._standing: EpochProgress | None = None  # where the last epoch stands
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._over: bytes | None = None  # what the data set here told (b"": nothing) before it got an epoch's end
         self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)

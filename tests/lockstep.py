@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from minato_gpu import engine
+from minato_gpu.engine import engine
 from minato_gpu.lanes import cpu, delay, wire, worker
 from minato_gpu.threads import OwnThread, await_event
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-import minato_gpu.building
+import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.batches.assembly import Assembly
 from minato_gpu.lanes.base import Resident
 from minato_gpu.memory.loads import Load
 from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
+from minato_gpu.window.assembly import Assembly
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
 from tests.waiting import wait_until
@@ -45,7 +45,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Fake:
     def make(order: Order = LAZY_COPIES, **more: Any) -> FakeDevice:
         device = FakeDevice(order, **more)
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+        monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
         return device
 
     return make
@@ -260,7 +260,7 @@ def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.Mo
     """The tests above are worth something: with a device that is asked for no order, batches are wrong."""
     device = _Careless(order)
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
     got = consume(device, DataLoader(Plain(), BATCH, num_workers=1, device="cuda"))
     wanted = reference(Plain())
     assert not all(

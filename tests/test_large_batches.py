@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import minato_gpu.building
+import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.memory.accelerator import Cuda
@@ -72,7 +72,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "fake":
         device = FakeDevice(LAZY_COPIES)
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+        monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
         return device
     copy = Cuda.copy
 

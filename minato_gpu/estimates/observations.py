@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minato_gpu.batches.assembly import Assembly
 from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.lanes.base import Failure, Features, Handed, Report
 from minato_gpu.scheduling import messages as m
+from minato_gpu.window.assembly import Assembly
 
 
 def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report, to: Estimator, of: Assembly) -> None:

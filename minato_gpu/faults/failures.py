@@ -23,9 +23,9 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DistributedSampler
 
 from minato_gpu.lanes.base import Failure, reraise
-from minato_gpu.resume.delivered import Delivered
-from minato_gpu.resume.sampling import Sampling
 from minato_gpu.samples import Origin
+from minato_gpu.sampling.delivered import Delivered
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.telemetry import Telemetry
 
 RAISE, SKIP, RETRY = "raise", "skip", "retry"

@@ -18,7 +18,8 @@ import torch
 import torch.distributed
 from torch.utils.data import DistributedSampler, Subset
 
-from minato_gpu import DataLoader, building
+from minato_gpu import DataLoader
+from minato_gpu.engine import building
 from minato_gpu.memory import accelerator
 from tests.fake_device import FakeDevice
 from tests.numbers import PIPELINE, Numbers

@@ -21,7 +21,7 @@ from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.faults.failures import BadSample, FailurePolicy, TooManyFailures
 from minato_gpu.lanes.base import failure
 from minato_gpu.pipeline import Field, TorchFunction
-from minato_gpu.resume.delivered import Delivered
+from minato_gpu.sampling.delivered import Delivered
 from minato_gpu.telemetry import Telemetry
 from pipelines import example_photographs, image_classification
 from tests.contracts.datasets import Made

@@ -21,9 +21,9 @@ import torch
 from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader, Field, Pipeline, Stage
-from minato_gpu.engine import Engine
+from minato_gpu.engine import deaths
+from minato_gpu.engine.engine import Engine
 from minato_gpu.event_log import EventLog
-from minato_gpu.faults import deaths
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
 from tests.contracts.datasets import Costly, Made, Streams, draw, rows

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader
-from minato_gpu.resume.resumption import Resumption
+from minato_gpu.checkpoint.resumption import Resumption
 from tests.contracts.resuming import DATA, RaisesOnce, after, loader_of
 from tests.contracts.samplers import KeepsPlace, RestartingBatches, Unknown
 

@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SubsetRandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
+from minato_gpu.checkpoint import process_generators
 from minato_gpu.notices import say_once
-from minato_gpu.resume import process_generators
 from tests import programs
 from tests.contracts import resume_global_program
 from tests.contracts.datasets import Made

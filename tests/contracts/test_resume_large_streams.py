@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.streams import EVERY, LARGE
-from minato_gpu.resume import streams
+from minato_gpu.sampling import streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 
 _SAMPLES = 150

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minato_gpu import DataLoader
-from minato_gpu.admission import sources
+from minato_gpu.sampling import sources
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import generator, through_json

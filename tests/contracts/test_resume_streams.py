@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
-from minato_gpu.resume import streams
+from minato_gpu.checkpoint import streams
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import saves_along

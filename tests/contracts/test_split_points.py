@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import minato_gpu.batches.assembly
-import minato_gpu.building
+import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
+import minato_gpu.window.assembly
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.lanes.device_lane import DeviceLane
@@ -129,7 +129,7 @@ def test_batches_on_a_device(monkeypatch: pytest.MonkeyPatch, wanted: list[dict[
     """Results of the device stay there, whichever lane began with their sample."""
     device = FakeDevice(LAZY_COPIES)
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
     plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
     loader = loader_for(device="cuda", persistent_workers=True)
     for want in wanted:
@@ -253,6 +253,6 @@ def test_where_nothing_can_be_cut_no_sample_is_looked_at_for_it(monkeypatch: pyt
     def handed(*_: Any) -> Any:
         raise AssertionError("nothing can have been handed over")
 
-    monkeypatch.setattr(minato_gpu.batches.assembly.Assembly, "handed", handed)
+    monkeypatch.setattr(minato_gpu.window.assembly.Assembly, "handed", handed)
     words: Any = [f"word {n}" for n in range(20)]
     assert [word for batch in DataLoader(words, 4, num_workers=1) for word in batch] == words

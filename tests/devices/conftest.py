@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import minato_gpu.building
+import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
 from tests.devices.several import Careless, Machine
 from tests.fake_device import LAZY_COPIES, FakeDevice, Order
@@ -20,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
             devices.append((Careless if number == careless else FakeDevice)(order, beside=devices))
             devices[-1].uuid = f"{number}-uuid"
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda device: devices[device.index])
+        monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda device: devices[device.index])
         return devices
 
     return make

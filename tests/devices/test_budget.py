@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-import minato_gpu.building
+import minato_gpu.engine.building
 from minato_gpu import DataLoader
-from minato_gpu.batches.loading import Loading
-from minato_gpu.batches.records import Record
 from minato_gpu.lanes import device_lane
 from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.store import Store
@@ -20,6 +18,8 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
 from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.window.loading import Loading
+from minato_gpu.window.records import Record
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
 from tests.fake_device import LAZY_COPIES
@@ -57,8 +57,8 @@ def test_without_a_budget_a_few_batches_go_to_a_device_and_not_the_whole_window(
 ) -> None:
     """The consumer takes the first batch and is away until the window is prepared: 16 batches."""
     monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
-    monkeypatch.setattr(minato_gpu.building, "_MICRO_BATCH", 4)
-    monkeypatch.setattr(minato_gpu.building, "_MOST_ON_GPU", 4)
+    monkeypatch.setattr(minato_gpu.engine.building, "_MICRO_BATCH", 4)
+    monkeypatch.setattr(minato_gpu.engine.building, "_MOST_ON_GPU", 4)
     devices = machine(1, LAZY_COPIES)
     loader = loader_on(devices, num_workers=1, lanes=lanes, in_order=in_order, prefetch_factor=16)
     batches = iter(loader)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-import minato_gpu.building
 import minato_gpu.delivery
+import minato_gpu.engine.building
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory import nvml
 from tests.contracts.checks import NOTHING, differences
@@ -96,7 +96,7 @@ def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) ->
 
 def test_one_device_that_cannot_be_opened_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = machine(2)
-    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda device: devices[:1][device.index])
+    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda device: devices[:1][device.index])
     with pytest.raises(IndexError):
         iter(loader_on(devices))
 

@@ -17,8 +17,9 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Subset
 
-from minato_gpu import DataLoader, building
+from minato_gpu import DataLoader
 from minato_gpu.accelerated import prepare
+from minato_gpu.engine import building
 from minato_gpu.memory import accelerator as accelerators
 from tests.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.numbers import PIPELINE, Numbers

@@ -1,1 +1,0 @@
-"""From the sampler to tickets."""

@@ -1,0 +1,221 @@
+"""States of all ranks of a distributed job as one, and one state for any number of ranks.
+
+``DistributedSampler`` deals one order out to R ranks: position p of rank r is entry p * R + r of the whole. A merged
+state says how far each rank had come; for another number of ranks, what is left of the whole is dealt out anew, and so
+on for every further change (each is a *world*). Entries that only filled up the last round are not kept: they are
+repetitions, and the next world fills up its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch.utils.data import DistributedSampler
+
+from minato_gpu.checkpoint import state as s
+from minato_gpu.sampling.delivered import Delivered
+from minato_gpu.sampling.orders import REPLAY
+from minato_gpu.sampling.samplers import Sampling
+
+_MOST_RANKS = 1 << 20
+_MOST_WORLDS = 256  # each takes a pass over the whole order
+
+
+def rank_of(sampler: Any) -> dict[str, Any] | None:
+    """Which share of the order a sampler has; None where it has all, as far as is known.
+
+    Known are torch's DistributedSampler, and batch samplers that say it as Accelerate's do.
+    """
+    if type(sampler) is not DistributedSampler:
+        shares = (getattr(sampler, "num_processes", None), getattr(sampler, "process_index", None))
+        return {"replicas": shares[0], "rank": shares[1]} if all(type(number) is int for number in shares) else None
+    return {
+        "replicas": sampler.num_replicas,
+        "rank": sampler.rank,
+        "shuffle": sampler.shuffle,
+        "seed": sampler.seed,
+        "drop_last": sampler.drop_last,
+    }
+
+
+@s.within_depth()
+def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
+
+    Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
+    delivered counts for all ranks together; samples keep their content where the ranks had the same base seed. Each
+    rank goes on with its own count of failures (``max_failures``); another number of ranks shares out the sum of all.
+    The same number of ranks has each its own global generator back; another has it where all ranks' stood alike, else
+    the generators of its processes stay as they are.
+
+    Raises ValueError for states that do not belong together, and where a rank is missing.
+    """
+    all_ = [s.check(state) for state in states]
+    if not all_:
+        raise ValueError("merge_state_dicts() needs the states of all ranks, got none")
+    first = all_[0]
+    for other in all_[1:]:
+        for name in ("begun", "epoch", "kind"):
+            if other[name] != first[name]:
+                raise ValueError(
+                    f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
+                    "ranks must be saved at the same step"
+                )
+    undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
+    if len(all_) > 1 and any(not state["begun"] and state["source"].get("streams") is not None for state in all_):
+        raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
+    if len(all_) == 1 and (undealt or not first["begun"]):
+        return first
+    if not first["begun"]:
+        source = {name: value for name, value in first["source"].items() if name != "rank"}
+        return {**first, "source": source, **_globals_of(all_)}
+    shares = [_share(state) for state in all_]
+    replicas = shares[0]["replicas"]
+    if sorted(share["rank"] for share in shares) != list(range(replicas)):
+        ranks = sorted(share["rank"] for share in shares)
+        raise ValueError(f"merge_state_dicts() needs one state of each of the {replicas} ranks, got ranks {ranks}")
+    source = {name: value for name, value in first["source"].items() if name not in ("rank", "witness")}
+    for state, share in zip(all_, shares, strict=True):
+        same = {name: state["source"].get(name) for name in source} == source
+        if not same or {**share, "rank": 0} != {**shares[0], "rank": 0}:
+            raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
+    by_rank = sorted(zip(shares, all_, strict=True), key=lambda pair: int(pair[0]["rank"]))
+    parts = [{**state["progress"], "witness": state["source"].get("witness")} for _, state in by_rank]
+    world = {"replicas": replicas, "parts": parts}
+    worlds = [*(source.get("worlds") or []), world]
+    if len(worlds) > _MOST_WORLDS:
+        raise ValueError(f"merge_state_dicts(): this epoch was shared out {len(worlds)} times, {_MOST_WORLDS} at most")
+    merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "worlds": worlds, "share": shares[0]}}
+    del merged["progress"]
+    return {**merged, **_globals_of(all_)}
+
+
+def _globals_of(states: list[s.State]) -> s.State:
+    """The global generators of all ranks: one for all where they stood alike, else rank by rank, as far as the ranks
+    are known."""
+    found = [state.get("global") for state in states]
+    if all(each == found[0] for each in found):
+        return {"global": found[0]}
+    shares = [state["source"].get("rank") for state in states]
+    ranks = [share.get("rank") if isinstance(share, Mapping) else None for share in shares]
+    known = sorted(map(repr, ranks)) == sorted(map(repr, range(len(states))))
+    return {"global": None, "globals": [found[ranks.index(rank)] for rank in range(len(states))] if known else None}
+
+
+def _share(state: s.State) -> Mapping[str, Any]:
+    source = state["source"]
+    if state["kind"] != "map" or source.get("way") != REPLAY or source.get("rank") is None:
+        raise ValueError(
+            "merge_state_dicts() can share out again only what torch's DistributedSampler dealt out, on a map-style "
+            "data set; with any other sampler, every rank resumes from its own state"
+        )
+    share = s.mapping(source, "rank")
+    s.number(share, "replicas", 1, _MOST_RANKS)
+    s.number(share, "rank", 0, share["replicas"] - 1)
+    return share
+
+
+def for_rank(state: s.State, sampling: Sampling) -> s.State:
+    """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
+    mine = rank_of(sampling.inner)
+    if state.get("globals") is not None:
+        shares = s.sequence(state, "globals")
+        as_many = mine is not None and len(shares) == mine["replicas"]
+        state = {**state, "global": shares[mine["rank"]] if mine is not None and as_many else None}
+    if not state["begun"]:
+        saved = state["source"].get("rank")
+        others = saved is not None and mine is not None and _said(saved) != _said(mine)
+        return {**state, "global": None} if others else state
+    if state["kind"] != "merged":
+        saved = state["source"].get("rank") if state["kind"] == "map" else None
+        if saved is not None and mine is not None and saved != mine:
+            raise ValueError(
+                f"the state is one of rank {_said(saved)}, and this loader's sampler is rank {_said(mine)}; merge the "
+                "states of all ranks with merge_state_dicts() to resume with other ranks"
+            )
+        return state
+    if mine is None or type(sampling.inner) is not DistributedSampler:
+        raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
+    source = dict(s.mapping(state, "source"))
+    share = s.mapping(source, "share")
+    for name in ("shuffle", "seed"):
+        if share.get(name) != mine[name]:
+            was = f"{name}={s.quoted(share.get(name))}"
+            raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
+    worlds = checked_worlds(source, sampling)
+    if not worlds:
+        raise ValueError("state: 'worlds' of a merged state must not be empty")
+    failed = _shared_out(sum(s.failed_of(part) for part in worlds[-1]["parts"]), mine)
+    progress: Mapping[str, Any] = {"batches": 0, "below": 0, "above": "", "witness": None, "failed": failed}
+    if worlds[-1]["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
+        progress = worlds.pop()["parts"][mine["rank"]]
+    source.update(worlds=worlds, witness=progress.get("witness"), rank=mine)
+    return {**state, "kind": "map", "source": source, "progress": progress}
+
+
+def _shared_out(count: int, share: Mapping[str, Any]) -> int:
+    """One rank's part of a count of all, so that together they have it once."""
+    whole, rest = divmod(count, share["replicas"])
+    return int(whole + (share["rank"] < rest))
+
+
+def checked_worlds(source: Mapping[str, Any], sampling: Sampling) -> list[dict[str, Any]]:
+    """How an epoch was shared out before, oldest first. Raises ValueError where that is damaged, or no sampler shares
+    it out."""
+    if len(found := s.sequence(source, "worlds")) > _MOST_WORLDS:
+        raise ValueError(f"state: 'worlds' has {len(found)} entries, {_MOST_WORLDS} at most")
+    worlds = [_world(world) for world in found]
+    if worlds and type(sampling.inner) is not DistributedSampler:
+        raise ValueError(
+            "state: 'worlds' tells of an epoch that torch's DistributedSampler shared out, and this loader's sampler "
+            f"is a {type(sampling.inner).__name__}"
+        )
+    return worlds
+
+
+def _world(world: Any) -> dict[str, Any]:
+    if not isinstance(world, Mapping):
+        raise ValueError(f"state: 'worlds' must hold dicts, got {s.quoted(world)}")
+    replicas, parts = s.number(world, "replicas", 1, _MOST_RANKS), s.sequence(world, "parts")
+    if len(parts) != replicas:
+        raise ValueError(f"state: {len(parts)} parts for {replicas} ranks")
+    for part in parts:
+        if not isinstance(part, Mapping):
+            raise ValueError(f"state: 'parts' must hold dicts, got {s.quoted(part)}")
+        s.check_progress(part)
+    return {"replicas": replicas, "parts": parts}
+
+
+def _said(share: Any) -> str:
+    return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{s.quoted(share)}"
+
+
+def dealt(sampler: DistributedSampler[Any], worlds: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """This rank's share of what all the worlds before have left, in the sampler's order."""
+    whole: DistributedSampler[Any] = DistributedSampler(
+        sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
+    )
+    whole.set_epoch(sampler.epoch)
+    left = list(whole)
+    for world in worlds:
+        left = _left(left, world)
+    replicas, rank = sampler.num_replicas, sampler.rank
+    if sampler.drop_last:
+        return left[: len(left) // replicas * replicas][rank::replicas]
+    rounds = math.ceil(len(left) / replicas)
+    while left and len(left) < rounds * replicas:
+        left = left + left[: rounds * replicas - len(left)]
+    return left[rank::replicas]
+
+
+def _left(order: list[Any], world: Mapping[str, Any]) -> list[Any]:
+    replicas = world["replicas"]
+    gone = bytearray(len(order))
+    for rank, part in enumerate(world["parts"]):
+        delivered = Delivered.of_bits(part["batches"], part["below"], s.unpacked(part, "above"))
+        for lo, hi in [(0, delivered.low), *delivered.above]:
+            for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):
+                gone[entry] = 1
+    return [key for key, done in zip(order, gone, strict=True) if not done]

@@ -1,0 +1,240 @@
+"""The form of a saved state: plain data (dicts, lists, strings, whole numbers, booleans, None), and its checks.
+
+A state may come from an untrusted file, so it holds no pickle, and nothing in it is used before it has been checked.
+What a user's own sampler or data set put into its state is handed to that alone, unchecked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from minato_gpu.lanes.base import NoSample
+from minato_gpu.packing import packed
+from minato_gpu.samples import Ticket
+
+FORMAT, VERSION = "minato_gpu.DataLoader", 1
+_LARGEST = (1 << 63) - 1
+_MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
+_DEPTH = 8
+_QUOTED = 60  # characters of a value in a message
+
+_AS_THEY_ARE = {int, str, bool, float, type(None)}  # keys that are plain data
+
+State = dict[str, Any]
+
+
+def check(state: Any) -> State:
+    """The state, if it is one of this version. Raises TypeError or ValueError that says what is wrong with it."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"load_state_dict() takes what state_dict() returned, a dict, not {type(state).__name__}")
+    if state.get("format") != FORMAT:
+        raise ValueError(f"not a state of minato_gpu.DataLoader: 'format' is {quoted(state.get('format'))}")
+    version = state.get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise ValueError(f"a state of version {quoted(version)}; this minato_gpu reads version {VERSION}")
+    out = dict(state)
+    choice(out, "kind", ("map", "iterable", "merged"))
+    choice(out, "begun", (True, False))
+    number(out, "epoch")
+    for name in ("seed", "workers_seed"):
+        number(out, name, largest=(1 << 64) - 1)
+    number(out, "workers_epoch", least=-_LARGEST)
+    generators(mapping(out, "generators"))
+    mapping(out, "source")
+    if out["kind"] == "map":
+        check_progress(mapping(out, "progress"))
+    return out
+
+
+def check_progress(progress: Mapping[str, Any]) -> None:
+    """How far an epoch has come. Raises ValueError."""
+    for name in ("batches", "below"):
+        number(progress, name)
+    survivor_of(progress, 0)
+    failed_of(progress)
+    if len(unpacked(progress, "above")) > _MOST_BYTES:
+        raise ValueError("state: 'above' is longer than any window")
+
+
+def generators(states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The states of generators by role. Raises ValueError."""
+    for name in states:
+        if name not in ("loader", "sampler", "default"):
+            raise ValueError(f"state: 'generators' names {quoted(name)}; it may name 'loader', 'sampler' and 'default'")
+    return {name: generator_state(states, name) for name in states}
+
+
+def generator_state(states: Mapping[str, Any], name: str) -> torch.Tensor:
+    """The state of a torch generator, tried on one. Raises ValueError where it is none."""
+    data = torch.frombuffer(bytearray(unpacked(states, name) or b"\0"), dtype=torch.uint8)
+    try:
+        torch.Generator().set_state(data)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"state: {name!r} holds no state of a torch.Generator") from error
+    return data
+
+
+# --- fields -------------------------------------------------------------------------------------------------
+
+
+class _Quoted(reprlib.Repr):
+    """Bounded in depth, width and length, whatever the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _QUOTED
+
+    def repr_int(self, x: int, level: int) -> str:
+        return int.__repr__(x) if x.bit_length() < 4 * _QUOTED else f"a number of {x.bit_length()} bits"
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(x, level) if len(x) < _QUOTED else f"a dict of {len(x)} entries"  # which it sorts
+
+
+def quoted(value: Any) -> str:
+    """A value of an untrusted state, for a message: its ``repr`` may be as long as a file, or end in RecursionError."""
+    return _Quoted().repr(value)[:_QUOTED]
+
+
+@contextmanager
+def within_depth() -> Iterator[None]:
+    """What is nested too deeply to be looked at is a damaged state: raises ValueError for RecursionError."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ValueError("state: nested too deeply") from error
+
+
+def number(data: Mapping[str, Any], name: str, least: int = 0, largest: int = _LARGEST) -> int:
+    """A whole number within bounds. Raises ValueError."""
+    value = data.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
+        raise ValueError(f"state: {name!r} must be a whole number from {least} to {largest}, got {quoted(value)}")
+    return value
+
+
+def choice(data: Mapping[str, Any], name: str, choices: Iterable[Any]) -> Any:
+    """One of the values, of its very type. Raises ValueError."""
+    value, choices = data.get(name), list(choices)
+    if not any(type(value) is type(each) and value == each for each in choices):
+        raise ValueError(f"state: {name!r} must be one of {choices}, got {quoted(value)}")
+    return value
+
+
+def mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A dict. Raises ValueError."""
+    value = data.get(name)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"state: {name!r} must be a dict, got {quoted(value)}")
+    return value
+
+
+def sequence(data: Mapping[str, Any], name: str) -> list[Any]:
+    """A list. Raises ValueError."""
+    value = data.get(name)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"state: {name!r} must be a list, got {quoted(value)}")
+    return list(value)
+
+
+def unpacked(data: Mapping[str, Any], name: str) -> bytes:
+    """The bytes of a string. Raises ValueError."""
+    return _bytes_of(data.get(name), name)
+
+
+def _bytes_of(value: Any, name: str) -> bytes:
+    try:
+        if isinstance(value, str):
+            return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise ValueError(f"state: {name!r} must be a base64 string, got {quoted(value)}")
+
+
+# --- survivors ----------------------------------------------------------------------------------------------
+
+
+def plain_survivor(ticket: Ticket | None) -> State | None:
+    """A ticket as plain data; None where its key cannot be stored, as after an epoch's start."""
+    if ticket is None:
+        return None
+    try:
+        key = plain_key(ticket.index)
+    except ValueError:
+        return None
+    return {"position": ticket.position, "key": key, "occurrence": ticket.occurrence}
+
+
+def survivor_of(progress: Mapping[str, Any], epoch: int) -> Ticket | None:
+    """The ticket that ``plain_survivor`` made plain. Raises ValueError for anything else."""
+    if progress.get("survivor") is None:
+        return None
+    plain = mapping(progress, "survivor")
+    return Ticket(epoch, number(plain, "position"), key_of(plain.get("key")), number(plain, "occurrence"))
+
+
+def failed_of(progress: Mapping[str, Any]) -> int:
+    """How many samples had been left out; states that do not say it tell of none. Raises ValueError."""
+    return 0 if progress.get("failed") is None else number(progress, "failed")
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+
+def plain_keys(keys: list[Any]) -> list[Any]:
+    """``plain_key`` of each, as a new list."""
+    if _AS_THEY_ARE.issuperset(map(type, keys)):  # a window of them with every save
+        return keys.copy()
+    return [plain_key(key) for key in keys]
+
+
+def plain_key(key: Any) -> Any:
+    """A data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
+
+    Numbers and strings of other classes become Python's own, of the same ``key_digest``. Raises ValueError for a key
+    that cannot be stored.
+    """
+    if isinstance(key, np.generic):
+        key = key.item()
+    if type(key) in _AS_THEY_ARE:
+        return key
+    if isinstance(key, int):
+        return int(key)
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, NoSample):
+        return ["none"]
+    if isinstance(key, bytes):
+        return ["bytes", packed(key)]
+    if type(key) in (tuple, list):
+        return [type(key).__name__, *(plain_key(part) for part in key)]
+    raise ValueError(
+        f"the sampler's order cannot be stored: key {quoted(key)} is a {type(key).__name__}, and only numbers, "
+        "strings, bytes, tuples and lists can be. Give the sampler state_dict() and load_state_dict(); the loader "
+        "uses them"
+    )
+
+
+def key_of(plain: Any, depth: int = 0) -> Any:
+    """The key that ``plain_key`` made plain. Raises ValueError for anything else."""
+    if plain is None or isinstance(plain, (bool, int, float, str)):
+        return plain
+    if isinstance(plain, (list, tuple)) and plain and depth < _DEPTH:
+        word, *parts = plain
+        if word == "none" and not parts:
+            return NoSample()
+        if word == "bytes" and len(parts) == 1:
+            return _bytes_of(parts[0], "key")
+        if word == "tuple":
+            return tuple(key_of(part, depth + 1) for part in parts)
+        if word == "list":
+            return [key_of(part, depth + 1) for part in parts]
+    raise ValueError(f"state: not a key of a data set: {quoted(plain)}")

@@ -1,0 +1,150 @@
+"""The streams of an iterable data set as plain data, and back.
+
+Where a data set can tell nothing of its stream, that is read again, and how far is a number in the state: one from an
+untrusted file must not make a loader read for ever, so it is bounded, and so is what is saved.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minato_gpu.checkpoint import state as s
+from minato_gpu.lanes.streams import ITSELF, StreamStart, Told, is_stateful
+from minato_gpu.notices import LOGGER
+from minato_gpu.sampling.streams import StreamPlace, WorkerStreams
+from minato_gpu.snapshots import dumps
+
+MOST_READ_AGAIN = 1 << 28
+"""So many samples of a stream without a state of its own are read again; one that is further on needs such a state."""
+_MANY = 1 << 20  # a wait that should be explained
+
+
+def plain_streams(streams: WorkerStreams, ahead: int) -> s.State:
+    """Where the streams stood ``ahead`` batches ago: plain data but for the data set's own states.
+
+    Raises ValueError for an ``ahead`` that goes too far back, and where a data set could not tell its state.
+    """
+    turn, places = streams.before(ahead)
+    plain = [{"batches": at.batches, "ended": at.ended, **_plain(number, at.told)} for number, at in enumerate(places)]
+    shared = {} if streams.shared_seed is None else {"shared_seed": streams.shared_seed}
+    return {"batches": streams.batches - ahead, "turn": turn, "streams": plain, **shared}
+
+
+def resumed_streams(saved: Mapping[str, Any]) -> tuple[WorkerStreams, list[StreamStart]]:
+    """The streams that a checked state tells of, and where each is to start."""
+    streams = WorkerStreams(len(saved["streams"]), saved["batches"], saved["turn"])
+    streams.shared_seed = saved.get("shared_seed")
+    places, starts = [], []
+    for own in saved["streams"]:
+        since = _since(own)
+        over = own["batches"] > 0 if own["ended"] else bool(own.get("over"))
+        told = Told(_pickled(own.get("state")), own["ended"], since=since, over=over)
+        places.append(StreamPlace(own["batches"], own["ended"], told))
+        starts.append(StreamStart(own["batches"], told.state, since, over))
+    streams.go_on(places, starts)
+    return streams, starts
+
+
+def _plain(number: int, told: Told) -> s.State:
+    """What a state says of a stream besides its batches. Raises ValueError where the data set could not tell."""
+    if told.error is not None:
+        raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
+    state = None
+    if told.state is not None:
+        kind, own, dataset = pickle.loads(told.state)
+        state = {"of": kind, "state": own, **({} if dataset is None else {"dataset": dataset})}
+    return {"state": state, **({"since": told.since} if told.since else {}), **({"over": True} if told.over else {})}
+
+
+def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
+    if given is None:
+        return None
+    with s.within_depth():
+        return dumps((given["of"], given.get("state"), given.get("dataset")))
+
+
+def between(tolds: list[Told]) -> s.State:
+    """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
+    plain = [{"batches": 0, "ended": False, **_plain(number, told)} for number, told in enumerate(tolds)]
+    return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
+
+
+def starts_between(source: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamStart]:
+    """Where the epoch after such a state begins; empty where it says nothing. Raises ValueError where it is damaged, or
+    one of another number of workers."""
+    if source.get("streams") is None:
+        return []
+    for own in _checked(source, dataset, workers):
+        s.number(own, "batches", largest=0)
+    return [StreamStart(0, _pickled(own.get("state")), over=own.get("over") is True) for own in source["streams"]]
+
+
+def _since(own: Mapping[str, Any]) -> Any:
+    """Batches since the data set told its state; most states say nothing of it."""
+    return own.get("since") or 0
+
+
+def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples: int) -> None:
+    """Raises ValueError where a state's streams are damaged, those of another data set or number of workers, or too far
+    on to be read again. ``samples``: of a batch."""
+    streams = _checked(saved, dataset, workers)
+    total = sum(own["batches"] for own in streams)
+    if s.number(saved, "batches") != total:
+        raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
+    s.number(saved, "turn", 0, len(streams) - 1)
+    if saved.get("shared_seed") is not None:
+        s.number(saved, "shared_seed")
+    check_read_again(saved, samples)
+
+
+def _checked(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Any]:
+    streams = s.sequence(saved, "streams")
+    if len(streams) != max(1, workers):
+        raise ValueError(
+            f"the state has the streams of {len(streams)} workers, this loader has {max(1, workers)}: an iterable data "
+            "set is shared out among its workers, so their number must stay the same"
+        )
+    for own in streams:
+        if not isinstance(own, Mapping):
+            raise ValueError(f"state: 'streams' must hold dicts, got {s.quoted(own)}")
+        s.number(own, "batches")
+        s.choice(own, "ended", (True, False))
+        if own.get("state") is not None:
+            given = s.mapping(own, "state")
+            s.choice(given, "of", ("iterator", "dataset", ITSELF))
+            name = type(dataset).__name__
+            if given["of"] == ITSELF and not isinstance(dataset, Iterator):
+                raise ValueError(f"the state is of a data set that is its own iterator, and {name} is none")
+            if (given["of"] == "dataset" or given.get("dataset") is not None) and not is_stateful(dataset):
+                raise ValueError(f"the state holds one of the data set, but {name} takes none")
+        if own.get("over") is not None:
+            s.choice(own, "over", (True, False))
+        if _since(own):
+            s.number(own, "since", largest=own["batches"])
+    return streams
+
+
+def check_read_again(saved: Mapping[str, Any], samples: int) -> int:
+    """How many samples will be read again and dropped, of all streams. Raises ValueError for too many of one."""
+    counts = [samples * (own["batches"] if own.get("state") is None else _since(own)) for own in saved["streams"]]
+    most = max(counts, default=0)
+    if most > MOST_READ_AGAIN:
+        raise ValueError(
+            f"state: 'batches' tells of a stream of which {most} samples were delivered. Its data set has no state of "
+            f"its own, so they would have to be read again, and at most {MOST_READ_AGAIN} are; give the data set, or "
+            "its iterator, state_dict() and load_state_dict(), which the loader then uses"
+        )
+    return sum(counts)
+
+
+def tell_read_again(saved: Mapping[str, Any], samples: int) -> None:
+    """Say why the first batch will take its time."""
+    count = check_read_again(saved, samples)
+    if count >= _MANY:
+        LOGGER.warning(
+            "%d samples of the data set are read again and dropped before the first batch, as 'batches' of the state "
+            "says; leaving the loop, or closing the loader, breaks that off",
+            count,
+        )

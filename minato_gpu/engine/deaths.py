@@ -1,0 +1,148 @@
+"""What is done about a worker that has died: others do what it had taken, unless that has killed before.
+
+The sample that it was at is taken to be the cause once two workers have died at it (``MOST``): from then on it is a bad
+sample, and ``on_error`` decides. So is a batch that two workers have died joining. A worker that hung and was killed
+counts as dead. What ended the second one is told: the exception that it raised, that it hung, or ``KilledWorkers``. Of
+``__getitems__``, and of a report of several samples, it is not known which one killed: those it was about come one by
+one the next time. A job that prepares its samples itself blames the one that it was at.
+
+Nobody is blamed where the worker was at nothing; but where ``STARTS`` workers in a row end before they have taken any
+work, each in the place of the one before, or ``LOOPS`` with the same task before they have begun a sample of it, every
+further one would too, and that is an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from minato_gpu.faults.watchdog import WorkerHung
+from minato_gpu.lanes.base import Failure, Task, failure
+from minato_gpu.lanes.contract import Exit
+from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
+from minato_gpu.memory.board import FETCHING, JOINING, REPORTING, Claim
+from minato_gpu.samples import Origin
+from minato_gpu.scheduling.flights import cut
+from minato_gpu.scheduling.messages import Chunk, Span
+from minato_gpu.window.assembly import Assembly
+
+MOST = 2
+STARTS = 3
+LOOPS = 5
+
+
+class Verdict(NamedTuple):
+    """Offsets ``settled`` of the chunk are given up; ``items``: what their tickets get instead of a sample."""
+
+    settled: Span
+    items: list[Any]
+
+
+class Deaths:
+    """The deaths of one loader run. ``stages``: names of the pipeline's stages."""
+
+    def __init__(self, stages: tuple[str, ...] = ()) -> None:
+        self._stages = stages
+        self._at: Counter[Hashable] = Counter()
+        self._singly: set[int] = set()
+        self._unborn: Counter[int] = Counter()
+
+    def begin_run(self) -> None:
+        """Tickets are numbered anew."""
+        self._at.clear()
+        self._singly.clear()
+
+    def check_start(self, exit_: Exit, claim: Claim) -> None:
+        """Raises WorkerDied where no worker gets as far as taking a task."""
+        number = exit_.number
+        self._unborn[number] = 0 if claim.chunk >= 0 else self._unborn[number] + 1
+        if self._unborn[number] >= STARTS:
+            raise WorkerDied(f"{_told(exit_)} {STARTS} workers in a row ended before they had taken any work")
+
+    def singly(self, spans: tuple[Span, ...]) -> bool:
+        """Whether samples among these should be asked for one by one."""
+        return bool(self._singly) and any(serial in self._singly for lo, hi in spans for serial in range(lo, hi))
+
+    def stage(self, claim: Claim) -> str | None:
+        """The name of what a worker was at."""
+        if claim.stage in (JOINING, REPORTING):
+            return "collate" if claim.stage == JOINING else "send"
+        return self._stages[claim.stage - 1] if 0 < claim.stage <= len(self._stages) else None
+
+    def judge(self, exit_: Exit, claim: Claim, chunk: Chunk, done: int, stop: int, assembly: Assembly) -> Verdict:
+        """The chunk's samples from ``done`` to ``stop`` are not reported: which of them are given up?"""
+        nothing = Verdict((0, 0), [])
+        reporting = claim.stage == REPORTING
+        at = (min(claim.started, stop) if reporting else claim.started) - 1
+        if not done <= at < stop:
+            self._check_loop(exit_, cut(chunk.spans, done, stop))
+            return nothing
+        serial = cut(chunk.spans, at, at + 1)[0][0]
+        record = assembly.window.at(serial)
+        if claim.stage == FETCHING or (reporting and at > done):
+            together = cut(chunk.spans, at if claim.stage == FETCHING else done, stop)
+            known = reporting and self.singly(together)  # and all the same reported together: a batch, or host reads
+            self._singly.update(s for lo, hi in together for s in range(lo, hi))
+            if not known:
+                return nothing
+        if claim.stage == JOINING:
+            first = at - (serial - record.first)
+            if not self._again(("batch", record.first)):
+                return nothing
+            origin = Origin(record.epoch, record.positions[0], record.keys[0], "collate", "cpu")
+            return Verdict((first, at + 1), [self._failure(exit_, origin, True), *[None] * (at - first)])
+        if not self._again(serial):
+            return nothing
+        return Verdict((at, at + 1), [self._of_sample(exit_, claim, serial, assembly)])
+
+    def judge_job(self, exit_: Exit, claim: Claim, spans: tuple[Span, ...], assembly: Assembly) -> Failure | None:
+        """What is given up, the batch or a sample of it (not ``collated``), or None: it is to be tried again."""
+        if not claim.started and not claim.stage:
+            self._check_loop(exit_, spans)
+            return None
+        serial, collated = spans[0][0], claim.stage in (JOINING, REPORTING)
+        if not collated:
+            serial = cut(spans, claim.started - 1, claim.started)[0][0]
+        again = self._again(("batch", serial) if collated else serial)
+        return self._of_sample(exit_, claim, serial, assembly, collated=collated) if again else None
+
+    def judge_pad(self, exit_: Exit, claim: Claim, pad: Task) -> Failure | None:
+        """The same for a batch of one sample that is repeated."""
+        piece = pad.pieces[0]
+        if claim.chunk < 0 or not self._again(("pad", piece.position_of(0))):
+            return None
+        origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), "cpu")
+        return self._failure(exit_, origin, True)
+
+    def _check_loop(self, exit_: Exit, left: tuple[Span, ...]) -> None:
+        """Raises WorkerDied where workers with a task of which this is left do not get as far as its first sample."""
+        if not left:
+            return
+        what = ("none of", left[0][0])
+        self._at[what] += 1
+        if self._at[what] >= LOOPS:
+            raise WorkerDied(f"{_told(exit_)} {LOOPS} workers have died with one task, and at none of its samples")
+
+    def _again(self, what: Hashable) -> bool:
+        self._at[what] += 1
+        return self._at[what] >= MOST
+
+    def _of_sample(
+        self, exit_: Exit, claim: Claim, serial: int, assembly: Assembly, *, collated: bool = False
+    ) -> Failure:
+        record = assembly.window.at(serial)
+        at = serial - record.first
+        place = record.epoch, record.positions[at], record.keys[at]
+        origin = Origin(*place, self.stage(claim), "cpu", assembly.path(serial))
+        return self._failure(exit_, origin, collated)
+
+    def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:
+        kind, died = (WorkerHung, "hung or died") if exit_.stuck else (KilledWorkers, "died")
+        error = kind(f"{_told(exit_)}\n{MOST} workers have {died} at this ({origin}).")
+        where = f"in DataLoader worker process {exit_.number} ({origin})"
+        return failure(error, where, collated=collated, origin=origin, name=exit_.error)
+
+
+def _told(exit_: Exit) -> str:
+    return exit_.message().rstrip()

@@ -1,0 +1,431 @@
+"""The engine: epochs through one set of lanes, for a consumer that waits or trains.
+
+Whoever holds the lock *pumps*: reads the lanes' reports, tells the scheduler, does what it says. A consumer that
+waits for its batch, or fetches batch after batch, pumps by itself. While it trains, a thread does: woken by workers
+through an event descriptor where their reports need an answer (the board asks for attention only then), and by the
+consumer when it leaves with a batch that lay ready. What follows from a delivery is then off the training loop's way,
+and a loop that only fetches never fights a background thread for the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from minato_gpu.engine.epochs import Epoch, Epochs
+from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.supervision import WorkerSupervisor
+from minato_gpu.faults.watchdog import Watchdog
+from minato_gpu.lanes.base import failure
+from minato_gpu.lanes.links import Links
+from minato_gpu.memory.board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
+from minato_gpu.samples import Ticket
+from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.sources import Source
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.threads import OwnThread, await_event
+from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
+from minato_gpu.window.records import Batch
+
+_LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
+_TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
+
+
+def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
+    """What is raised where the batch must not come without its bad samples."""
+    if batch.bad and judge is not None:
+        try:
+            judge(batch.bad, batch.size)
+        except BaseException as error:
+            return error
+    return None
+
+
+def _wait(wake: int) -> bool:
+    """Until the pump thread is woken."""
+    await_event(wake)
+    return False
+
+
+class Engine(Batches):
+    """One set of lanes, and the epochs that run through it.
+
+    ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``homes``:
+    which device lanes may prepare the batches of an epoch, in turn; ``streams``: every worker iterates the data set for
+    itself, and an epoch ends when its streams do; ``replaces``: a worker that dies is replaced; ``watchdog``: notices
+    those, and a device lane, that hang.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        pump: Pump,
+        *,
+        window: int,
+        place_size: int,
+        homes: Sequence[str] = (m.DEVICE,),
+        streams: bool = False,
+        timeout: float = 0.0,
+        order_log: OrderLog | None = None,
+        replaces: bool = False,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self._links = links
+        self.pump = pump
+        self.assembly = pump.assembly
+        self._epochs = Epochs(pump, links.board, window=window, homes=homes, streams=streams, order_log=order_log)
+        replaces = replaces and not streams and any(lane.can_kill for lane in pump.lanes.values())
+        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
+        self._place_size = place_size
+        self._streams = streams
+        self._timeout = timeout
+        self._order_log = order_log
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        self.on_close: Callable[[], None] = lambda: None
+        self._poll = select.poll()
+        for lane in pump.lanes.values():
+            for fd in (*lane.fds(), *lane.fault_fds()):
+                self._poll.register(fd, select.POLLIN)
+        if self.assembly.loading is not None:
+            for fd in self.assembly.loading.fds():
+                self._poll.register(fd, select.POLLIN)
+        self.log = Telemetry(None, perf_counter())
+        self._left = 0.0  # when the consumer was handed its last batch
+        self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
+        self._thread.start()
+
+    # --- epochs --------------------------------------------------------------------------------------------
+
+    def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
+        """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
+        with self._lock:
+            pump = self.pump
+            if pump.estimates is not None:
+                pump.estimates.begin_epoch()
+            if prefetched:
+                self._epochs.go_on(source.number)
+            else:
+                pump.new_run()
+                self._epochs.start(source)
+            self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
+            self.log = pump.shown = pump.logs[source.number]
+            self.log.expected, self.log.begin = expected, perf_counter()
+            if not prefetched:
+                pump.open_lanes()
+            self._epochs.draw()
+            self._settle()
+            self._attention()
+
+    def prefetch(self, source: Source) -> None:
+        """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``).
+
+        Raises what its sampler does; it is then not drawn from again until it begins.
+        """
+        with self._lock:
+            self._epochs.add(source)
+            self._epochs.draw_ahead()
+        self._leave_due()
+
+    @property
+    def drained(self) -> bool:
+        """Whether every sampler has ended while the window has room."""
+        return self._epochs.drained
+
+    @property
+    def delivered_all(self) -> bool:
+        """Whether nothing but prefetched epochs is left to deliver."""
+        return self._epochs.delivered_all
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has ended."""
+        return self._closed
+
+    # --- the consumer's side -------------------------------------------------------------------------------
+
+    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Any:
+        """See Batches."""
+        if asked is not None:
+            asked()
+        started, epochs = perf_counter(), self._epochs
+        self.handed = None
+        with self._lock:
+            if self._closed:
+                raise EndOfEpoch
+            epochs.raised.raise_kept()
+            epoch = epochs[number]
+            at_hand = self._at_hand(epoch)
+            if not at_hand:
+                self._listen()
+                epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
+                self._settle()
+                self._pump()
+                if not self._at_hand(epoch):
+                    self._await(epoch, started)
+            if epoch.end == epochs.order:
+                self.log.end = perf_counter()
+                self._attention()
+                raise EndOfEpoch
+            order, batch = epochs.order, self.assembly.take(epochs.order)
+            self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
+            epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
+            epochs.draw_on()
+            trains = at_hand and started - self._left > _TRAINS_S
+            if not trains:
+                self._links.board.words[ATTENTION] = NOBODY
+                self._settle()
+                self._pump()
+                self._attention()
+        now = perf_counter()
+        self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
+        value = self._handed_over(epoch, batch)
+        refused = _refused(batch, judge)
+        self._log_delivery(epoch, order, batch, now, now - started, value, refused=refused is not None)
+        if trains:
+            self._leave_due()
+        self._left = perf_counter()
+        if refused is not None:
+            raise refused
+        if batch.failure is None:
+            return value if batch.size else NOTHING
+        return self.assembly.value(batch)
+
+    def _handed_over(self, epoch: Epoch, batch: Batch) -> Any:
+        """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
+        if batch.failure is None and batch.size:
+            try:
+                return self.assembly.value(batch)
+            except Exception as error:
+                spans = () if self._streams else self.handed or ()
+                positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
+                place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
+                batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
+        return None
+
+    def pad(self, number: int, ticket: Ticket | None) -> Any:
+        """See Batches."""
+        started = perf_counter()
+        with self._lock:
+            if self._closed:
+                raise EndOfEpoch
+            epoch, order = self._epochs[number], self._epochs.order - 1
+            self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
+            self._links.board.words[ATTENTION] = NOBODY
+            self._settle()
+            self._pump()
+            try:
+                ticket = ticket or self._next_survivor(epoch, started)
+                if ticket is None:
+                    return NOTHING
+                self.pump.pad(order, order - epoch.first_order, number, ticket)
+                self._sleep_until(lambda: self.assembly.ready(order), started)
+                batch = self.assembly.take(order)
+            finally:
+                self.assembly.expect(order + 1, epoch.first_order)
+            self._attention()
+        value, now = self.assembly.value(batch), perf_counter()
+        self.log.delivered(now, number, order - epoch.first_order, 0, now - started, (), padded=1)
+        self._left = perf_counter()
+        return value
+
+    def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
+        """The first sample that is left of the batches to come, which may mean to look beyond the window."""
+        self.pump.handle(m.Asked(perf_counter()))
+        ticket, order, epochs = None, self._epochs.order, self._epochs
+        try:
+            while ticket is None:
+                # not until it is ready: a budget may hold its load back for as long as batches before it are not taken
+                self._sleep_until(lambda: self.assembly.composed(order) or epoch.end == order, started)  # noqa: B023
+                if epoch.end == order:
+                    break
+                ticket = self.assembly.first_survivor(order)
+                order += 1
+                epochs.beyond = order - epochs.order  # batches of which nothing is left hold no memory
+                epochs.draw()
+                self._settle()
+        finally:
+            epochs.beyond = 0
+        return ticket
+
+    def _sleep_until(self, condition: Callable[[], bool], started: float) -> None:
+        while not condition():
+            self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
+            self._sleep(started)
+            self._pump()
+        self.pump.stop_listening()
+
+    def _at_hand(self, epoch: Epoch) -> bool:
+        """Whether the next batch, or the end of the epoch, can be handed over."""
+        return self.assembly.ready(self._epochs.order) or epoch.end == self._epochs.order
+
+    def _await(self, epoch: Epoch, started: float) -> None:
+        """Pump until the next batch is ready, or the epoch turns out to be over."""
+        asked = perf_counter()
+        self.pump.handle(m.Asked(asked))
+        cause = self.pump.scheduler.stall_cause()
+        self._sleep_until(lambda: self._at_hand(epoch), started)
+        self.log.stalled(cause, perf_counter() - asked)
+
+    def _listen(self) -> None:
+        """From now on whatever is told wakes the consumer; the caller looks at what was told before."""
+        self._links.board.words[RING_FROM] = 0
+        self._links.board.words[ATTENTION] = CONSUMER
+        self._links.board.fence()
+
+    def _sleep(self, started: float) -> None:
+        """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
+        now = perf_counter()
+        wake = self.pump.scheduler.wake_at()
+        self._minder.raise_broken()
+        self.pump.check_lanes()
+        end = started + self._timeout if self._timeout > 0 else None
+        hangs = self._minder.next_look(now)
+        if end is not None and now >= end:
+            stuck = "".join(lane.stuck() for lane in self.pump.lanes.values())
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
+        until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
+        if self._links.board.words[ATTENTION] != CONSUMER:
+            self._listen()
+            return  # to look at what was told before workers could see that
+        if not self.pump.faults:
+            if self.pump.listen():
+                return
+            ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
+            if any(fd in self._minder.exit_fds for fd, _ in ready):
+                self._pump()
+        if self.pump.faults:
+            self._minder.check_workers(self.log)
+        if hangs is not None:
+            self._minder.look_for_hangs()
+        if wake is not None and perf_counter() >= wake:
+            self.pump.look()
+
+    def _log_delivery(
+        self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
+    ) -> None:
+        first, number = epoch.first_serial, order - epoch.first_order
+        if self._order_log is not None and not self._order_log.replays:
+            self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
+        if refused:
+            return
+        if batch.failure is not None:
+            failed = max(1, batch.failed)
+            self.log.failed += failed
+            self.log.skipped += batch.size - failed
+            return
+        if not batch.size:
+            return
+        late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
+        late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
+        size = size_of(value) if self._streams else batch.size
+        self.log.delivered(now, epoch.number, number, size, wait, late)
+
+    def _leave_due(self) -> None:
+        """Let the pump thread do what is due, soon: woken by the first worker that reports, if all are at work.
+
+        Woken from here it would take this very core from the consumer, where workers keep all of them busy. Another
+        lane that may be idle does not wait for a worker's report.
+        """
+        with self._lock:
+            if not self._closed:
+                self._links.board.words[RING_FROM] = 0
+                self._links.board.words[ATTENTION] = PUMP
+                self._links.board.fence()
+                if len(self.pump.lanes) > 1 or not self._links.board.all_busy():
+                    os.eventfd_write(self._links.wake, 1)
+
+    # --- pumping (with the lock held) ----------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """The pump thread: serves while the consumer is away and the board asks for attention."""
+        look_at: float | None = None
+        while True:
+            waits = self._minder.watches or look_at is not None
+            watch = self._minder.wait(self._links.wake, look_at) if waits else _wait(self._links.wake)
+            with self._lock:
+                if self._closed:
+                    return
+                try:
+                    self._serve(watch)
+                except Exception as error:  # this thread must live: later reports may need it
+                    self._minder.keep(error)
+                look_at = self._look_at()
+
+    def _look_at(self) -> float | None:
+        """When the pump thread is to look at what runs: batches that go to a device are to be complete before they are
+        asked for, and not to wait for what is slow."""
+        goes_on = self.assembly.loading is not None and self._links.board.words[ATTENTION] == PUMP
+        return self.pump.scheduler.wake_at() if goes_on else None
+
+    def _serve(self, watch: bool) -> None:
+        """Do what is due; ``watch``: for workers, too."""
+        if watch:
+            self._minder.keep_watch(self.log)
+            self._attention()
+        if self._epochs.due or self._links.board.words[ATTENTION]:
+            self._settle()
+            self._pump()
+            look_at = self._look_at()
+            if look_at is not None and perf_counter() >= look_at:
+                self.pump.look()
+            self._attention()
+
+    def _attention(self) -> None:
+        """Ask workers to wake the pump thread if their reports will need an answer before the consumer is back."""
+        words = self._links.board.words
+        if not self.pump.needs_attention:
+            words[ATTENTION] = NOBODY
+            return
+        self.pump.sleep()
+        if words[ATTENTION] != PUMP:
+            words[ATTENTION] = PUMP
+            self._links.board.fence()
+            self._pump()  # what was reported before workers could see the flag
+
+    def _settle(self) -> None:
+        """Do what deliveries have left to be done."""
+        self.assembly.holdings.reclaim()
+        self._epochs.settle()
+
+    def _pump(self) -> None:
+        self.pump.receive()
+        if self.pump.faults:
+            self._minder.tend(self.log)
+        if isinstance(self.pump.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
+            epoch.end = self.pump.scheduler.end
+
+    # --- the end -------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float = 2.0) -> None:
+        """End lanes and thread; batches that the consumer holds live on. Idempotent, callable from anywhere."""
+        if os.getpid() != self._process:
+            return  # a fork has dropped its copy of an iterator: workers and channels are its parent's
+        if OwnThread.is_current():
+            # the garbage collector ran in a thread that this would wait for, perhaps while it holds a lock
+            threading.Thread(target=self.close, name="closing").start()
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.eventfd_write(self._links.wake, 1)
+        self._thread.join()
+        self.on_close()
+        if self.pump.recorder is not None:
+            self.pump.recorder.close()
+        ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
+        try:
+            if self.assembly.loading is not None:
+                self.assembly.loading.close()
+        finally:
+            if all(ended):
+                self.assembly.clear()
+                self._links.close()

@@ -1,0 +1,97 @@
+"""Batches that a worker joins (jobs), because their samples cannot be stacked in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minato_gpu.engine.deaths import Deaths
+from minato_gpu.lanes.base import Local, Task
+from minato_gpu.lanes.contract import Exit, Lane
+from minato_gpu.memory.board import JOINING, Claim
+from minato_gpu.scheduling import messages as m
+from minato_gpu.telemetry import Telemetry
+from minato_gpu.window.assembly import Assembly
+
+
+class Jobs:
+    """The jobs of one run, by the order of their batches."""
+
+    def __init__(self, assembly: Assembly, deaths: Deaths) -> None:
+        self._assembly = assembly
+        self._deaths = deaths
+        self._spans: dict[int, tuple[m.Span, ...]] = {}  # of those that no worker has been sent
+        self._anew: set[int] = set()  # batches whose samples the job is to prepare anew
+        self._pads: dict[int, Task] = {}  # the only sample of a batch that has lost its own
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._spans, self._anew, self._pads = {}, set(), {}
+
+    def need(self, order: int) -> None:
+        """The composed batch is to be joined."""
+        self._spans[order] = self._assembly.spans(order)
+
+    def pad(self, order: int, task: Task) -> None:
+        """A batch that has lost all its samples is to be made of what ``task`` says."""
+        self._pads[order] = task
+
+    def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int], logs: dict[int, Telemetry]) -> Task:
+        """What a worker is told that is to join the chunk's batch."""
+        if chunk.order in self._pads:
+            return self._pads[chunk.order]._replace(chunk=chunk.number)
+        spans, window = self._spans.pop(chunk.order), self._assembly.window
+        epoch, pieces = window.at(spans[0][0]).epoch, window.described(spans)
+        items = None if chunk.order in self._anew else self._lying(spans, logs[epoch])
+        return Task(run, chunk.number, "collate", epoch, seeds[epoch], pieces, None, items)
+
+    def _lying(self, spans: tuple[m.Span, ...], log: Telemetry) -> list[Any] | None:
+        """Where the samples lie; None where a device does not give them up: the job then prepares them itself."""
+        try:
+            return self._assembly.references(spans)
+        except Exception:
+            log.repeated += sum(hi - lo for lo, hi in spans)
+            return None
+
+    @staticmethod
+    def send(lane: Lane, task: Task, log: Telemetry) -> None:
+        """Have a batch joined. What the device lane left in this process may be nothing that can be sent to a worker:
+        the job then prepares the samples itself."""
+        try:
+            lane.send(task)
+        except Exception:
+            if not any(isinstance(item, Local) for item in task.items or ()):
+                raise
+            log.repeated += len(task.items)
+            lane.send(task._replace(items=None))
+
+    def joined(self, order: int, item: Any) -> None:
+        """A worker is through with the job."""
+        self._pads.pop(order, None)
+        self._assembly.joined(order, item)
+
+    def lost(self, order: int, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
+        """A worker died at the job; returns whether another is to try it."""
+        spans, pad = self._assembly.spans(order), self._pads.get(order)
+        if pad is None:
+            failed = self._deaths.judge_job(exit_, claim, spans, self._assembly)
+        else:
+            failed = self._deaths.judge_pad(exit_, claim, pad)
+        again = failed is None
+        if failed is not None and failed.collated:
+            self._assembly.joined(order, failed)
+        elif failed is not None:
+            again = self._assembly.lose(order, failed)
+        if not again:
+            self._pads.pop(order, None)
+        elif pad is None:
+            self.need(order)
+            self._repeat(order, claim, log)
+        return again
+
+    def _repeat(self, order: int, claim: Claim, log: Telemetry) -> None:
+        """Another worker is to do the job; one that joined what lies ready may have changed it in place."""
+        if claim.stage == JOINING and not claim.started:
+            self._anew.add(order)
+            log.repeated += sum(hi - lo for lo, hi in self._spans[order])
+        else:
+            log.repeated += claim.started

@@ -1,0 +1,105 @@
+"""Looks after workers that have died, and after workers and device lanes that hang."""
+
+from __future__ import annotations
+
+import select
+from time import perf_counter
+
+from minato_gpu.engine.pump import Pump
+from minato_gpu.faults.watchdog import Watchdog, WorkerHung
+from minato_gpu.lanes.contract import Arrived
+from minato_gpu.lanes.processes import WorkerDied
+from minato_gpu.notices import LOGGER
+from minato_gpu.telemetry import Telemetry
+from minato_gpu.threads import await_event
+
+
+class WorkerSupervisor:
+    """``replaces``: a worker that dies is replaced, else it is an error; ``watchdog``: notices what hangs."""
+
+    def __init__(self, pump: Pump, *, replaces: bool, watchdog: Watchdog | None) -> None:
+        self._pump = pump
+        self._replaces = replaces
+        self._watchdog = watchdog
+        self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fault_fds())
+        self.broken: BaseException | None = None  # found while the consumer was away, who may never need the worker
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is something to do while the consumer is away."""
+        return self._replaces or self._watchdog is not None
+
+    def raise_broken(self) -> None:
+        """Raise what was found while the consumer was away: now it must wait."""
+        broken, self.broken = self.broken, None
+        if broken is not None:
+            raise broken
+
+    def next_look(self, now: float) -> float | None:
+        """When to look for what hangs."""
+        return None if self._watchdog is None else self._watchdog.next_look(now)
+
+    def wait(self, wake: int, until: float | None = None) -> bool:
+        """Until ``wake`` is readable, that time has come, a worker has ended, or one may have hung; whether to
+        ``keep_watch``."""
+        poll = select.poll()
+        for fd in (wake, *(self.exit_fds if self._replaces and self.broken is None else ())):
+            poll.register(fd, select.POLLIN)
+        now = perf_counter()
+        looks = (until, self.next_look(now) if self.broken is None else None)
+        wait = min((1e3 * max(0.0, look - now) for look in looks if look is not None), default=None)
+        ready = [fd for fd, _ in poll.poll(wait)]
+        if wake in ready:
+            await_event(wake)
+        return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
+
+    def keep_watch(self, log: Telemetry) -> None:
+        """While the consumer is away: what would be an error is kept for it."""
+        try:
+            if self._replaces:
+                self._pump.receive()
+                self.check_workers(log)
+            self.look_for_hangs()
+            if self._replaces:
+                self.check_workers(log)  # those that were told of meanwhile: nothing will say so again
+        except (WorkerDied, WorkerHung) as error:
+            self.keep(error)
+
+    def tend(self, log: Telemetry) -> None:
+        """Workers that are known to have ended are replaced; where they are not, that waits until one is needed."""
+        if self._replaces:
+            try:
+                self.check_workers(log)
+            except WorkerDied as error:
+                self.keep(error)
+
+    def keep(self, error: BaseException) -> None:
+        """What went wrong while the consumer was away; the first is raised."""
+        self.broken = self.broken or error
+
+    def check_workers(self, log: Telemetry) -> None:
+        """Of those that are known to have ended: one is replaced, or is an error, as it is PyTorch's."""
+        faults = self._pump.faults
+        while faults:
+            lane, fault = faults.popleft()
+            if isinstance(fault, Arrived):
+                self._pump.arrived(lane, fault.count)
+                continue
+            if fault.unborn or not self._replaces:
+                raise WorkerDied(fault.message())
+            told = fault.message().rstrip()
+            LOGGER.warning("%s%sIt is being replaced.", told, "\n" if "\n" in told else " ")
+            self._pump.lost(lane, fault, log)
+
+    def look_for_hangs(self) -> None:
+        """If it is time to: a worker that has hung is killed where it can be replaced; all else is an error."""
+        now = perf_counter()
+        if self._watchdog is None or now < self._watchdog.next_look(now):
+            return
+        self._pump.ask()  # a worker that waits for room to report has not hung
+        for hung in self._watchdog.look(perf_counter(), self._pump.at_work):
+            lane = self._pump.lanes[hung.lane]
+            text = self._watchdog.words(hung, self._pump.told_of(hung.claim, hung.lane))
+            if not (self._replaces and lane.can_kill):
+                raise WorkerHung(text + lane.advice)
+            lane.kill(hung.worker, text)

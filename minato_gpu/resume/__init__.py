@@ -1,1 +1,0 @@
-"""Where an epoch stands, as plain data, and back: what ``DataLoader.state_dict`` is made of."""

@@ -1,0 +1,58 @@
+"""The order of delivery of an out-of-order run, recorded, and replayed exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minato_gpu.sampling.sources import Drawn, Source
+from minato_gpu.scheduling.messages import Span
+
+
+class OrderLog:
+    """The delivered order of an out-of-order run: recorded to a file, or replayed from one that exists.
+
+    A line of JSON for each batch: ``{"epoch": 0, "positions": [[0, 5], [6, 17]]}``, half-open ranges of positions.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.replays = path.exists() and path.stat().st_size > 0
+        self._batches: dict[int, list[list[Span]]] = {}
+        if self.replays:
+            for number, line in enumerate(path.read_text().splitlines(), start=1):
+                try:
+                    entry = json.loads(line)
+                    spans = [(int(lo), int(hi)) for lo, hi in entry["positions"]]
+                    self._batches.setdefault(int(entry["epoch"]), []).append(spans)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(f"order_log: line {number} of {path} is not a recorded batch: {error}") from error
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def record(self, epoch: int, spans: list[Span]) -> None:
+        """Append one delivered batch."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"epoch": epoch, "positions": spans}) + "\n")
+
+    def replay(self, source: Source) -> Iterator[Drawn]:
+        """The source's tickets in the recorded order and batches. Raises ValueError where they do not match."""
+        batches = self._batches.get(source.number)
+        if batches is None:
+            raise ValueError(f"order_log: {self.path} has no epoch {source.number}; it ends before")
+        waiting: dict[int, tuple[Any, int]] = {}
+        for spans in batches:
+            positions = [position for lo, hi in spans for position in range(lo, hi)]
+            while any(position not in waiting for position in positions):
+                drawn = source.draw()
+                if drawn is None:
+                    raise ValueError(f"order_log: {self.path} names positions that epoch {source.number} lacks")
+                occurrences = drawn.occurrences or [0] * len(drawn.keys)
+                waiting.update(zip(drawn.positions, zip(drawn.keys, occurrences, strict=True), strict=True))
+            pairs = [waiting.pop(position) for position in positions]
+            yield Drawn(positions, [key for key, _ in pairs], [occurrence for _, occurrence in pairs])
+        if waiting or source.draw() is not None:
+            raise ValueError(f"order_log: {self.path} ends before epoch {source.number} does")

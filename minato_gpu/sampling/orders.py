@@ -1,0 +1,178 @@
+"""The batches of a sampler, and what its state was before each.
+
+Samplers may apply a state only when they are asked for a key, and till then tell an old one (torchdata's
+``StatefulDistributedSampler`` does). So none is asked for its state between iter() and its first key, and what it is
+given is applied before anything else is done with it: by drawing what comes next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+
+from minato_gpu.packing import packed_states
+from minato_gpu.snapshots import Snapshot
+
+STATE, REPLAY, KEYS = "state", "replay", "keys"
+MOST_KEYS = 1 << 24
+"""So many remaining keys are stored; a sampler with more (an endless one, say) must have a state of its own."""
+
+
+class SamplerSnapshot(NamedTuple):
+    """States of the sampler, its iterator and the sampler nested in it (of those that have one), and of the generators.
+
+    ``error``: why they could not be had.
+    """
+
+    own: Snapshot
+    generators: dict[str, torch.Tensor]
+    error: str | None = None
+
+
+Coming = tuple[SamplerSnapshot | None, Any]
+"""What a sampler has yielded, and the state before that, where it is known."""
+
+
+class Order:
+    """An iterator over one epoch's batches (or single keys) that knows the way back.
+
+    ``generators``: those that it may draw from, by role; ``begun_from``: their states just before it did, packed. None
+    where it has not begun: a sampler draws its order when it is first asked, and others may draw until then.
+    ``known``: the state before the first item, which the sampler itself may not tell: the one that it was given.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        way: str = REPLAY,
+        *,
+        parts: tuple[Any, Any, Any] = (None, None, None),
+        generators: Mapping[str, torch.Generator] | None = None,
+        begun_from: dict[str, str] | None = None,
+        known: SamplerSnapshot | None = None,
+    ) -> None:
+        self.way = way
+        self.begun_from = begun_from
+        self.coming: deque[Coming] = deque()  # drawn from the sampler and not yielded: it comes next
+        self.ended = False  # the sampler has said so; it is not asked again, as it may then begin anew
+        self.untold: Snapshot | None = None  # states given for the next iter(): until then the samplers may tell others
+        self._batches = batches
+        self._parts = dict(zip(("sampler", "iterator", "nested"), parts, strict=True))  # None where not stateful
+        self._generators = generators or {}
+        self._known = known
+        self._begun = False  # it has been asked for something, so that it tells its state
+        self._raised: Exception | None = None  # by the sampler, when it was asked ahead of need
+        self._before: SamplerSnapshot | None = None  # what was last drawn, or should have been
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.draw()[1]
+
+    def draw(self, *, keep: bool = False) -> Coming:
+        """The next item and, with ``keep``, the state before it. Raises StopIteration at the end."""
+        return self.coming.popleft() if self.coming else self._draw(keep=keep)
+
+    def _draw(self, *, keep: bool) -> Coming:
+        if self.ended:
+            raise StopIteration
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised
+        before = self._known
+        if self._begun:
+            before = self._take() if keep and self.way == STATE else None
+        elif self.begun_from is None:
+            self.begun_from = packed_states(self._generators)
+        self._before = before
+        try:
+            item = next(self._batches)
+        except StopIteration:
+            self.ended = self._begun = True
+            raise
+        self._begun = True
+        return before, item
+
+    def draw_ahead(self) -> None:
+        """Draw one item, which comes next; where there is none, the sampler is at its end."""
+        with suppress(StopIteration):
+            self.coming.append(self._draw(keep=False))
+
+    def begin(self) -> None:
+        """Let the sampler tell its state, unless that is known: the first item is drawn now, if none has been."""
+        if not self._begun and self._known is None:
+            self.draw_ahead()
+
+    def foresee(self) -> Coming | None:
+        """The item after all that was drawn from the sampler, with the state before it; it comes after those. None at
+        the end, also where the sampler raises: then who draws it sees that."""
+        try:
+            self.coming.append(self._draw(keep=True))
+        except StopIteration:
+            return None
+        except Exception as error:
+            self._raised = error
+            return None
+        return self.coming[-1]
+
+    @property
+    def moved(self) -> bool:
+        """Whether the generators have moved since just before the order was drawn."""
+        return self.begun_from is not None and packed_states(self._generators) != self.begun_from
+
+    @property
+    def digest(self) -> int:
+        """Of the generators' states now."""
+        return digest_of(self._generators)
+
+    def put_back(self, item: Any, before: SamplerSnapshot | None = None) -> None:
+        """The next one will be ``item``; ``before``: the state before that."""
+        self.coming.appendleft((before, item))
+
+    def state(self) -> SamplerSnapshot:
+        """The state after all that was drawn from the sampler; if that is nothing yet, the first item is drawn now."""
+        self.begin()
+        if self._raised is not None and self._before is not None:
+            return self._before
+        return self._take() if self._begun or self._known is None else self._known
+
+    def _take(self) -> SamplerSnapshot:
+        generators = {role: generator.get_state() for role, generator in self._generators.items()}
+        try:
+            own = {name: None if part is None else part.state_dict() for name, part in self._parts.items()}
+            return SamplerSnapshot(Snapshot(own), generators)
+        except Exception as error:  # it matters to nobody but who saves
+            return SamplerSnapshot(Snapshot(None), {}, f"the sampler's state_dict(): {type(error).__name__}: {error}")
+
+    def generator_states(self) -> dict[str, str]:
+        """What the generators must be set to for this way back, packed: keys that are stored are not drawn again."""
+        if self.way == KEYS or self.begun_from is None:
+            return packed_states(self._generators)
+        return self.begun_from
+
+    def rest(self) -> list[Any]:
+        """All that is still to come, drawn now; it will be yielded all the same. Raises ValueError for too many."""
+        if not self.ended:
+            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - len(self.coming))))
+            self.ended = len(self.coming) < MOST_KEYS
+        if len(self.coming) >= MOST_KEYS:
+            raise ValueError(
+                f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "
+                "state_dict() and load_state_dict(), which the loader then uses"
+            )
+        return [item for _, item in self.coming]
+
+
+def digest_of(generators: Mapping[str, torch.Generator]) -> int:
+    """Of their states now."""
+    digest = 0
+    for role in sorted(generators):
+        digest = crc32(generators[role].get_state().numpy().tobytes(), digest)
+    return digest

@@ -1,0 +1,113 @@
+"""Epochs ahead of need: what is known of a sampler before it is drawn from.
+
+Epoch after epoch a *source* (sources.py) yields the sampler's batches. The next epoch's can be made ahead of need
+(``Speculation``) where its order can be drawn without side effects: the generators are put back as they were, and
+when the epoch really begins, it is used only if they still are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from minato_gpu.packing import packed_state
+
+T = TypeVar("T")
+
+
+def never_repeats(loader: DataLoader[Any]) -> bool:
+    """Whether the sampler is one of torch's own that yields every index at most once."""
+    sampler = loader.sampler
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        return False
+    if loader.batch_sampler is not None:
+        sampler = loader.batch_sampler.sampler
+    if type(sampler) is SequentialSampler:
+        return True
+    return type(sampler) is RandomSampler and not sampler.replacement and _one_permutation(sampler)
+
+
+def yields_once(loader: DataLoader[Any]) -> bool:
+    """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(sampler) is BatchSampler or _name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
+        sampler = sampler.sampler
+    if _name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
+        return not sampler.replacement and _one_permutation(sampler)
+    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or never_repeats(loader)
+
+
+_TORCHDATA = "torchdata.stateful_dataloader.sampler"
+
+
+def _name_of(sampler: Any) -> str:
+    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+
+
+def _one_permutation(sampler: Any) -> bool:
+    return bool(sampler.num_samples <= len(sampler.data_source))
+
+
+class Speculation:
+    """The next epoch's order and seed, drawn ahead. An iterator over the sampler's batches.
+
+    As long as the epoch has not begun, every draw happens on states of its own: the generators are put back to what
+    they were. ``adopt`` then leaves them as drawing the same now would have left them.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, draws_seed: bool) -> None:
+        self._generators = _generators(loader)
+        self._before = self._states = [g.get_state() for g in self._generators]
+        self._ahead = True
+        self.seed = 0
+        if draws_seed:
+            seed = torch.empty((), dtype=torch.int64)
+            self.seed = int(self._apart(lambda: seed.random_(generator=loader.generator)).item())
+        self._begun_from = self._states
+        self._order = self._apart(lambda: iter(loader._index_sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._apart(lambda: next(self._order)) if self._ahead else next(self._order)
+
+    def _apart(self, act: Callable[[], T]) -> T:
+        outside = [g.get_state() for g in self._generators]
+        self._set(self._states)
+        try:
+            return act()
+        finally:
+            self._states = [g.get_state() for g in self._generators]
+            self._set(outside)
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+    def begun_from(self, generators: Mapping[str, torch.Generator]) -> dict[str, str]:
+        """The states of these generators just before the order was drawn, packed."""
+        pairs = list(zip(self._generators, self._begun_from, strict=True))
+        return {role: packed_state(s) for role, own in generators.items() for generator, s in pairs if generator is own}
+
+    def holds(self) -> bool:
+        """Whether the epoch would be drawn just like this if it began now."""
+        return all(torch.equal(g.get_state(), s) for g, s in zip(self._generators, self._before, strict=True))
+
+    def adopt(self) -> None:
+        """The epoch begins: from now on the sampler draws from the generators themselves."""
+        self._ahead = False
+        self._set(self._states)
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
+    found: list[torch.Generator] = []
+    for generator in (loader.generator, getattr(sampler, "generator", None)):
+        generator = torch.default_generator if generator is None else generator
+        if all(generator is not other for other in found):
+            found.append(generator)
+    return found

@@ -1,0 +1,441 @@
+"""From ready samples to batches.
+
+Samples that can be stacked lie in rows (``stacking``), and so do their batches. Whatever ``default_collate`` would not
+simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), on views of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from minato_gpu.lanes.base import (
+    Blob,
+    Extra,
+    Failure,
+    Handed,
+    Joined,
+    Local,
+    NoSample,
+    Piece,
+    Resident,
+    Unshippable,
+    reraise,
+)
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.loans import Loans
+from minato_gpu.samples import Ticket
+from minato_gpu.scheduling.messages import Compose, Span
+from minato_gpu.window.host_memory import MARKS, Block, HostMemoryAccount, lying
+from minato_gpu.window.loading import Loading
+from minato_gpu.window.records import Batch, Record, Window
+from minato_gpu.window.stacking import Stacking
+
+
+def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
+    """The parts of a span between single serials that are left out."""
+    for hole in holes:
+        if lo <= hole < hi:
+            if lo < hole:
+                yield lo, hole
+            lo = hole + 1
+    if lo < hi:
+        yield lo, hi
+
+
+class Assembly:
+    """Samples that lie in shared memory until their batch is delivered.
+
+    ``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
+    ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated there.
+    ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        loans: Loans,
+        *,
+        stacks: bool,
+        joins_whole: bool,
+        loading: Loading | None = None,
+        skips: bool = False,
+    ) -> None:
+        self.loading = loading
+        self.holdings = HostMemoryAccount(links, loans, loading)
+        self._completions = links.completions
+        self._joins_whole = joins_whole
+        self._skips = skips
+        self.window = Window()
+        self._store = Store(-1, links, None, links.board)
+        self._stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
+        self._inspects = False
+        self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
+        self._batches: dict[int, Batch] = {}
+
+    # --- tickets -------------------------------------------------------------------------------------------
+
+    def admit(self, record: Record) -> None:
+        """A place enters the window; places come in rising order of serials."""
+        record.marks = self._completions.reserve(record.rows)
+        self.window.admit(record)
+        if self.loading is not None:
+            self.loading.admit(record)
+
+    def path(self, serial: int) -> str | None:
+        """The source path of a ticket, where its host read has told it."""
+        source = lying(self.window.at(serial).sources.get(serial))
+        if source is None or isinstance(source, Failure):
+            return None
+        fields = self._store.get(source)
+        return str(fields["path"]) if "path" in fields else None
+
+    @property
+    def layout_bytes(self) -> bytes | None:
+        """The pickled layout for tasks; empty while it is to be learned, None when rows are not used."""
+        return self._stacking.layout_bytes
+
+    @property
+    def needs_jobs(self) -> bool:
+        """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
+        return self._stacking.layout is None
+
+    def learn(self, layout: bytes) -> None:
+        """A worker has described the first sample (empty: it cannot be stacked in place)."""
+        self._stacking.learn(layout)
+
+    def pieces(self, spans: Iterable[Span], *, inspect: bool) -> tuple[Piece, ...]:
+        """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
+        parts = self.window.parts(spans)
+        return tuple(self._piece(record, lo - record.first, hi - record.first, inspect) for record, lo, hi in parts)
+
+    def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
+        if not inspect:
+            self._stacking.give_slab(record)
+        complete = b - a == record.rows
+        empty = isinstance(record.keys[0], NoSample)
+        sources = None
+        if record.sources and not inspect:
+            sources = [record.sources[serial] for serial in range(record.first + a, record.first + b)]
+        positions = record.positions[a:b]
+        return Piece(
+            positions[0],
+            record.keys if complete else record.keys[a:b],
+            None if record.occurrences is None else record.occurrences[a:b],
+            -1 if empty else record.slab,
+            record.rows,
+            a,
+            (complete and self._joins_whole) or empty,
+            sources,
+            None if isinstance(positions, range) else positions,
+            -1 if record.marks < 0 else record.marks + a,
+        )
+
+    # --- samples -------------------------------------------------------------------------------------------
+
+    def arrived(self, spans: Iterable[Span], items: list[Any] | None, nbytes: int) -> tuple[int, tuple[int, ...]]:
+        """Samples are ready, in this order; returns their bytes and the offsets of those that failed.
+
+        Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
+        """
+        count = sum(hi - lo for lo, hi in spans)
+        failed: list[int] = []
+        rows = count
+        if items is not None:
+            offset = 0
+            for lo, hi in spans:
+                for serial in range(lo, hi):
+                    item = items[offset]
+                    if item is None:
+                        pass
+                    elif isinstance(item, Handed):
+                        rows -= 1
+                        nbytes -= item.nbytes
+                    else:
+                        rows -= not isinstance(item, Extra)
+                        self.window.at(serial).items[serial] = item
+                        if isinstance(item, Failure):
+                            failed.append(offset)
+                        self.unshippable = self.unshippable or isinstance(item, Unshippable)
+                    offset += 1
+        nbytes += rows * self._stacking.row_bytes
+        self.holdings.count(nbytes)
+        return nbytes, tuple(failed)
+
+    def handed(self, spans: Iterable[Span], items: list[Any] | None) -> tuple[tuple[int, int], ...]:
+        """What was read for these tickets has been used; returns offset and stage of those that another lane goes on
+        with, from what an earlier one has left."""
+        if items is None or not any(isinstance(item, Handed) for item in items):
+            self.used(spans)
+            return ()
+        found: list[tuple[int, int]] = []
+        serials = (serial for lo, hi in spans for serial in range(lo, hi))
+        for offset, (serial, item) in enumerate(zip(serials, items, strict=True)):
+            self.used(((serial, serial + 1),))
+            if isinstance(item, Handed):
+                found.append((offset, item.stage))
+                self.window.at(serial).sources[serial] = item
+        return tuple(found)
+
+    def inspected(self, serial: int, item: Any) -> None:
+        """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
+        self._inspects = True
+        self.window.at(serial).sources[serial] = item
+
+    def used(self, spans: Iterable[Span]) -> None:
+        """The host reads of these tickets are no longer needed."""
+        if not self._inspects:
+            return
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                source = self.window.at(serial).sources.pop(serial, None)
+                if source is not None:
+                    self.holdings.release(source)
+
+    # --- batches -------------------------------------------------------------------------------------------
+
+    def compose(self, compose: Compose) -> bool:
+        """A batch's composition is settled; returns whether a job must join it (``references``)."""
+        number = compose.order - self.window.at(compose.spans[0][0]).begins
+        batch = self._batches[compose.order] = Batch(compose.spans, compose.order, number)
+        if self._skips and compose.failed:
+            compose = self._leave_out(batch, compose)
+            if not batch.size:
+                batch.ready = True
+                return False
+        self._note_ends(batch)
+        failure = self._failure(compose)
+        if failure is not None:
+            batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
+            batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
+            self._drop(compose.spans)
+            return False
+        item = self.window.at(compose.spans[0][0]).items.get(compose.spans[0][0])
+        if isinstance(item, (Blob, Local)) and item.collated:
+            batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
+            self._taken(compose.spans)
+            self._load_value(batch)
+            return False
+        if self._in_rows(compose.spans):
+            self._stacking.stack(batch)
+            batch.ready = batch.load is None
+            self._taken(compose.spans)
+            return False
+        batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
+        return True
+
+    def _leave_out(self, batch: Batch, compose: Compose) -> Compose:
+        """Take the failed samples out of the batch, unless it is the batch itself that failed."""
+        failed = sorted(compose.failed)
+        items = [self.window.at(serial).items[serial] for serial in failed]
+        if any(item.collated for item in items):
+            return compose
+        spans = tuple(part for lo, hi in compose.spans for part in _between(lo, hi, failed))
+        batch.bad, batch.spans = items, spans
+        batch.size -= len(failed)
+        self._drop(tuple((serial, serial + 1) for serial in failed))
+        return replace(compose, spans=spans, failed=())
+
+    def _note_ends(self, batch: Batch) -> None:
+        """Where samples may be left out: remember which of this batch another could repeat."""
+        if self._skips and batch.spans:
+            ends = [self.window.at(serial).ticket(serial) for serial in (batch.spans[0][0], batch.spans[-1][1] - 1)]
+            if not isinstance(ends[0].index, NoSample):
+                batch.ends = (ends[0], ends[1])
+
+    def pad(self, order: int, number: int) -> None:
+        """Batch ``order``, ``number`` in its epoch, has been taken and has lost all its samples: another is to be
+        ``joined`` in its place."""
+        self._batches[order] = Batch((), order, number)
+
+    def first_survivor(self, order: int) -> Ticket | None:
+        """The first sample of a batch that is ready, if it has any."""
+        batch = self._batches[order]
+        return None if batch.ends is None or batch.failure is not None else batch.ends[0]
+
+    def spans(self, order: int) -> tuple[Span, ...]:
+        """The samples that a composed batch consists of."""
+        return self._batches[order].spans
+
+    def references(self, spans: tuple[Span, ...]) -> list[Any] | None:
+        """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
+        references = [self._reference(serial) for lo, hi in spans for serial in range(lo, hi)]
+        return None if any(isinstance(item, Unshippable) for item in references) else references
+
+    def joined(self, order: int, item: Any) -> None:
+        """The job for this batch is done."""
+        batch, spans = self._batches[order], self._batches[order].spans
+        if isinstance(item, Joined):
+            self._lose(batch, item.bad)
+            item = item.item
+        batch.failure = item if isinstance(item, Failure) else None
+        batch.item, batch.ready = item, True
+        self.holdings.bytes -= batch.nbytes
+        batch.nbytes = 0 if item is None else item.nbytes
+        self.holdings.count(batch.nbytes)
+        self._drop(spans)
+        if batch.size or not spans:
+            self._load_value(batch)
+
+    def lose(self, order: int, failed: Failure) -> bool:
+        """The job for this batch cannot prepare one of its samples; returns whether it is to go on without it."""
+        batch = self._batches[order]
+        if not self._skips:
+            self.joined(order, replace(failed, collated=True))
+            return False
+        self._drop(self._lose(batch, [failed]))
+        if not batch.size:
+            self.holdings.bytes -= batch.nbytes
+            batch.nbytes, batch.ready = 0, True
+        return bool(batch.size)
+
+    def _lose(self, batch: Batch, bad: list[Failure]) -> tuple[Span, ...]:
+        """The batch is joined without these samples; returns where they are."""
+        positions = {failure.origin.position for failure in bad if failure.origin is not None}
+        serials = (serial for lo, hi in batch.spans for serial in range(lo, hi))
+        holes = [serial for serial in serials if self.window.position(serial) in positions]
+        batch.spans = tuple(part for lo, hi in batch.spans for part in _between(lo, hi, holes))
+        batch.bad += bad
+        batch.size -= len(bad)
+        batch.ends = None
+        self._note_ends(batch)
+        return tuple((serial, serial + 1) for serial in holes)
+
+    def _load_value(self, batch: Batch) -> None:
+        """A batch that is no rows goes to the device as it is."""
+        if self.loading is not None and batch.failure is None:
+            self.loading.value(batch, self.holdings.lend(batch.item))
+            batch.item, batch.ready = None, False
+
+    def ready(self, order: int) -> bool:
+        """Whether the batch can be taken."""
+        batch = self._batches.get(order)
+        return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
+
+    def composed(self, order: int) -> bool:
+        """Whether it is known what the batch consists of: it can be taken, or is on its way to a device."""
+        batch = self._batches.get(order)
+        return batch is not None and (batch.ready or batch.load is not None)
+
+    def make_room(self) -> None:
+        """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""
+        if self.loading is None:
+            return
+        for transfers in self.loading.short():
+            try:
+                self._stacking.bring_to_host(transfers.accelerator)
+                self.loading.let_go_of(transfers)
+            finally:
+                transfers.room_made()
+
+    def expect(self, order: int, begins: int) -> None:
+        """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
+        if self.loading is not None:
+            self.loading.expect(order, begins)
+
+    def take(self, order: int) -> Batch:
+        """The batch leaves the window; its memory is the consumer's from now on (lent here: once it is neither in the
+        window nor lent, the death of the worker that made it would give the memory to the next one)."""
+        batch = self._batches.pop(order)
+        self.holdings.bytes -= batch.nbytes
+        if batch.item is not None and batch.failure is None:
+            batch.lent = self.holdings.lend(batch.item)
+        if self.loading is not None:
+            self.loading.leave(batch)
+            self.loading.expect(order + 1, batch.order - batch.number)
+        return batch
+
+    def value(self, batch: Batch) -> Any:
+        """The batch as the consumer sees it. Raises the sample's or the collate function's own error."""
+        if batch.failure is not None:
+            reraise(batch.failure.error)
+        if self.loading is not None and batch.load is not None:
+            return self.loading.hand_over(batch)
+        return self._stacking.value(batch) if batch.lent is None else batch.lent()
+
+    def forget(self, spans: Iterable[Span]) -> None:
+        """These tickets turned out not to exist."""
+        self._taken(spans)
+
+    def clear(self) -> list[Block]:
+        """Forget every ticket and batch; returns the blocks that they held, for ``free``."""
+        blocks = self._blobs()
+        for record in self.window.clear():
+            blocks += [(owner, at, 0) for owner, at in ((-1, record.slab), (MARKS, record.marks)) if at >= 0]
+        if self.loading is not None:
+            for batch in self._batches.values():
+                self.loading.leave(batch)
+        self._batches, self.holdings.bytes = {}, 0
+        return blocks
+
+    def settle_with(self, owner: int) -> list[tuple[int, int]]:
+        """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
+        lent = self.holdings.bury(owner)
+        return [(offset, nbytes) for of, offset, nbytes in self._blobs() if of == owner] + lent
+
+    def _blobs(self) -> list[Block]:
+        """What lies in workers' arenas for tickets in the window and batches not delivered."""
+        records = self.window.records()
+        items = [item for record in records for item in (*record.items.values(), *map(lying, record.sources.values()))]
+        items += [batch.item for batch in self._batches.values()]
+        return [(b.worker, *block) for b in items if isinstance(b, Blob) for block in b.blocks]
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def _failure(self, compose: Compose) -> Failure | None:
+        first = compose.spans[0][0]
+        item = self.window.at(first).items.get(first)
+        if isinstance(item, Failure):
+            return item
+        if compose.failed:
+            serial = min(compose.failed)
+            failed = self.window.at(serial).items[serial]
+            assert isinstance(failed, Failure)
+            return failed
+        return None
+
+    def _in_rows(self, spans: tuple[Span, ...]) -> bool:
+        """Whether all these samples are rows, those included that came before the layout was known."""
+        stacking = self._stacking
+        if stacking.layout is None or stacking.in_rows(spans):
+            return stacking.layout is not None
+        fitted, moved = stacking.fill(spans)
+        for item in moved:
+            self.holdings.count(stacking.row_bytes - item.nbytes)
+            self.holdings.release(item)
+        return fitted
+
+    def _bytes_of(self, serial: int) -> int:
+        item = self.window.at(serial).items.get(serial)
+        return self._stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
+
+    def _reference(self, serial: int) -> Any:
+        record = self.window.at(serial)
+        item = record.items.get(serial)
+        if item is None or isinstance(item, Extra):
+            if self.loading is not None and isinstance(item, Resident):
+                self.loading.fetch(self._stacking.row_views(record), serial - record.first, item)
+                item = record.items[serial] = Extra(item.objects)  # nobody is to write the row while a worker reads it
+            return self._stacking.row(record, serial, None if item is None else item.objects)
+        return item
+
+    def _drop(self, spans: tuple[Span, ...]) -> None:
+        """Free the single samples of a batch that has been joined, or has failed."""
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                item = self.window.at(serial).items.pop(serial, None)
+                self.holdings.release(item)
+        self._taken(spans)
+
+    def _taken(self, spans: Iterable[Span]) -> None:
+        """A batch has taken these samples; places that are used up leave the window."""
+        for record, lo, hi in self.window.parts(spans):
+            record.left -= hi - lo
+            if record.left == 0:
+                self.window.remove(record)
+                if record.slab >= 0:
+                    self.holdings.free_slab(record.slab)
+                if record.marks >= 0:
+                    self._completions.give_back(record.marks)

@@ -1,0 +1,84 @@
+"""Memory that samples and batches lie in, and its way back to whoever owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from minato_gpu.lanes.base import Blob, Handed, Joined, Local
+from minato_gpu.lanes.links import Links
+from minato_gpu.memory import blobs
+from minato_gpu.memory.loans import Loans
+from minato_gpu.window.loading import Loading
+
+Block = tuple[int, int, int]
+"""Owner, offset and bytes (0: not known) of memory in an arena; or of owner MARKS a block of marks."""
+
+MARKS = -2
+
+
+def lying(item: Any) -> Any:
+    """The reference to what lies somewhere for a sample."""
+    return item.fields if isinstance(item, Handed) else item
+
+
+class HostMemoryAccount:
+    """Blocks of the workers' arenas and slabs of the engine's. ``bytes``: of samples and batches not delivered."""
+
+    def __init__(self, links: Links, loans: Loans, loading: Loading | None) -> None:
+        self._links = links
+        self._loans = loans
+        self._loading = loading
+        self.bytes = 0
+        self.peak = 0
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes more (or fewer) are in flight."""
+        self.bytes += nbytes
+        self.peak = max(self.peak, self.bytes)
+
+    def release(self, item: Any) -> None:
+        """Give the memory of a reference back to the worker that owns it."""
+        item = item.item if isinstance(item, Joined) else lying(item)
+        if isinstance(item, Blob):
+            self._loans.give_back(item.places)
+
+    def free(self, held: Iterable[Block]) -> None:
+        """Give blocks back that no lane uses any more."""
+        for owner, offset, _ in held:
+            if owner == MARKS:
+                self._links.completions.give_back(offset)
+            else:
+                self._loans.give_back([(owner, offset)])
+
+    def free_slab(self, slab: int) -> None:
+        """A place's slab has been used."""
+        if self._loading is None:
+            self._links.engine_arena.free(slab)
+        else:
+            self._loading.drop(slab)
+
+    def lend(self, item: Any) -> Callable[[], Any]:
+        """How the consumer gets at an object; its memory is lent from now on."""
+        if isinstance(item, Local):
+            return lambda: item.value
+        buffer, lend = self._links.buffer(item.worker), self._loans.lend
+        block, *parts = (lend(buffer, item.worker, offset, nbytes) for offset, nbytes in item.blocks)
+        return partial(blobs.load, block, parts, copies_small=True)
+
+    def reclaim(self) -> None:
+        """Take back the blocks whose last view has died."""
+        loans, links = self._loans, self._links
+        if self._loading is not None:
+            self._loading.sweep()
+        for owner, offset in loans.take_back():
+            if owner < 0:
+                self.free_slab(offset)
+            elif not links.board.give_back(owner, offset):
+                loans.give_back([(owner, offset)])
+
+    def bury(self, owner: int) -> list[tuple[int, int]]:
+        """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) lent."""
+        self._loans.give_back([block for block in self._loans.take_back() if block[0] != owner])
+        return self._loans.lent_by(owner)

@@ -1,0 +1,173 @@
+"""From composed batches to loads: which rows of a batch come from which slab, and which lie on the device already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from minato_gpu.lanes.base import Failure, Resident
+from minato_gpu.memory.copies import Run
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
+from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.values import ValueLoad
+from minato_gpu.window.records import Batch, Record
+
+Part = tuple[Record, int, int]
+
+
+class Loading:
+    """The assembly's side of the way to devices: batch number k of an epoch goes to device number k modulo theirs.
+
+    ``transfers``: by the device's number; two numbers may stand for one device, and then have one way there.
+    """
+
+    def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
+        self.transfers = tuple(transfers)
+        self._host = host
+
+    def _of(self, batch: Batch) -> Transfers:
+        """The way to the batch's device."""
+        return self.transfers[batch.number % len(self.transfers)]
+
+    def admit(self, record: Record) -> None:
+        """A place enters the window: batches will have as many rows as it, of which a record may be a piece."""
+        for transfers in self.transfers:
+            transfers.rows = max(transfers.rows, record.place_rows)
+
+    def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part]) -> None:
+        """Load a batch whose samples are rows of their places' slabs, or made on the device."""
+        found = _Rows(layout, batch.size)
+        for part in parts:
+            found.add(*part)
+        slabs = tuple({record.slab for record, _, _ in parts})
+        on_device = list(found.on_device.values())
+        self._submit(batch, RowsLoad(layout, batch.size, batch.objects, found.runs, on_device, found.made, slabs))
+
+    def value(self, batch: Batch, make: Callable[[], Any]) -> None:
+        """Load a batch that somebody has joined; ``make`` returns it."""
+        self._submit(batch, ValueLoad(make, batch.nbytes))
+
+    def _submit(self, batch: Batch, load: Load) -> None:
+        batch.load = load
+        load.order = batch.order
+        self._of(batch).submit(load)
+
+    def expect(self, order: int, begins: int) -> None:
+        """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
+        turns: dict[Transfers, int] = {}
+        for number, transfers in enumerate(self.transfers):
+            turn = order + (number - order + begins) % len(self.transfers)
+            turns[transfers] = min(turn, turns.get(transfers, turn))
+        for transfers, turn in turns.items():
+            transfers.expect(order, turn)
+
+    def leave(self, batch: Batch) -> None:
+        """The batch is taken, or nobody wants it any more."""
+        load = batch.load
+        if load is not None:
+            self._of(batch).leave(load)
+            if load.error is not None:
+                batch.failure = Failure(load.error, collated=True)
+
+    def hand_over(self, batch: Batch) -> Any:
+        """The batch, safe on the calling thread's current stream."""
+        return batch.load.hand_over(self._of(batch).accelerator)
+
+    def fetch(self, views: Sequence[Any], row: int, item: Resident) -> None:
+        """Bring the leaves of a sample from the device into its row, where a worker is to join its batch."""
+        for leaf, tensor in item.leaves.items():
+            views[leaf][row] = item.made.accelerator.fetch(tensor, item.made.event)
+
+    def short(self) -> list[Transfers]:
+        """The ways on which a batch is held up because its device has no memory for it."""
+        return [transfers for transfers in self.transfers if transfers.wants_room]
+
+    def let_go_of(self, short: Transfers) -> None:
+        """Batches that go to other devices let go of what this one has made for them."""
+        for transfers in {*self.transfers} - {short}:
+            transfers.let_go()
+
+    # --- all of them -----------------------------------------------------------------------------------------
+
+    def fds(self) -> list[int]:
+        """Readable when a load has been issued since ``clear``."""
+        return [transfers.fd() for transfers in self.transfers]
+
+    def clear(self) -> None:
+        """Make those unreadable again."""
+        for transfers in self.transfers:
+            transfers.clear()
+
+    def sweep(self) -> None:
+        """Let go of what loads that are through have read; never waits."""
+        for transfers in self.transfers:
+            transfers.sweep()
+
+    def drop(self, slab: int) -> None:
+        """A slab of the arena is free once no load reads it."""
+        self._host.slabs.drop(slab)
+
+    def stats(self) -> Any:
+        """Counters as plain data: of the device, or of each, in a list, where several are named."""
+        found = [transfers.stats() for transfers in self.transfers]
+        return found if len(found) > 1 else found[0]
+
+    def close(self) -> None:
+        """Wait for what has been issued, then unpin. Batches that the consumer holds live on. Idempotent."""
+        for transfers in self.transfers:
+            transfers.close()
+        self._host.close()
+
+
+class _Rows:
+    """The rows of a batch as they are collected, part by part."""
+
+    def __init__(self, layout: Layout, rows: int) -> None:
+        self.runs: list[Run] = []
+        self.on_device: dict[int, DeviceRows] = {}
+        self.made: set[Made] = set()
+        self._layout = layout
+        self._targets = layout.offsets(rows)[0]
+        self._at = 0
+
+    def add(self, record: Record, lo: int, hi: int) -> None:
+        """Samples ``lo`` to ``hi`` of the place come next."""
+        residents = self._residents(record, lo, hi)
+        sources = self._layout.offsets(record.rows)[0]
+        for number, leaf in enumerate(self._layout.leaves):
+            if leaf.nbytes == 0 or leaf.kind == "object":
+                continue
+            source = record.slab + sources[number] - record.first * leaf.nbytes
+            target = self._targets[number] + (self._at - lo) * leaf.nbytes
+            for a, b in _between(lo, hi, (serial for serial, item in residents if number in item.leaves)):
+                self.runs.append(Run(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
+        self._at += hi - lo
+
+    def _residents(self, record: Record, lo: int, hi: int) -> list[tuple[int, Resident]]:
+        if not record.items:
+            return []
+        items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
+        found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
+        offsets = self._layout.offsets(record.rows)[0]
+        for serial, item in found:
+            del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
+            self.made.add(item.made)
+            for number, tensor in item.leaves.items():
+                rows = self.on_device.setdefault(number, DeviceRows(number, [], [], []))
+                row, nbytes = self._at + serial - lo, self._layout.leaves[number].nbytes
+                source = record.slab + offsets[number] + (serial - record.first) * nbytes
+                rows.numbers.append(row)
+                rows.sources.append(tensor)
+                rows.ways.append((item.made, Run(source, self._targets[number] + row * nbytes, nbytes)))
+        return found
+
+
+def _between(lo: int, hi: int, taken: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """The runs of ``lo`` to ``hi`` that the rising numbers in ``taken`` leave."""
+    for serial in taken:
+        if lo < serial:
+            yield lo, serial
+        lo = serial + 1
+    if lo < hi:
+        yield lo, hi

@@ -1,0 +1,162 @@
+"""Rows of slabs: samples that ``default_collate`` would stack lie in their batch's memory from the start.
+
+Each place of the sampler's order gets a slab, once the samples' layout is known, and workers write their rows into
+it; a batch that has the sampler's composition *is* its slab and is handed over without a copy. A batch composed out
+of order is gathered from the rows of several slabs.
+
+Decision: a row is fixed when its ticket is dispatched, not when the sample is ready. Handing out rows at completion
+would save the gathering of late batches, and cost every sample a decision in shared memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from minato_gpu.lanes.base import Blob, Extra, Local, Resident, Row, Unshippable
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.layout import Layout, Mismatch
+from minato_gpu.memory.loans import Loans
+from minato_gpu.scheduling.messages import Span
+from minato_gpu.window.loading import Loading
+from minato_gpu.window.records import Batch, Record, Window
+
+
+class Stacking:
+    """The slabs of one loader. ``stacks``: whether rows may be used at all; ``loading``: batches go to a device."""
+
+    def __init__(
+        self,
+        links: Links,
+        loans: Loans,
+        window: Window,
+        store: Store,
+        *,
+        stacks: bool,
+        loading: Loading | None = None,
+    ) -> None:
+        self._loading = loading
+        self.layout: Layout | None = None
+        self.layout_bytes: bytes | None = b"" if stacks else None
+        self.row_bytes = 0
+        self._links = links
+        self._loans = loans
+        self._window = window
+        self._store = store
+
+    def learn(self, layout: bytes) -> None:
+        """A worker has described the first sample (empty: it cannot be stacked in place)."""
+        if self.layout_bytes == b"":
+            self.layout_bytes = layout or None
+            if layout:
+                self.layout = pickle.loads(layout)
+                self.row_bytes = sum(leaf.nbytes for leaf in self.layout.leaves)
+
+    def give_slab(self, record: Record) -> None:
+        """The place gets its slab, if the layout is known and it has none."""
+        if record.slab < 0 and self.layout is not None:
+            record.slab = self._links.engine_arena.allocate(self.layout.offsets(record.rows)[1])
+
+    def row(self, record: Record, serial: int, objects: list[Any] | None) -> Row:
+        """Where a sample lies."""
+        assert self.layout_bytes is not None
+        return Row(record.slab, record.rows, serial - record.first, self.layout_bytes, objects)
+
+    def row_views(self, record: Record) -> list[Any]:
+        """The place's slab as arrays, one for each leaf."""
+        assert self.layout is not None
+        return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
+
+    def bring_to_host(self, accelerator: Accelerator) -> None:
+        """All samples of the window that are on this device go to their rows."""
+        assert self._loading is not None
+        for record in self._window.records():
+            there = [one for one in record.items.items() if isinstance(one[1], Resident)]
+            for serial, item in there:
+                if item.made.accelerator is accelerator:
+                    self._loading.fetch(self.row_views(record), serial - record.first, item)
+                    del record.items[serial]
+                    if item.objects:
+                        record.items[serial] = Extra(item.objects)
+
+    # --- batches -------------------------------------------------------------------------------------------
+
+    def in_rows(self, spans: Iterable[Span]) -> bool:
+        """Whether all these samples are rows."""
+        for record, lo, hi in self._window.parts(spans):
+            if record.slab < 0:
+                return False
+            if record.items and any(
+                not isinstance(record.items.get(serial, None), (Extra, type(None))) for serial in range(lo, hi)
+            ):
+                return False
+        return True
+
+    def fill(self, spans: Iterable[Span]) -> tuple[bool, list[Any]]:
+        """Bring samples that were laid down before the layout was known into their rows.
+
+        Returns whether all fitted, and the references that are no longer needed. Only the first few samples of a run
+        come here: a job on a worker would do, but may wait behind a slow sample.
+        """
+        layout = self.layout
+        assert layout is not None
+        moved: list[Any] = []
+        for record, lo, hi in self._window.parts(spans):
+            for serial in range(lo, hi):
+                item = record.items.get(serial)
+                if isinstance(item, Unshippable):
+                    return False, moved
+                if isinstance(item, (Blob, Local)):
+                    self.give_slab(record)
+                    write = layout.writer(layout.views(self._links.buffer(-1), record.slab, record.rows))
+                    try:
+                        objects = write(serial - record.first, self._store.get(item))
+                    except Mismatch:
+                        return False, moved
+                    moved.append(record.items.pop(serial))
+                    if objects is not None:
+                        record.items[serial] = Extra(objects)
+        return True, moved
+
+    def stack(self, batch: Batch) -> None:
+        """Make the batch from rows: the slab itself, or a gathered copy."""
+        layout = self.layout
+        assert layout is not None
+        parts = list(self._window.parts(batch.spans))
+        if layout.objects:
+            batch.objects = [record.items[serial].objects for record, lo, hi in parts for serial in range(lo, hi)]
+        if self._loading is not None:
+            batch.nbytes = batch.size * self.row_bytes
+            self._loading.rows(batch, layout, parts)
+            return
+        nbytes = layout.offsets(batch.size)[1]
+        record, lo, hi = parts[0]
+        if hi - lo == batch.size == record.rows:
+            slab, record.slab = record.slab, -1
+        else:
+            slab = self._links.engine_arena.allocate(nbytes)
+            self._gather(parts, layout, slab, batch.size)
+        batch.nbytes = batch.size * self.row_bytes
+        batch.owner = self._loans.lend(self._links.buffer(-1), -1, slab, nbytes)
+
+    def _gather(self, parts: list[tuple[Record, int, int]], layout: Layout, slab: int, size: int) -> None:
+        buffer = self._links.buffer(-1)
+        target = layout.views(buffer, slab, size)
+        at = 0
+        for record, lo, hi in parts:
+            source = layout.views(buffer, record.slab, record.rows)
+            a, count = lo - record.first, hi - lo
+            for into, rows in zip(target, source, strict=True):
+                if into is not None and rows is not None:
+                    np.copyto(into[at : at + count], rows[a : a + count])
+            at += count
+
+    def value(self, batch: Batch) -> Any:
+        """The stacked batch as ``default_collate`` would return it."""
+        assert self.layout is not None
+        return self.layout.batch(batch.owner, batch.size, batch.objects)

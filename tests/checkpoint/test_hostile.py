@@ -1,0 +1,199 @@
+"""States from a file that somebody made to do harm: nested without end, or with numbers that take for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from minato_gpu import DataLoader, merge_state_dicts
+from minato_gpu.checkpoint import progress as standing
+from minato_gpu.checkpoint import ranks
+from minato_gpu.checkpoint import state as s
+from tests.contracts.samplers import KeepsPlace, Unknown
+from tests.contracts.test_resume_streams import Stateful
+
+_DATA: Any = list(range(24))
+
+
+def _loader(kind: str, rank: int = 1) -> Any:
+    ways: dict[str, dict[str, Any]] = {
+        "replay": {"sampler": RandomSampler(_DATA, generator=torch.Generator().manual_seed(1))},
+        "state": {"sampler": KeepsPlace()},
+        "keys": {"sampler": Unknown()},
+        "ranks": {"sampler": DistributedSampler(_DATA, 2, rank)},
+    }
+    return DataLoader(Stateful([24]), 4) if kind == "stream" else DataLoader(_DATA, 4, **ways[kind])
+
+
+def _state(kind: str, rank: int = 1) -> Any:
+    loader = _loader(kind, rank)
+    iterator = iter(loader)
+    next(iterator)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+_STATES = {kind: _state(kind) for kind in ("replay", "state", "keys", "ranks", "stream")}
+_STATES["between"] = json.loads(json.dumps(_loader("state").state_dict()))
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    parts = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return [*([path] if path else []), *(below for key, part in parts for below in _paths(part, (*path, key)))]
+
+
+def _nested(depth: int, within: str) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = {"a": value} if within == "dict" else [value]
+    return value
+
+
+@pytest.mark.parametrize("within", ["list", "dict"])
+@pytest.mark.parametrize("depth", [600, 950, 3_000])
+@pytest.mark.parametrize("kind", _STATES)
+def test_nested_deeply(kind: str, depth: int, within: str) -> None:
+    """In any field: refused, or the user's own sampler or data set is given it."""
+    for path in _paths(_STATES[kind]):
+        state = copy.deepcopy(_STATES[kind])
+        at = state
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = _nested(depth, within)
+        loader: Any = _loader("state" if kind == "between" else kind)
+        own = path[:2] == ("source", "state") or (path[:2] == ("source", "streams") and "state" in path)
+        with contextlib.suppress(ValueError, *((TypeError, KeyError) if own else ())):
+            loader.load_state_dict(state)
+            list(loader)
+
+
+def test_merging_states_nested_deeply() -> None:
+    both = [_state("ranks", 0), _state("ranks", 1)]
+    for state in both:
+        state["source"]["worlds"] = _nested(20_000, "list")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        merge_state_dicts(both)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text() | st.binary() | st.floats(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_values_in_messages_are_short(value: Any) -> None:
+    shown = s.quoted(value)
+    assert 0 < len(shown) <= 60
+    if len(repr(value)) <= 20 and not isinstance(value, (list, dict)):
+        assert shown == repr(value)
+
+
+def test_large_values_in_messages() -> None:
+    for value in (1 << (1 << 20), [0] * (1 << 20), "x" * (1 << 24), dict.fromkeys(range(1 << 16))):
+        assert len(s.quoted(value)) <= 60
+
+
+_FAR = 10 << 30
+
+
+def _endless() -> Any:
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(
+        _DATA, 10, sampler=RandomSampler(_DATA, replacement=True, num_samples=1 << 40, generator=generator)
+    )
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("below", [_FAR, (1 << 28) + 2])
+def test_keys_are_not_drawn_again_for_ever(below: int) -> None:
+    loader = _endless()
+    next(iter(loader))
+    state = loader.state_dict()
+    state["progress"] = {"batches": -(-below // 10), "below": below - below % 10 + 10 * bool(below % 10), "above": ""}
+    with pytest.raises(ValueError, match=r"'below' tells of \d+ samples .* at most 268435456 are"):
+        _endless().load_state_dict(state)
+
+
+def test_what_could_not_be_drawn_again_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over the data set always can, whatever its length."""
+    monkeypatch.setattr(standing, "MOST_READ_AGAIN", 10)
+    loader = _endless()
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    assert loader.state_dict()["progress"]["below"] == 20
+    next(iterator)
+    with pytest.raises(ValueError, match=r"'below' tells of 30 samples .* at most 24 are"):
+        loader.state_dict()
+
+
+@settings(max_examples=20)
+@given(st.integers(256, 2000))
+def test_planes_are_bounded(count: int) -> None:
+    state = copy.deepcopy(_STATES["state"])
+    state["source"]["planes"] = [[0, ""]] * count
+    with pytest.raises(ValueError, match=f"'planes' has {count} entries, 255 at most"):
+        _loader("state").load_state_dict(state)
+    state["source"]["planes"] = [[0, ""]] * 255
+    _loader("state").load_state_dict(state)
+
+
+def test_worlds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = {"replicas": 1, "parts": [{"batches": 0, "below": 0, "above": ""}]}
+    state = copy.deepcopy(_STATES["ranks"])
+    state["source"]["worlds"] = [world] * 257
+    with pytest.raises(ValueError, match="'worlds' has 257 entries, 256 at most"):
+        _loader("ranks").load_state_dict(state)
+    monkeypatch.setattr(ranks, "_MOST_WORLDS", 0)
+    with pytest.raises(ValueError, match="shared out 1 times, 0 at most"):
+        merge_state_dicts([_state("ranks", 0), _state("ranks", 1)])
+
+
+# --- states are the caller's own -----------------------------------------------------------------------------
+
+
+class _Pairs(Unknown):
+    def __iter__(self) -> Any:
+        return ((key, 0) for key in super().__iter__())
+
+
+def _damage(value: Any) -> None:
+    """Everything in it that can be changed is."""
+    parts = list(value.values() if isinstance(value, dict) else value)
+    for part in parts:
+        if isinstance(part, (dict, list)):
+            _damage(part)
+    value.clear()
+
+
+class _ByPair:
+    def __getitem__(self, key: Any) -> Any:
+        return key[0]
+
+
+@pytest.mark.parametrize("kind", [*_STATES, "pairs"])
+def test_changing_a_state_changes_no_other(kind: str) -> None:
+    kind = "state" if kind == "between" else kind
+    pairs: Any = DataLoader(_ByPair(), 4, sampler=_Pairs())  # type: ignore[arg-type]
+    loader: Any = pairs if kind == "pairs" else _loader(kind)
+    iterator = iter(loader)
+    next(iterator)
+    loader.state_dict()
+    want = json.dumps(loader.state_dict())
+    _damage(loader.state_dict())
+    assert json.dumps(loader.state_dict()) == want
+    resumed: Any = DataLoader(_ByPair(), 4, sampler=_Pairs()) if kind == "pairs" else _loader(kind)  # type: ignore[arg-type]
+    state = json.loads(want)
+    resumed.load_state_dict(state)
+    _damage(state)
+    _damage(resumed.state_dict())
+    assert json.dumps(resumed.state_dict()) == want
+    rest, expected = ([batch[..., :2].tolist() for batch in batches] for batches in (resumed, iterator))
+    assert rest == expected

@@ -1,0 +1,339 @@
+"""The form of a state: size, cost, plain data, and that nothing in a damaged or hostile file gets through."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import itertools
+import json
+import traceback
+from collections.abc import Iterator
+from enum import IntEnum
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
+
+from minato_gpu import DataLoader, merge_state_dicts
+from minato_gpu.checkpoint import state as s
+from minato_gpu.checkpoint import streams
+from minato_gpu.packing import packed
+from minato_gpu.samples import key_digest
+from tests.contracts.samplers import KeepsPlace, Unknown
+
+_DATA: Any = list(range(24))
+
+
+def _loader(kind: str) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    ways: dict[str, dict[str, Any]] = {
+        "replay": {"sampler": RandomSampler(_DATA, generator=generator)},
+        "global": {"shuffle": True},
+        "state": {"sampler": KeepsPlace()},
+        "keys": {"sampler": Unknown()},
+        "ranks": {"sampler": DistributedSampler(_DATA, 2, 1)},
+    }
+    return DataLoader(_DATA, 4, **ways[kind])
+
+
+def _state(kind: str) -> Any:
+    loader = _loader(kind)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+_KINDS = ("replay", "global", "state", "keys", "ranks")
+_STATES = {kind: _state(kind) for kind in _KINDS}
+_MERGED = merge_state_dicts(
+    [
+        _STATES["ranks"],
+        {
+            **_STATES["ranks"],
+            "source": {**_STATES["ranks"]["source"], "rank": {**_STATES["ranks"]["source"]["rank"], "rank": 0}},
+        },
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_it_goes_through_torch_save_without_pickles(kind: str) -> None:
+    file = io.BytesIO()
+    torch.save(_STATES[kind], file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == _STATES[kind]
+
+
+def test_its_size() -> None:
+    """Under 1 KB besides what generators need; out of order a bit for each sample of the window, in base64."""
+    samples: Any = list(range(4000))
+    loader: Any = DataLoader(
+        samples, 64, shuffle=True, num_workers=2, prefetch_factor=8, in_order=False, max_lateness=16
+    )
+    iterator = iter(loader)
+    for _ in range(20):
+        next(iterator)
+        state = loader.state_dict()
+        own = {**state, "generators": {}, "global": {}}
+        assert len(json.dumps(own)) < 1024 + 16 * 64 / 8 * 4 / 3 + 4
+
+
+@pytest.mark.parametrize("order", [{}, {"in_order": False, "max_lateness": 8}], ids=["in order", "bounded"])
+def test_what_a_save_costs(order: dict[str, Any]) -> None:
+    """No look at the samples of the window: sixteen times as many cost about the same (benchmarks.saves says how much).
+
+    The fastest tenth of 100 saves at windows of 4096 samples and of 256, taken in turns: a busy machine slows some.
+    """
+    samples: Any = list(range(20_000))
+    loaders: list[Any] = [
+        DataLoader(samples, 64, shuffle=True, num_workers=2, prefetch_factor=factor, **order) for factor in (32, 2)
+    ]
+    times: list[list[float]] = [[] for _ in loaders]
+    for _, *_batches in zip(range(100), *loaders, strict=False):
+        for loader, taken in zip(loaders, times, strict=True):
+            begin = perf_counter()
+            loader.state_dict()
+            taken.append(perf_counter() - begin)
+    large, small = (sorted(taken)[10] for taken in times)
+    assert large < 4 * small
+
+
+# --- what is not a state -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "not a state of minato_gpu.DataLoader"),
+        ({"version": 2}, "a state of version 2; this minato_gpu reads version 1"),
+        ({"epoch": -1}, "'epoch' must be a whole number from 0"),
+        ({"epoch": True}, "'epoch' must be a whole number"),
+        ({"begun": 1}, "'begun' must be one of"),
+        ({"generators": {"sampler": "AAAA"}}, "'sampler' holds no state of a torch.Generator"),
+        ({"generators": {"sampler": "not base64!"}}, "must be a base64 string"),
+        ({"global": {"torch": "AAAA"}}, "'torch' holds no state of a torch.Generator"),
+        ({"global": {"python": "AAAA"}}, "'python' holds no state of that generator"),
+        ({"global": {"numpy": "not base64!"}}, "'numpy' must be a base64 string"),
+        ({"global": {"numpy": "AAAA"}}, "'numpy' holds no state of that generator"),
+        ({"global": {"numpy": packed(b"\xff" * 2512)}}, "'numpy' holds no state of that generator"),
+        ({"global": {"python": packed(b"\xff" * 2500)}}, "'python' holds no state of that generator"),
+        ({"global": {"mine": ""}}, "may name 'torch', 'python' and 'numpy'"),
+        ({"global": [1]}, "'global' must be a dict"),
+        ({"generators": {"mine": ""}}, "may name 'loader', 'sampler' and 'default'"),
+        ({"progress": {"batches": 2, "below": 5, "above": ""}}, "2 batches of 4 cannot hold 5 samples"),
+        ({"progress": {"batches": 2, "below": 7, "above": "BA=="}}, "pass in_order=False"),
+        ({"progress": {"batches": 2, "below": 8, "above": "", "failed": -1}}, "'failed' must be a whole number"),
+        ({"progress": {"batches": 2, "below": 8, "above": "", "failed": True}}, "'failed' must be a whole number"),
+        ({"kind": "iterable"}, "of a data set of kind 'iterable'"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    loader = _loader("replay")
+    with pytest.raises(ValueError, match=message):
+        loader.load_state_dict({**_STATES["replay"], **change})
+    assert sum(len(batch) for batch in loader) == 24, "a state that is refused changes nothing"
+
+
+def test_another_loader() -> None:
+    with pytest.raises(ValueError, match="saved with batch_size 4, this loader has 3"):
+        DataLoader(_DATA, 3, shuffle=True).load_state_dict(_STATES["replay"])
+    with pytest.raises(ValueError, match="saved with sampler 'RandomSampler', this loader has 'SequentialSampler'"):
+        DataLoader(_DATA, 4).load_state_dict(_STATES["replay"])
+    with pytest.raises(ValueError, match="saved with length of the sampler 24, this loader has 23"):
+        DataLoader(_DATA[:23], 4, shuffle=True).load_state_dict(_STATES["replay"])
+    with pytest.raises(TypeError, match="takes what state_dict"):
+        DataLoader(_DATA, 4).load_state_dict([])  # type: ignore[arg-type]
+
+
+def test_another_order_of_the_same_length() -> None:
+    loader: Any = DataLoader(_DATA, 4, sampler=[*range(24)])
+    iterator = iter(loader)
+    next(iterator)
+    other: Any = DataLoader(_DATA, 4, sampler=[*range(24)][::-1])
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="yields another order"):
+        iter(other)
+
+
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to every part of a state."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(below for key, part in parts for below in _paths(part, (*path, key)))]
+
+
+def _with(value: Any, path: tuple[Any, ...], junk: Any) -> Any:
+    if not path:
+        return junk
+    out = copy.copy(value)
+    out[path[0]] = _with(value[path[0]], path[1:], junk)
+    return out
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> tuple[str, Any]:
+    kind = draw(st.sampled_from([*_KINDS, "merged"]))
+    state = _MERGED if kind == "merged" else _STATES[kind]
+    for _ in range(draw(st.integers(1, 3))):
+        state = _with(state, draw(st.sampled_from(_paths(state))), draw(_JUNK))
+    return ("ranks" if kind == "merged" else kind), state
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=400)
+@given(_damaged())
+@example(("keys", _with(_STATES["keys"], ("source", "batches"), [[]])))
+def test_damaged_states(case: tuple[str, Any]) -> None:
+    """A damaged state is refused, or yields an epoch that ends: never another exception, never an endless one."""
+    kind, state = case
+    loader, count = _loader(kind), 0
+    with contextlib.suppress(ValueError, _Users):
+        _loaded(loader, state)
+        count = sum(1 for _ in zip(range(1000), _guarded(loader), strict=False))
+    assert count < 1000
+
+
+class _Endless(IterableDataset[Any]):
+    """A stream without a state that never ends, and must not be read further than streams are."""
+
+    most = 10_000
+
+    def __iter__(self) -> Iterator[int]:
+        for number in itertools.count():
+            assert number < self.most + 100, "it is read for ever"
+            yield number
+
+
+def _stream_state() -> Any:
+    loader: Any = DataLoader(_Endless(), 4)
+    iterator = iter(loader)
+    next(iterator)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+_STREAM = _stream_state()
+
+
+@st.composite
+def _damaged_stream(draw: st.DrawFn) -> Any:
+    """Two of three with counts that agree: those that are taken at their word."""
+    state = _STREAM
+    if draw(st.integers(0, 2)):
+        count = draw(st.integers(0, 3 * _Endless.most) | st.integers())
+        state = _with(_with(state, ("source", "batches"), count), ("source", "streams", 0, "batches"), count)
+        state = _with(state, ("source", "streams", 0, "ended"), draw(st.booleans()))
+    for _ in range(draw(st.integers(0, 2))):
+        state = _with(state, draw(st.sampled_from(_paths(state))), draw(_JUNK))
+    return state
+
+
+@pytest.mark.timeout(60)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=5_000, max_examples=200)
+@given(_damaged_stream())
+@example(_with(_with(_STREAM, ("source", "batches"), 2501), ("source", "streams", 0, "batches"), 2501))
+@example(_with(_with(_STREAM, ("source", "batches"), 2500), ("source", "streams", 0, "batches"), 2500))
+@example(_with(_with(_STREAM, ("source", "batches"), 10**18), ("source", "streams", 0, "batches"), 10**18))
+def test_damaged_states_of_an_endless_stream(state: Any) -> None:
+    """Whatever it says was delivered, the loader does not read on and on."""
+    loader: Any = DataLoader(_Endless(), 4)
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ValueError, _Users):
+        patch.setattr(streams, "MOST_READ_AGAIN", _Endless.most)
+        _loaded(loader, state)
+        for _ in zip(range(3), _guarded(loader), strict=False):
+            pass
+
+
+class _Users(Exception):
+    """Raised by the test's own sampler or data set, for what only they can check; or for a state that is no dict."""
+
+
+def _loaded(loader: Any, state: Any) -> None:
+    try:
+        loader.load_state_dict(state)
+    except TypeError as error:
+        raise (_Users if "takes what state_dict" in str(error) else AssertionError)(str(error)) from error
+
+
+def _guarded(loader: Any) -> Any:
+    """The loader's batches. A stored key or a sampler's own state may be anything that its owner does not take."""
+    try:
+        iterator = iter(loader)
+        yield from iterator
+    except (TypeError, IndexError, KeyError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        ours = any(f"minato_gpu/{room}" in last for room in ("checkpoint", "sampling"))
+        raise (AssertionError if ours else _Users)(str(error)) from error
+
+
+@given(_JUNK)
+def test_junk(junk: Any) -> None:
+    if junk == {}:
+        return
+    with pytest.raises((ValueError, TypeError), match="state"):
+        _loader("replay").load_state_dict(junk)
+
+
+_SCALARS = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
+_KEYS = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.lists(inner, max_size=3))
+
+
+@given(_KEYS)
+def test_keys_come_back_as_they_were(key: Any) -> None:
+    assert s.key_of(json.loads(json.dumps(s.plain_key(key)))) == key
+
+
+class _Level(IntEnum):
+    LOW = 3
+
+
+class _Word(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(np.int8(-3), np.uint64(1 << 63), np.float64(0.1), np.float32(0.1), np.float16(2.5), np.bool_(True)),
+        *(np.str_("word"), np.bytes_(b"bytes"), _Level.LOW, _Word("word")),
+        *((np.int64(3), [np.str_("a"), None]), ("same", "same"), [1, (2.5, np.float32(2.5))], ()),
+    ],
+    ids=repr,
+)
+def test_keys_of_other_classes(key: Any) -> None:
+    """They come back as Python's own, and a sample's draws, which derive from the digest, stay what they were."""
+    plain = s.plain_key(key)
+    file = io.BytesIO()
+    torch.save(plain, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == plain
+    back = s.key_of(json.loads(json.dumps(plain)))
+    assert back == key and key_digest(back) == key_digest(key)
+
+
+@pytest.mark.parametrize("key", [np.datetime64("2020-01-01"), np.longdouble(0.5), 1j, (1, {2})], ids=repr)
+def test_keys_that_are_refused(key: Any) -> None:
+    with pytest.raises(ValueError, match="only numbers, strings, bytes, tuples and lists can be"):
+        s.plain_key(key)
+
+
+def test_digests_tell_keys_apart() -> None:
+    keys: list[Any] = [(1, 2), [1, 2], (2, 1), ((1, 2),), (1, (2,)), (), [], ("",), "", b"", ("1", "2"), 1, 1.5, None]
+    assert len({key_digest(key) for key in keys}) == len(keys)
+
+
+@given(_JUNK)
+def test_junk_for_a_key(junk: Any) -> None:
+    with contextlib.suppress(ValueError):
+        s.key_of(junk)

@@ -1,0 +1,45 @@
+"""What a loader's arguments make of its device lanes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu.engine import building
+
+
+def loader(device: str, batch_size: int | None = 256, lanes: tuple[str, ...] = ("cpu", "device")) -> Any:
+    devices = (torch.device(device),)
+    options = SimpleNamespace(device=devices[0], devices=devices, lanes=lanes)
+    return SimpleNamespace(_options=options, batch_size=batch_size, pipeline="pipeline")
+
+
+@pytest.mark.parametrize(
+    ("device", "batch_size", "most"),
+    [("cpu", 256, 16), ("cpu", None, 16), ("cuda", 8, 16), ("cuda", 128, 32), ("cuda", 2048, 64), ("cuda", None, 16)],
+)
+def test_micro_batches_of_large_batches_are_larger_on_a_gpu(device: str, batch_size: int | None, most: int) -> None:
+    assert building._micro_batch(loader(device, batch_size)) == most
+
+
+@pytest.mark.parametrize(
+    ("device", "lanes", "threads"),
+    [
+        ("cpu", ("cpu", "device"), 1),
+        ("cpu", ("device",), 16),
+        ("cuda:0", ("cpu", "device"), 4),
+        ("cuda:0", ("device",), 16),
+    ],
+)
+def test_dalis_threads(monkeypatch: pytest.MonkeyPatch, device: str, lanes: tuple[str, ...], threads: int) -> None:
+    """Beside a CPU lane a GPU gets a few, for what its own engine does not decode; alone it has all cores."""
+    given: list[Any] = []
+    monkeypatch.setattr(building, "usable_cores", lambda: 16)
+    monkeypatch.setattr(building, "DeviceLane", lambda *arguments: given.append(arguments))
+    transfers: Any = SimpleNamespace(accelerator=SimpleNamespace(compute=device)) if device != "cpu" else None
+    building._device_lane(loader(device, lanes=lanes), SimpleNamespace(), transfers, "device")  # type: ignore[arg-type]
+    ((_, _, compute, micro_batch, number, *_),) = given
+    assert (compute, micro_batch, number) == (device, 16 if device == "cpu" else 64, threads)

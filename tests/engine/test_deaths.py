@@ -1,0 +1,107 @@
+"""Who is to blame for a worker's death: decided from what it showed, without a process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from minato_gpu.engine.deaths import LOOPS, Deaths
+from minato_gpu.lanes.base import Features, Handed
+from minato_gpu.lanes.contract import Exit
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.processes import WorkerDied
+from minato_gpu.memory.board import JOINING, REPORTING, Claim
+from minato_gpu.scheduling.messages import Chunk
+from tests.lanes.harness import open_links
+from tests.window.test_assembly import Floor
+
+EXIT = Exit(0, 4711, -signal.SIGKILL)
+CHUNK = Chunk(7, "cpu", "run", ((0, 4), (6, 8)), 0.0)
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with open_links(1) as links:
+        yield links
+
+
+@pytest.fixture
+def floor(links: Links) -> Floor:
+    return Floor(links)
+
+
+def judge(deaths: Deaths, floor: Floor, started: int, stage: int, done: int = 0, stop: int = 6) -> Any:
+    return deaths.judge(EXIT, Claim(1, 7, started, stage), CHUNK, done, stop, floor.assembly)
+
+
+@pytest.mark.parametrize("handed", [False, True], ids=["read", "handed over"])
+def test_the_source_path_is_told(floor: Floor, handed: bool) -> None:
+    """The worker that knew it is dead, but what it had read before is not."""
+    lies = floor.worker.put({"path": "/data/3.jpg", "x": 3})
+    floor.assembly.inspected(3, Handed(lies, 1) if handed else Features(lies, ()).fields)
+    deaths = Deaths(("read", "blur"))
+    assert judge(deaths, floor, 4, 2).items == []
+    verdict = judge(deaths, floor, 4, 2)
+    assert verdict.settled == (3, 4)
+    origin = verdict.items[0].origin
+    assert (origin.index, origin.stage, origin.path) == ("k3", "blur", "/data/3.jpg")
+
+
+def test_without_a_host_read_there_is_no_path(floor: Floor) -> None:
+    deaths = Deaths()
+    judge(deaths, floor, 4, 0)
+    assert judge(deaths, floor, 4, 0).items[0].origin.path is None
+
+
+def test_of_a_report_the_samples_come_one_by_one(floor: Floor) -> None:
+    """Then the report is of one sample alone, and that one is to blame."""
+    deaths = Deaths()
+    assert judge(deaths, floor, 6, REPORTING, done=1).items == []
+    assert deaths.singly(((1, 2),)) and deaths.singly(((7, 8),)) and not deaths.singly(((0, 1), (4, 6)))
+    assert judge(deaths, floor, 3, REPORTING, done=2, stop=3).items == []
+    verdict = judge(deaths, floor, 3, REPORTING, done=2, stop=3)
+    assert verdict.settled == (2, 3) and verdict.items[0].origin.stage == "send"
+
+
+def test_what_was_taken_back_is_not_to_blame(floor: Floor) -> None:
+    """A worker shows the sample that it was to begin next, and then sees that it must not."""
+    deaths = Deaths()
+    for _ in range(2):
+        verdict = judge(deaths, floor, 3, REPORTING, done=1, stop=2)
+    assert verdict.settled == (1, 2)
+
+
+@pytest.mark.parametrize("started", [0, 2])
+def test_a_task_that_kills_before_it_is_begun_ends_the_loader(floor: Floor, started: int) -> None:
+    deaths = Deaths()
+    for _ in range(LOOPS - 1):
+        assert judge(deaths, floor, started, 0, done=started).items == []
+    with pytest.raises(WorkerDied, match=r"log\. 5 workers have died with one task, and at none of its samples"):
+        judge(deaths, floor, started, 0, done=started)
+
+
+def test_a_job_that_kills_before_it_is_begun_ends_the_loader(floor: Floor) -> None:
+    deaths = Deaths()
+    for _ in range(LOOPS - 1):
+        assert deaths.judge_job(EXIT, Claim(1, 7, 0, 0), ((0, 4),), floor.assembly) is None
+    with pytest.raises(WorkerDied, match="at none of its samples"):
+        deaths.judge_job(EXIT, Claim(1, 7, 0, 0), ((0, 4),), floor.assembly)
+
+
+@pytest.mark.parametrize(("stage", "blamed"), [(0, "k2"), (1, "k2"), (JOINING, "k0"), (REPORTING, "k0")])
+def test_a_job_blames_the_sample_that_it_was_at(floor: Floor, stage: int, blamed: str) -> None:
+    """Or the batch, where it was at no single one."""
+    deaths, claim = Deaths(("read",)), Claim(1, 7, 3, stage)
+    assert deaths.judge_job(EXIT, claim, ((0, 4),), floor.assembly) is None
+    failed = deaths.judge_job(EXIT, claim, ((0, 4),), floor.assembly)
+    assert failed is not None and failed.origin is not None
+    assert failed.collated == (stage < 0) and failed.origin.index == blamed
+
+
+def test_deaths_in_a_chunk_and_in_a_job_count_together(floor: Floor) -> None:
+    deaths = Deaths()
+    assert judge(deaths, floor, 3, 0).items == []
+    assert deaths.judge_job(EXIT, Claim(1, 8, 3, 0), ((0, 4),), floor.assembly) is not None

@@ -1,0 +1,307 @@
+"""From ready samples to batches: slabs handed over whole, gathered, or left to a job; and every block freed once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import default_collate
+
+from minato_gpu.lanes.base import Extra, Failure, NoSample, Row, Unshippable
+from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.loans import Loans
+from minato_gpu.scheduling.messages import Compose
+from minato_gpu.window.assembly import Assembly
+from minato_gpu.window.records import Record
+from tests.lanes.harness import open_links
+from tests.memory.equality import same
+
+
+def sample(serial: int) -> Any:
+    """Sample of a serial: an array and a text."""
+    return {"x": np.full(4, serial, np.float32), "name": f"n{serial}"}
+
+
+def failure(text: str = "broken") -> Failure:
+    """What a worker sends for a sample that raised."""
+    try:
+        raise ValueError(text)
+    except ValueError:
+        return Failure(ExceptionWrapper(where="in a test"))
+
+
+class Floor:
+    """An assembly with one worker that does what the test says; places of four samples."""
+
+    def __init__(self, links: Links, *, stacks: bool = True, joins_whole: bool = True, places: int = 3) -> None:
+        self.links = links
+        self.leases = Loans()
+        self.assembly = Assembly(links, self.leases, stacks=stacks, joins_whole=joins_whole)
+        self.worker = Store(0, links, links.arenas[0], links.board)
+        for place in range(places):
+            keys = [f"k{serial}" for serial in range(4 * place, 4 * place + 4)]
+            self.assembly.admit(Record(0, 4 * place, range(4 * place, 4 * place + 4), keys, None))
+
+    def learn(self) -> None:
+        """The first sample has been described."""
+        self.assembly.learn(pickle.dumps(Layout.of(sample(0))))
+
+    def prepare(self, lo: int, hi: int, *, bad: int = -1, odd: int = -1) -> None:
+        """What a worker does with these serials, and its report."""
+        items: list[Any] = []
+        for piece in self.assembly.pieces([(lo, hi)], inspect=False):
+            for at in range(len(piece.keys)):
+                serial = piece.position + at
+                if serial == bad:
+                    items.append(failure(f"broken {serial}"))
+                elif piece.slab >= 0 and self.assembly.layout_bytes and serial != odd:
+                    views = self.worker.views(piece.slab, piece.rows, self.assembly.layout_bytes)
+                    layout = self.worker.layout(self.assembly.layout_bytes)
+                    items.append(Extra(layout.write(views, piece.row + at, sample(serial)) or []))
+                else:
+                    value = {**sample(serial), "x": np.zeros(9)} if serial == odd else sample(serial)
+                    items.append(self.worker.put(value))
+        self.assembly.arrived([(lo, hi)], items, sum(item.nbytes for item in items))
+        self.assembly.used([(lo, hi)])
+
+    def batch(self, order: int, *spans: tuple[int, int], failed: tuple[int, ...] = ()) -> Any:
+        """Compose a batch that needs no job, and take its value."""
+        assert not self.assembly.compose(Compose(order, spans, failed))
+        assert self.assembly.ready(order)
+        return self.assembly.value(self.assembly.take(order))
+
+    def settle(self) -> tuple[int, int]:
+        """Bytes in use in the engine's and the worker's arena once everything that came back is free."""
+        self.assembly.holdings.reclaim()
+        for offset in self.links.board.returned(0):
+            self.links.arenas[0].free(offset)
+        return self.links.engine_arena.allocated, self.links.arenas[0].allocated
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with open_links(1) as links:
+        yield links
+
+
+def expected(*serials: int) -> Any:
+    """What default_collate makes of these samples."""
+    return default_collate([sample(serial) for serial in serials])
+
+
+def test_a_place_as_the_sampler_made_it_is_its_slab(links: Links) -> None:
+    """Handed over without a copy, while later places are filled."""
+    floor = Floor(links)
+    floor.learn()
+    floor.prepare(0, 12)
+    slab = floor.assembly.window.at(0).slab
+    batch = floor.batch(0, (0, 4))
+    same(batch, expected(0, 1, 2, 3))
+    whole = np.frombuffer(links.engine_arena.buffer, np.uint8)
+    assert batch["x"].data_ptr() - whole.ctypes.data == slab
+    del batch
+    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
+    same(floor.batch(2, (8, 12)), expected(8, 9, 10, 11))
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
+
+
+def test_a_batch_from_several_places_is_gathered(links: Links) -> None:
+    floor = Floor(links)
+    floor.learn()
+    floor.prepare(0, 12)
+    first = floor.batch(0, (0, 2), (5, 6), (8, 9))
+    second = floor.batch(1, (2, 5), (6, 8), (9, 12))
+    same(first, expected(0, 1, 5, 8))
+    same(second, expected(2, 3, 4, 6, 7, 9, 10, 11))
+    assert floor.settle()[0] > 0
+    del first, second
+    assert floor.settle() == (0, 0)
+
+
+def test_samples_from_before_the_layout_was_known_are_stacked_too(links: Links) -> None:
+    floor = Floor(links)
+    floor.prepare(0, 6)
+    needed = floor.assembly.needs_jobs
+    floor.learn()
+    assert (needed, floor.assembly.needs_jobs) == (True, False)
+    floor.prepare(6, 12)
+    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
+    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
+    same(floor.batch(2, (8, 12)), expected(8, 9, 10, 11))
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
+
+
+def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: Links) -> None:
+    """Which gets rows and objects by reference, and whose result is the batch."""
+    floor = Floor(links)
+    floor.learn()
+    floor.prepare(0, 12, odd=2)
+    assert floor.assembly.compose(Compose(0, ((0, 4),)))
+    assert not floor.assembly.ready(0)
+    references = floor.assembly.references(((0, 4),)) or []
+    assert isinstance(references[0], Row)
+    values = [floor.worker.get(item) for item in references]
+    same([values[0], values[1], values[3]], [sample(0), sample(1), sample(3)])
+    assert values[2]["x"].shape == (9,)
+    floor.assembly.joined(0, floor.worker.put(["joined"], collated=True))
+    assert floor.assembly.value(floor.assembly.take(0)) == ["joined"]
+    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
+    del values
+    assert floor.settle()[0] == links.engine_arena.allocated and floor.settle()[1] == 0
+
+
+def test_a_job_whose_collate_fails_raises_for_its_batch_alone(links: Links) -> None:
+    floor = Floor(links, stacks=False)
+    floor.prepare(0, 8)
+    assert floor.assembly.compose(Compose(0, ((0, 4),)))
+    floor.assembly.joined(0, failure("cannot join"))
+    with pytest.raises(ValueError, match="cannot join"):
+        floor.assembly.value(floor.assembly.take(0))
+    assert floor.assembly.compose(Compose(1, ((4, 8),)))
+    floor.assembly.joined(1, floor.worker.put("fine", collated=True))
+    assert floor.assembly.value(floor.assembly.take(1)) == "fine"
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["rows", "objects"])
+def test_a_failed_sample_fails_its_batch_and_frees_the_others(links: Links, known: bool) -> None:
+    floor = Floor(links)
+    if known:
+        floor.learn()
+    floor.prepare(0, 4, bad=2)
+    floor.prepare(4, 8)
+    with pytest.raises(ValueError, match="broken 2"):
+        floor.batch(0, (0, 4), failed=(2,))
+    if not known:
+        floor.learn()
+    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
+    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
+
+
+def test_the_first_of_several_failures_is_raised(links: Links) -> None:
+    floor = Floor(links)
+    floor.learn()
+    floor.prepare(0, 4, bad=3)
+    floor.prepare(4, 8, bad=5)
+    with pytest.raises(ValueError, match="broken 3"):
+        floor.batch(0, (4, 8), (0, 4), failed=(5, 3))
+    assert floor.settle() == (0, 0)
+
+
+def test_a_batch_that_its_worker_joined(links: Links) -> None:
+    floor = Floor(links, stacks=False)
+    [piece] = floor.assembly.pieces([(0, 4)], inspect=False)
+    assert piece.whole and piece.slab == -1
+    floor.assembly.arrived([(0, 4)], [floor.worker.put(expected(0, 1, 2, 3), collated=True), None, None, None], 100)
+    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
+    assert floor.settle() == (0, 0)
+
+
+def test_tasks_name_keys_rows_and_positions(links: Links) -> None:
+    floor = Floor(links)
+    floor.learn()
+    first, second, third = floor.assembly.pieces([(2, 6), (11, 12)], inspect=False)
+    assert (first.keys, first.row, first.rows, first.position, first.whole) == (["k2", "k3"], 2, 4, 2, False)
+    assert (second.keys, second.row, third.keys, third.row) == (["k4", "k5"], 0, ["k11"], 3)
+    assert len({first.slab, second.slab, third.slab, -1}) == 4
+    again = floor.assembly.pieces([(0, 2)], inspect=False)[0]
+    assert again.slab == first.slab, "a place has one slab"
+
+
+def test_reading_headers_takes_no_slab(links: Links) -> None:
+    floor = Floor(links)
+    floor.learn()
+    assert [piece.slab for piece in floor.assembly.pieces([(0, 8)], inspect=True)] == [-1, -1]
+    source = floor.worker.put({"bytes": b"x" * 10})
+    floor.assembly.inspected(1, source)
+    for serial in (0, 2, 3):
+        floor.assembly.inspected(serial, failure())
+    piece = floor.assembly.pieces([(1, 3)], inspect=False)[0]
+    assert piece.sources is not None and piece.sources[0] is source and isinstance(piece.sources[1], Failure)
+    floor.prepare(0, 4)
+    floor.assembly.used([(0, 4)])
+    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
+    assert floor.settle() == (0, 0)
+
+
+def test_an_empty_batch_has_no_slab(links: Links) -> None:
+    floor = Floor(links, places=0)
+    floor.learn()
+    floor.assembly.admit(Record(0, 0, range(1), [NoSample()], None))
+    [piece] = floor.assembly.pieces([(0, 1)], inspect=False)
+    assert piece.slab == -1 and piece.whole
+
+
+def test_a_sample_that_cannot_be_pickled_makes_jobs_prepare_their_samples(links: Links) -> None:
+    floor = Floor(links)
+    floor.assembly.arrived([(0, 4)], [Unshippable()] * 4, 0)
+    assert floor.assembly.unshippable
+    assert floor.assembly.compose(Compose(0, ((0, 4),)))
+    assert floor.assembly.references(((0, 4),)) is None
+
+
+def test_bytes_in_flight_and_their_peak(links: Links) -> None:
+    """Rows count their own size, objects theirs; a batch that is delivered leaves."""
+    floor = Floor(links)
+    floor.learn()
+    floor.prepare(0, 4)
+    row = floor.assembly.holdings.bytes // 4
+    assert 16 <= row < 20 and floor.assembly.holdings.bytes == 4 * row
+    floor.prepare(4, 8, odd=5)
+    object_bytes = floor.assembly.holdings.bytes - 7 * row
+    assert object_bytes > 72
+    kept = floor.batch(0, (0, 4))
+    holdings = floor.assembly.holdings
+    assert holdings.bytes == 3 * row + object_bytes and holdings.peak == 7 * row + object_bytes
+    del kept
+
+
+@pytest.mark.parametrize("progress", range(5))
+def test_whatever_is_forgotten_is_freed_once(links: Links, progress: int) -> None:
+    """A run given up at any point: its blocks come back exactly once, but for batches that the consumer holds."""
+    floor = Floor(links)
+    if progress % 2:
+        floor.learn()
+    held: list[Any] = []
+    if progress >= 1:
+        floor.prepare(0, 8, bad=6)
+        for serial in range(8, 12):
+            floor.assembly.inspected(serial, floor.worker.put(b"header" * 100))
+    if progress >= 2:
+        floor.learn()
+        held.append(floor.batch(0, (0, 4)))
+    if progress >= 3:
+        floor.prepare(8, 12, odd=9)
+        floor.assembly.compose(Compose(1, ((4, 8),), (6,)))
+    if progress >= 4:
+        assert floor.assembly.compose(Compose(2, ((8, 12),)))
+        floor.assembly.joined(2, floor.worker.put(torch.ones(5), collated=True))
+    blocks = floor.assembly.clear()
+    assert len(blocks) == len(set(blocks))
+    floor.assembly.holdings.free(blocks)
+    assert floor.assembly.holdings.bytes == 0
+    in_use, of_worker = floor.settle()
+    assert of_worker == 0 and (in_use > 0) == bool(held)
+    for batch in held:
+        same(batch, expected(0, 1, 2, 3))
+    held.clear()
+    batch = None
+    assert floor.settle() == (0, 0), batch
+    assert len(links.engine_arena._begins) == 1, "free blocks did not join"
+
+
+def test_a_full_ring_keeps_blocks_for_later(links: Links) -> None:
+    floor = Floor(links)
+    floor.leases.give_back((0, 4096 * number) for number in range(20_000))
+    floor.assembly.holdings.reclaim()
+    rest = len(floor.leases._given_back)
+    assert rest > 0 and len(links.board.returned(0)) + rest == 20_000
+    floor.assembly.holdings.reclaim()
+    assert len(links.board.returned(0)) == rest and not floor.leases._given_back
