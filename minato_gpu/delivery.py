@@ -13,9 +13,11 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from minato_gpu.checkpoint.progress import EpochProgress
-from minato_gpu.faults.failures import FailurePolicy, pads_batches
+from minato_gpu.faults.failures import FailurePolicy
 from minato_gpu.lanes.base import reraise
 from minato_gpu.memory.values import mapped
+from minato_gpu.options import Options, pads_batches
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
@@ -41,18 +43,21 @@ class EpochIterator(_BaseDataLoaderIter):
     _base_seed: int
     ended = False
 
-    def _deliver(self, loader: Any, number: int, batches: Batches, standing: EpochProgress) -> FailurePolicy:
+    def _deliver(
+        self, loader: Any, options: Options, number: int, batches: Batches, progress: EpochProgress
+    ) -> FailurePolicy:
         """Deliver these batches of epoch ``number`` from now on; to be called by the constructor, last."""
-        assert standing.source is not None
+        assert progress.source is not None
         self._loader = loader
         self._number = number
         self._batches = batches
-        self._standing = loader._standing = standing
-        self._num_yielded = standing.batches
+        self._devices = options.devices
+        self._progress = progress
+        self._num_yielded = progress.batches
         self._failed: list[Span] | None = None  # what raised: dealt with once the consumer asks for more
-        self._pads = pads_batches(loader)
-        limits = loader.on_error, loader.max_failures, loader._expected()
-        self._failures = FailurePolicy(*limits, batches.log, standing.source.delivered)
+        self._pads = pads_batches(loader, options)
+        limits = loader.on_error, loader.max_failures, Sampling(loader).expected
+        self._failures = FailurePolicy(*limits, batches.log, progress.source.delivered)
         return self._failures
 
     def __len__(self) -> int:
@@ -83,40 +88,40 @@ class EpochIterator(_BaseDataLoaderIter):
             raise
         assert self._batches.handed is not None
         survivor = self._batches.survivor if self._pads else None
-        self._standing.delivered(self._batches.handed, survivor, self._failures.count)
+        self._progress.delivered(self._batches.handed, survivor, self._failures.count)
         return data
 
     def _next_batch(self) -> Any:
         """The next batch of which anything is left, or which ranks must have all the same."""
         batches = self._batches
         while True:
-            data = batches.next(self._number, self._failures.take, self._standing.asked)
+            data = batches.next(self._number, self._failures.take, self._progress.asked)
             if data is NOTHING and self._pads:
-                assert self._standing.source is not None
-                data = batches.pad(self._number, self._standing.source.delivered.survivor)
+                assert self._progress.source is not None
+                data = batches.pad(self._number, self._progress.source.delivered.survivor)
                 if data is NOTHING:  # no sample of this rank is left to repeat
                     reraise(batches.bad[0].error)
             if data is not NOTHING:
                 return data
             assert batches.handed is not None
-            self._standing.delivered(batches.handed, failed=self._failures.count, returned=False)
+            self._progress.delivered(batches.handed, failed=self._failures.count, returned=False)
 
     def _placed(self, data: Any) -> Any:
         """The batch where the training loop wants it."""
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
-        devices = self._loader._options.devices
-        return data if devices[0].type == "cpu" else to_device(data, devices[self._standing.batches % len(devices)])
+        devices = self._devices
+        return data if devices[0].type == "cpu" else to_device(data, devices[self._progress.batches % len(devices)])
 
     def _go_on(self) -> None:
         """The consumer asks for more: what raised last counts as dealt with, and a resume leaves it out."""
         if self._failed is not None:
-            self._standing.delivered(self._failed, failed=self._failures.count, returned=False)
+            self._progress.delivered(self._failed, failed=self._failures.count, returned=False)
             self._failed = None
 
     def _end(self) -> None:
         """The consumer is told that the epoch is over."""
-        self._standing.over = True
+        self._progress.over = True
 
 
 def _said_by(error: StopIteration) -> str:

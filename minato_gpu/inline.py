@@ -23,7 +23,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.checkpoint import process_generators
-from minato_gpu.checkpoint.progress import is_iterable, told_here
+from minato_gpu.checkpoint.progress import is_iterable
 from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
 from minato_gpu.delivery import EpochIterator, View, in_memory
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
@@ -32,6 +32,7 @@ from minato_gpu.lanes.streams import Stream, StreamStart
 from minato_gpu.samples import Ticket, add_note
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.streams import WorkerStreams
+from minato_gpu.session import Session
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
@@ -39,50 +40,53 @@ from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 class InlineIterator(EpochIterator):
     """One epoch in the main process."""
 
-    def __init__(self, loader: Any, epoch: int, resumption: Resumption | None = None) -> None:
+    def __init__(self, loader: Any, session: Session, epoch: int, resumption: Resumption | None) -> None:
         begun = resumption is not None and resumption.begun
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if begun else None
         at_start = process_generators.every() if is_iterable(loader) and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
-        first = None if begun or not is_iterable(loader) else told_here(loader, resumption.starts if resumption else [])
+        first = None if begun or not is_iterable(loader) else session.told_here(
+            loader, resumption.starts if resumption else []
+        )
         super().__init__(loader)
         if loader.timeout != 0:
             raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
         if before is not None:
             if not rewound or loader.generator is not None:
                 generator.set_state(before)
-            self._base_seed = loader._base_seed
+            self._base_seed = session.base_seed
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
         log = Telemetry(None, perf_counter())
         log.lanes["cpu"].slots = 1
-        source, standing = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
-        job = Job.of(loader, source.seed, seeds_samples=False)
+        source, progress = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
+        job = Job.of(loader, source.seed, seeds_samples=False, skips=session.options.skips)
         if source.streams is not None:
             source.streams.share_seed(self._shared_seed, self._dataset)
             if first is not None:
                 source.streams.begin([first])
-            stream = _opened(loader, job, source.starts if begun else [])
+            stream = _opened(loader, session, job, source.starts if begun else [])
             stream.fetcher.ended = stream.fetcher.ended or bool(source.streams.ended)
             batches: Batches = StreamHere(stream, source.streams, loader.batch_size or 1, log)
             if at_start is not None:
-                standing.globals_at_start = process_generators.plain(at_start)
+                progress.globals_at_start = process_generators.plain(at_start)
             elif resumption is not None:
                 resumption.globals.put_again()  # what was read again has drawn from them
         else:
             batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
         log.expected = expected_of(loader, source, resumption)
-        self.view = View(log, self._deliver(loader, epoch, batches, standing), in_memory)
+        session.progress = progress
+        self.view = View(log, self._deliver(loader, session.options, epoch, batches, progress), in_memory)
 
 
-def _opened(loader: Any, job: Job, starts: list[StreamStart]) -> Stream:
+def _opened(loader: Any, session: Session, job: Job, starts: list[StreamStart]) -> Stream:
     """The stream of an iterable data set, which goes on where an earlier run left it."""
     samples = loader.batch_size or 1
-    over, loader._over = loader._over, None
+    over, session.over = session.over, None
     if starts:
         stream = Stream.open(job, starts[0], samples)
-        loader._over = (stream.before or b"") if starts[0].over else None
+        session.over = (stream.before or b"") if starts[0].over else None
         return stream
     start = None if over is None else StreamStart(0, None, over=True)
     return Stream.open(job, start, samples, before=over)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minato_gpu import nvjpeg
-from minato_gpu.checkpoint.progress import EpochProgress, generators_of, left_of_thread, told_between
+from minato_gpu.checkpoint.progress import EpochProgress, generators_of
 from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
 from minato_gpu.delivery import EpochIterator, View, in_memory
 from minato_gpu.engine.building import build_engine
@@ -18,10 +18,11 @@ from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import sample_seed
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.sources import Source, fresh_source
 from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.session import Session
 
 
 def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
@@ -47,90 +48,95 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
 class EngineIterator(EpochIterator):
     """One epoch through an engine."""
 
-    def __init__(self, loader: Any, number: int, keeps: bool, resumption: Resumption | None = None) -> None:
-        engine = loader._engine if keeps else None
-        generator = torch.default_generator if loader.generator is None else loader.generator
+    def __init__(self, loader: Any, session: Session, number: int, resumption: Resumption | None) -> None:
+        keeps = session.may_keep(loader, resumption)
+        engine = session.engine if keeps else None
         goes_on = engine is not None and not engine.closed
-        ahead = loader._ahead if goes_on else None
+        ahead = session.ahead if goes_on else None
         holds = ahead is not None and ahead[0].number == number and engine is not None and engine.delivered_all
         holds = holds and ahead is not None and ahead[1].holds()
         knows_seed = resumption.knows_seed if resumption is not None else goes_on and loader.persistent_workers
+        generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state() if knows_seed else None
         super().__init__(loader)
         if before is not None:  # PyTorch draws a seed when persistent workers start, not for every epoch
             generator.set_state(before)
-            self._base_seed = loader._base_seed
+            self._base_seed = session.base_seed
         if self._shared_seed is not None and not (resumption is not None and resumption.begun):
             # PyTorch draws a data pipe's for every epoch, and once more when workers start
             torch.empty((), dtype=torch.int64).random_(generator=generator)
         self._base_seed = int(self._base_seed)
         self._number = number
         self._loader = loader
+        self._session = session
         self._keeps = keeps
         self._raised = DeferredError()  # by the sampler for the next epoch, while a batch lay at hand
-        source = self._source(ahead if holds else None, resumption)
+        follows = keeps and loader.persistent_workers and bool(knows_seed)
+        workers = (session.base_seed, session.first_epoch) if follows else None
+        if ahead is not None and holds:
+            source, progress = self._prepared(*ahead, workers)
+        else:
+            source, progress = self._fresh(resumption, workers, goes_on=goes_on)
         if engine is None or engine.closed:
-            engine = build_engine(loader, self._base_seed)
+            engine = build_engine(
+                loader, session.options, self._base_seed, session.order_log, session.next_event_log()
+            )
+            weakref.finalize(loader if keeps else self, engine.close)
             if keeps:
-                loader._engine, loader._base_seed = engine, self._base_seed
-                loader._first = loader._first if knows_seed else number
-                weakref.finalize(loader, engine.close)
-            else:
-                weakref.finalize(self, engine.close)
+                session.base_seed = self._base_seed
+                session.first_epoch = session.first_epoch if knows_seed else number
         elif resumption is not None and not knows_seed:  # workers that stay, told to begin anew
-            loader._base_seed, loader._first = self._base_seed, number
+            session.base_seed, session.first_epoch = self._base_seed, number
         if keeps:
-            loader._user = weakref.ref(self)
+            session.keep(engine, self)
         self._engine = engine
-        expected = expected_of(loader, source, resumption)
-        self._begin(source, ahead if holds else None, expected, discard=ahead is not None and not holds)
-        self.view = View(engine.log, self._deliver(loader, number, engine, self._standing), _memory_of(engine))
+        self._begin(source, expected_of(loader, source, resumption), ahead, holds=holds)
+        session.progress = progress
+        failures = self._deliver(loader, session.options, number, engine, progress)
+        self.view = View(engine.log, failures, _memory_of(engine))
 
-    def _source(self, ahead: tuple[Source, Speculation] | None, resumption: Resumption | None) -> Source:
-        """The epoch's batches, and where it stands for ``state_dict``."""
+    def _prepared(
+        self, source: Source, speculation: Speculation, workers: tuple[int, int] | None
+    ) -> tuple[Source, EpochProgress]:
+        """The epoch's batches as they were drawn ahead."""
         loader, number = self._loader, self._number
-        workers = (loader._base_seed, loader._first) if self._follows(resumption) else None
-        if ahead is not None:
-            source, speculation = ahead
-            source.order.begun_from = speculation.begun_from(generators_of(loader, Sampling(loader)))
-            self._standing = EpochProgress(loader, number, (source.seed, *(workers or (source.seed, number))))
-            self._standing.source = source
-            return source
-        seed = self._base_seed
-        if workers is not None and loader._first != number:
-            seed = sample_seed(seed, number - loader._first, "epoch")
-        source, self._standing = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
-        goes_on = self._keeps and loader._engine is not None and not loader._engine.closed
+        source.order.begun_from = speculation.begun_from(generators_of(loader, Sampling(loader)))
+        progress = EpochProgress(loader, number, (source.seed, *(workers or (source.seed, number))))
+        progress.source = source
+        return source, progress
+
+    def _fresh(
+        self, resumption: Resumption | None, workers: tuple[int, int] | None, *, goes_on: bool
+    ) -> tuple[Source, EpochProgress]:
+        """The epoch's batches, and where it stands for ``state_dict``. ``workers``: the seed of those that persist,
+        and the epoch in which they started; ``goes_on``: workers have stayed."""
+        loader, session, number, seed = self._loader, self._session, self._number, self._base_seed
+        if workers is not None and session.first_epoch != number:
+            seed = sample_seed(seed, number - session.first_epoch, "epoch")
+        source, progress = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
         if source.streams is not None:
             source.streams.share_seed(self._shared_seed, self._dataset)
-        if source.streams is not None and resumption is None and (told := told_between(loader, keeps=self._keeps)):
-            source.streams.begin(told)
-            source.starts = [] if goes_on else left_of_thread(loader)
-        return source
-
-    def _follows(self, resumption: Resumption | None) -> bool:
-        """Whether the seeds of workers that persist go on from that of an epoch before."""
-        if not (self._keeps and self._loader.persistent_workers):
-            return False
-        engine = self._loader._engine
-        return resumption.knows_seed if resumption is not None else engine is not None and not engine.closed
+            if resumption is None and (told := session.streams_between(loader, keeps=self._keeps)):
+                source.streams.begin(told)
+                source.starts = [] if goes_on else session.left_of_thread(loader)
+        return source, progress
 
     def leave(self, engine: Engine) -> None:
-        """The loader goes on with other workers: this iterator's go with it."""
+        """See session.User."""
         self._keeps = False
         weakref.finalize(self, engine.close)
 
     def _begin(
-        self, source: Source, ahead: tuple[Source, Speculation] | None, expected: int | None, *, discard: bool
+        self, source: Source, expected: int | None, ahead: tuple[Source, Speculation] | None, *, holds: bool
     ) -> None:
-        loader = self._loader
-        loader._ahead = None
-        if discard:
-            loader._discarded += 1
-            loader._speculates = False  # the generators move between epochs: the next guess would be wrong too
-        if ahead is not None:
+        session = self._session
+        session.ahead = None
+        if ahead is not None and holds:
             ahead[1].adopt()
-        self._engine.begin(source, expected, prefetched=ahead is not None)
+        elif ahead is not None:
+            session.discarded += 1
+            session.speculates = False  # the generators move between epochs: the next guess would be wrong too
+        self._engine.begin(source, expected, prefetched=holds)
 
     def _next_batch(self) -> Any:
         try:
@@ -141,7 +147,8 @@ class EngineIterator(EpochIterator):
             self.ended = True
             self._engine.close()
             raise
-        if self._keeps and self._loader._speculates and self._loader._ahead is None and self._engine.drained:
+        session = self._session
+        if self._keeps and session.speculates and session.ahead is None and self._engine.drained:
             self._try_to_prepare_next()
         return data
 
@@ -161,18 +168,18 @@ class EngineIterator(EpochIterator):
 
     def _prepare_next(self) -> None:
         """The sampler has ended and the window has room: go on with the next epoch, if there will be one."""
-        loader, number = self._loader, self._number + 1
+        loader, session, number = self._loader, self._session, self._number + 1
         if loader.epochs is not None and number >= loader.epochs:
             return
         ahead = Speculation(loader, draws_seed=not loader.persistent_workers)
         seed = ahead.seed
         if loader.persistent_workers:
-            seed = sample_seed(loader._base_seed, number - loader._first, "epoch")
-        source = loader._source(number, seed, ahead)
-        loader._speculates = False  # should the sampler raise: the next epoch then begins when it does
+            seed = sample_seed(session.base_seed, number - session.first_epoch, "epoch")
+        source = fresh_source(loader, number, seed, ahead)
+        session.speculates = False  # should the sampler raise: the next epoch then begins when it does
         self._engine.prefetch(source)
-        loader._speculates, loader._ahead = True, (source, ahead)
-        loader._prepared += 1
+        session.speculates, session.ahead = True, (source, ahead)
+        session.prepared += 1
 
     def _end(self) -> None:
         super()._end()

@@ -1,35 +1,26 @@
-"""DataLoader: the PyTorch face. It builds the parts and owns their lifetime; the work is in ``engine``."""
+"""DataLoader: the PyTorch face. What lives longer than a call is its session's."""
 
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
-from minato_gpu.checkpoint.resumption import Resumption
-from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import room
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.sampling.occurrences import Occurrences
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Source
-from minato_gpu.sampling.speculation import Speculation, never_repeats, yields_once
+from minato_gpu.session import Session
 
 T = TypeVar("T", covariant=True)
 
@@ -155,61 +146,33 @@ class DataLoader(TorchDataLoader[T]):
         self.on_worker_death = on_worker_death
         self.hang_timeout = hang_timeout
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._options = Options.check(self)
+        options = Options.check(self)
         if num_workers > 0:
-            room.check(self, processes=not self._options.threads)
-        self._order = OrderLog(Path(order_log)) if order_log is not None else None
-        self._events: Path | None = None
-        self._logs = 0
-        self._engine: Engine | None = None  # kept between epochs: persistent workers, or a declared number of epochs
-        self._user: weakref.ref[EngineIterator] | None = None
-        self._shown: Any = None
-        self._begun = 0
-        self._base_seed = self._first = 0  # of the engine that is kept: its seed, and its first epoch
-        self._ahead: tuple[Source, Speculation] | None = None
-        self._standing: EpochProgress | None = None  # where the last epoch stands
-        self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
-        self._over: bytes | None = None  # what the data set here told (b"": nothing) before it got an epoch's end
-        self._speculates = (persistent_workers or epochs is not None) and never_repeats(self)
-        self._prepared = self._discarded = 0
+            room.check(self, processes=not options.threads)
+        self._session = Session(self, options)
         self._in_good_hands = False
 
     # --- iterating -----------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        resumption = self._take_pending()
-        number = self._begun if resumption is None else resumption.number
+        session = self._session
+        resumption = session.take_pending(self)
+        number = session.number(resumption)
         if self.num_workers == 0:
-            iterator: Any = InlineIterator(self, number, resumption)
+            iterator: Any = InlineIterator(self, session, number, resumption)
         else:
             self.check_worker_number_rationality()
-            user = self._user() if self._user is not None else None
-            if resumption is not None and user is not None and not user.ended and self._engine is not None:
-                user.leave(self._engine)
-                self._engine = user = None
-            keeps = self.persistent_workers or self.epochs is not None
-            iterator = EngineIterator(self, number, keeps and (user is None or user.ended), resumption)
-        self._shown = iterator.view
-        self._begun, self._pending = number + 1, None
+            iterator = EngineIterator(self, session, number, resumption)
+        session.begun(number, iterator.view)
         return iterator
 
-    def _take_pending(self) -> Resumption | None:
-        """What the epoch that begins is to go on from, with the loader prepared for it."""
-        resumption = self._pending
-        if resumption is None:
-            return None
-        if resumption.moved_on:
-            resumption.move_on()
-        resumption.globals.put()
-        if self._ahead is not None:
-            self._ahead, self._discarded = None, self._discarded + 1
-        if resumption.knows_seed:
-            _, self._base_seed, self._first = resumption.seeds
-        if not resumption.begun:
-            resumption.set_generators(self)
-            resumption.load_sampler(self)
-            resumption.load_dataset(self)
-        return resumption
+    def __len__(self) -> int:
+        """Batches of an epoch. Raises TypeError where sampler or data set do not tell."""
+        count = super().__len__()
+        return count if isinstance(self.dataset, IterableDataset) else count - count % Sampling(self).multiple
+
+    def _get_iterator(self) -> Any:
+        return self.__iter__()
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
@@ -231,15 +194,7 @@ class DataLoader(TorchDataLoader[T]):
         """
         if type(ahead) is not int or ahead < 0:
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")
-        if self._pending is not None:
-            if ahead:
-                raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
-            return self._pending.given
-        if self._order is not None and self._order.replays:
-            raise RuntimeError("state_dict(): an order that is replayed from its order_log starts at its beginning")
-        if self._standing is None or (self._standing.over and ahead == 0):
-            return before_epoch(self, self._begun)
-        return self._standing.state(ahead)
+        return self._session.state(self, ahead)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next ``iter()`` go on from where ``state_dict`` was called; an empty dict changes nothing.
@@ -253,56 +208,8 @@ class DataLoader(TorchDataLoader[T]):
 
         Raises ValueError or TypeError, and changes nothing, where the state is damaged or belongs to another loader.
         """
-        if state_dict == {}:
-            return
-        if self._order is not None and self._order.replays:
-            raise ValueError(
-                "order_log names a recorded order, which is replayed whole; give the resumed run a new one"
-            )
-        self._pending = Resumption(self, state_dict)
-
-    def _get_iterator(self) -> Any:
-        return self.__iter__()
-
-    def _expected(self) -> int | None:
-        """Samples of an epoch, where the sampler tells."""
-        if self._dataset_kind == _DatasetKind.Iterable:
-            return None
-        try:
-            if self.batch_sampler is None:
-                return len(self.sampler)  # type: ignore[arg-type]
-            if type(self.batch_sampler) is not BatchSampler:
-                return None
-            count = len(self.batch_sampler.sampler)  # type: ignore[arg-type]
-            least = self.batch_sampler.batch_size * self._round
-            return count // least * least if self.drop_last else count
-        except TypeError:
-            return None
-
-    def __len__(self) -> int:
-        """Batches of an epoch. Raises TypeError where sampler or data set do not tell."""
-        count = super().__len__()
-        return count if self._dataset_kind == _DatasetKind.Iterable else count - count % self._round
-
-    @property
-    def _round(self) -> int:
-        """The epoch's batches come in a multiple of these: as many for each of several devices."""
-        return len(self._options.devices) if self.drop_last else 1
-
-    def _source(self, number: int, seed: int, order: Any) -> Source:
-        more = {"batched": self._auto_collation, "multiple": self._round, "digests": Sampling(self).draws_on}
-        return Source(number, seed, order, occurrences=self._occurrences(), **more)
-
-    def _occurrences(self) -> Occurrences:
-        try:
-            length: int | None = len(self.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            length = None
-        # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
-        # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
-        seeds = self.num_workers > 0 or self.pipeline is not None
-        counts = seeds or not (self._dataset_kind == _DatasetKind.Iterable or Sampling(self).replays)
-        return Occurrences(length, unique=not counts or yields_once(self), used=seeds)
+        if state_dict != {}:
+            self._session.load(self, state_dict)
 
     # --- made anew by others -------------------------------------------------------------------------------
 
@@ -345,13 +252,7 @@ class DataLoader(TorchDataLoader[T]):
 
         Raises RuntimeError before the first ``iter()``.
         """
-        if self._shown is None:
-            raise RuntimeError("stats() has nothing to tell before the first iter() of this loader")
-        stats: dict[str, Any] = self._shown.log.stats(perf_counter())
-        stats.update(self._shown.memory())
-        stats["failures"] = list(self._shown.failures.recent)
-        stats["speculation"] = {"epochs_prepared": self._prepared, "epochs_discarded": self._discarded}
-        return stats
+        return self._session.stats()
 
     def timeline(self) -> dict[str, Any]:
         """What each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.
@@ -359,10 +260,7 @@ class DataLoader(TorchDataLoader[T]):
         ``spans``: (start_s, end_s, lane, slot, epoch, first_position, count, slow); ``batches``: (handed_over_s,
         epoch, batch_number, size, wait_s). Seconds from ``iter()``. Raises RuntimeError before the first ``iter()``.
         """
-        if self._shown is None:
-            raise RuntimeError("timeline() has nothing to tell before the first iter() of this loader")
-        timeline: dict[str, Any] = self._shown.log.timeline()
-        return timeline
+        return self._session.timeline()
 
     def record_events(self, path: str | os.PathLike[str]) -> None:
         """Record every event and instruction of the scheduler from the next ``iter()`` on, for ``minato-gpu replay``.
@@ -372,21 +270,6 @@ class DataLoader(TorchDataLoader[T]):
         Takes about 50 microseconds an event. Raises ValueError where there is no scheduler of samples (no workers, an
         iterable data set) or workers are running already.
         """
-        if self.num_workers == 0 or self._dataset_kind == _DatasetKind.Iterable:
+        if self.num_workers == 0 or isinstance(self.dataset, IterableDataset):
             raise ValueError("record_events needs num_workers > 0 and a map-style data set")
-        if self._engine is not None:
-            raise ValueError("record_events must be called before the first iter() of a loader that keeps its workers")
-        self._events = Path(path)
-
-    def _next_log(self) -> Path:
-        """Where the next engine records its events: every one has a file of its own."""
-        assert self._events is not None
-        path, number = self._events, self._logs
-        self._logs += 1
-        return path if number == 0 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a pickled loader starts afresh: it takes its arguments along, not its workers
-        state = dict(self.__dict__)
-        state.update(_engine=None, _user=None, _shown=None, _ahead=None, _standing=None, _pending=None)
-        return state
+        self._session.record_events(Path(path))

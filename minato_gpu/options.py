@@ -10,12 +10,13 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.sampling.samplers import Sampling
 
 _DEFAULT_LATENESS = 8
 LANES = ("cpu", "device")
@@ -208,3 +209,15 @@ def _lanes(loader: Any, device: torch.device) -> tuple[str, ...]:
             "lanes: 'device' needs num_workers > 0, the workers read its input; pass num_workers=1 or more"
         )
     return LANES if "cpu" in loader.lanes else LANES[1:]
+
+
+def pads_batches(loader: Any, options: Options) -> bool:
+    """Whether a batch that loses all its samples must come all the same: ranks, or devices, count on each other's."""
+    if not options.skips:
+        return False
+    if len(options.devices) > 1:
+        return True
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True
+    sampler = Sampling(loader).inner
+    return isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1

@@ -322,7 +322,7 @@ def test_a_loader_that_is_collected_in_its_own_thread_is_closed(fake: Fake) -> N
     fake()
     loader: Any = DataLoader(Plain(), BATCH, num_workers=1, device="cuda", persistent_workers=True)
     next(iter(loader))
-    engine = loader._engine
+    engine = loader._session.engine
     (transfers,) = engine.assembly.loading.transfers
     done = threading.Event()
 

@@ -43,7 +43,7 @@ class _Stream(IterableDataset[int]):
 
 def options(dataset: Any = range(10), **arguments: Any) -> Options:
     """What the arguments of a loader resolve to."""
-    return DataLoader(dataset, **arguments)._options
+    return DataLoader(dataset, **arguments)._session.options
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def match_kind(loader: Any, state: s.State) -> None:
 
 def match_progress(loader: Any, delivered: Delivered, sampling: Sampling, source: Mapping[str, Any]) -> None:
     """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
-    if delivered.above and loader._options.lateness == 0:
+    if delivered.above and (loader.in_order or loader.max_lateness == 0):
         raise ValueError(
             "the state was saved with batches delivered out of order, which a loader in strict order cannot go on "
             "with; pass in_order=False"

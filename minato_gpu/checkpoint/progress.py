@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from minato_gpu.checkpoint import process_generators, ranks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.streams import MOST_READ_AGAIN, between, check_read_again, plain_streams
-from minato_gpu.lanes.streams import StreamStart, Told, is_stateful, told_of
+from minato_gpu.lanes.streams import Told, is_stateful
 from minato_gpu.packing import packed, packed_state, packed_states
 from minato_gpu.samples import Ticket, witness_of
 from minato_gpu.sampling.delivered import HISTORY, Delivered
@@ -283,14 +283,20 @@ def check_drawn_again(below: int, most: int) -> None:
         )
 
 
-def before_epoch(loader: Any, number: int) -> s.State:
-    """The state of a loader whose epoch ``number`` has not begun."""
+def before_epoch(
+    loader: Any, number: int, workers: tuple[int, int], last: EpochProgress | None, streams: Sequence[Told]
+) -> s.State:
+    """The state of a loader whose epoch ``number`` has not begun.
+
+    ``workers``: the seed of those that stay, and the epoch in which they started; ``last``: where the epoch before
+    stands, if there was one; ``streams``: where the data sets that the epoch iterates stand, where that is known.
+    """
     sampling = Sampling(loader)
     generators = {role: g for role, g in generators_of(loader, sampling).items() if role != "default"}
-    last = None if loader._standing is None else loader._standing.source
-    own = _told_between(sampling, None if last is None else last.order)
+    own = _told_between(sampling, None if last is None or last.source is None else last.source.order)
     drawn_from = process_generators.concerning(loader, sampling)
     outside = {"global": process_generators.plain(process_generators.now(drawn_from))} if drawn_from else {}
+    seed, epoch = workers
     return {
         "format": s.FORMAT,
         "version": s.VERSION,
@@ -298,14 +304,14 @@ def before_epoch(loader: Any, number: int) -> s.State:
         "epoch": number,
         "begun": False,
         "seed": 0,
-        "workers_seed": loader._base_seed % (1 << 64),
-        "workers_epoch": loader._first if loader.persistent_workers and number else number,
+        "workers_seed": seed % (1 << 64),
+        "workers_epoch": epoch,
         "generators": packed_states(generators),
         "progress": {"batches": 0, "below": 0, "above": ""},
         "source": {
             "state": {"iterator": None, **own},
             "rank": ranks.rank_of(sampling.inner),
-            **_streams_between(loader),
+            **(between(streams) if sampling.iterable else {}),
         },
         **outside,
     }
@@ -318,47 +324,6 @@ def _told_between(sampling: Sampling, order: Order | None) -> s.State:
         given = order.untold.copy()
         return {name: given.get(name) for name in parts}
     return {name: Snapshot(part.state_dict()).copy() if is_stateful(part) else None for name, part in parts.items()}
-
-
-def _streams_between(loader: Any) -> s.State:
-    """An iterable data set's own state, where it is the same in the next epoch."""
-    return between(told_between(loader)) if is_iterable(loader) else {}
-
-
-def told_between(loader: Any, *, keeps: bool = True) -> list[Told]:
-    """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``: workers
-    that have stayed are its own; where they do not, a thread has the data set of this process, as the loader has."""
-    before, engine = loader._standing, loader._engine if keeps else None
-    if before is not None and engine is not None and not engine.closed:
-        return list(before.streams_at_end)
-    if left := left_of_thread(loader):
-        return [start.told for start in left]
-    if loader.num_workers == 0 or loader._options.threads:
-        return [told_here(loader)]
-    return []
-
-
-def told_here(loader: Any, given: Sequence[StreamStart] = ()) -> Told:
-    """Where the data set of this process stands before an epoch. One that still tells what it told before it was
-    ``given`` its state, or left with that of a stream at its end, or nothing, takes that up when it is iterated. Before
-    its first ``iter()`` it need not be able to tell."""
-    last = loader._standing
-    told = told_of(loader.dataset, over=loader._over is not None or (last is not None and last.ended_with_batches))
-    starts = given or _left(loader)
-    if starts and (told.state is None or told.state == loader._over):
-        return starts[0].told
-    return Told(None, False) if last is None and told.error else told
-
-
-def left_of_thread(loader: Any) -> list[StreamStart]:
-    """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
-    return _left(loader) if loader.num_workers > 0 and loader._options.threads else []
-
-
-def _left(loader: Any) -> list[StreamStart]:
-    """Where the next epoch begins of streams that were at their end when the last was resumed."""
-    source = None if loader._standing is None else loader._standing.source
-    return source.streams.left if source is not None and source.streams is not None else []
 
 
 def sampler_epoch(sampling: Sampling) -> int | None:

@@ -26,7 +26,7 @@ from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.sampler_restore import ENOUGH, Following
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.sources import Source, fresh_source, occurrences_of
 from minato_gpu.sampling.streams import WorkerStreams
 from minato_gpu.snapshots import Snapshot
 
@@ -57,7 +57,7 @@ def begin_source(
             order = Order(batches, generators=generators)
         else:
             order = ways.fresh_order(sampling, batches, generators)
-        source, worlds = loader._source(number, seed, order), []
+        source, worlds = fresh_source(loader, number, seed, order), []
         source.streams = WorkerStreams(max(1, loader.num_workers)) if iterable else None
         if source.streams is not None and resumption is not None and resumption.starts:
             source.starts = resumption.starts
@@ -71,7 +71,7 @@ def begin_source(
 
 def expected_of(loader: Any, source: Source, resumption: Resumption | None) -> int | None:
     """Samples of the epoch, or of what an earlier run has left of it, where the sampler tells."""
-    expected: int | None = loader._expected()
+    expected = Sampling(loader).expected
     if resumption is None or not resumption.begun or expected is None:
         return expected
     return None if resumption.worlds else max(0, expected - source.delivered.samples)
@@ -137,7 +137,7 @@ class Resumption:
             self.worlds = ranks.checked_worlds(source, self._sampling)
         else:
             checks.match_place(source, self.delivered, self._sampling.size)
-        size = self._sampling.size if loader._auto_collation else 1
+        size = self._sampling.size if self._sampling.batched else 1
         if source["way"] == KEYS:
             self._stored = checks.stored_batches(source, "batches")
             checks.match_stored(source, self.delivered, self._stored)
@@ -207,16 +207,18 @@ class Resumption:
             own = Snapshot({"sampler": saved.get("sampler"), "iterator": None, "nested": saved.get("nested")})
         ways.load_ended(self._sampling, own, generators_of(loader, self._sampling), self.order_states())
 
-    def load_dataset(self, loader: Any) -> None:
-        """Give an iterable data set in this process the state that it had between two epochs; workers get theirs."""
-        if self.starts and loader.num_workers == 0:
-            (start,) = self.starts
-            before = load_dataset(loader.dataset, start.state) or b""
-            loader._over = before if start.over else None
+    def load_dataset(self, loader: Any) -> bytes | None:
+        """Give an iterable data set in this process the state that it had between two epochs; workers get theirs.
+
+        Returns what it told before (b"": nothing) if that state is one of an epoch's end.
+        """
+        (start,) = self.starts
+        before = load_dataset(loader.dataset, start.state) or b""
+        return before if start.over else None
 
     def source(self, loader: Any, generators: Mapping[str, torch.Generator]) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
-        saved, occurrences, batched = self.state["source"], loader._occurrences(), loader._auto_collation
+        saved, occurrences, batched = self.state["source"], occurrences_of(loader), self._sampling.batched
         if self.state["kind"] == "iterable":
             none = Order(iter(()), generators=generators)
             source = Source(self.number, self.state["seed"], none, batched=batched, occurrences=occurrences)
@@ -245,7 +247,7 @@ class Resumption:
             place=0 if replays else saved["place"],
             position=0 if replays else saved["position"],
             delivered=self.delivered,
-            multiple=loader._round,
+            multiple=self._sampling.multiple,
             digests=replays and self._sampling.draws_on,
             whole=self._sampling.size is None,
         )

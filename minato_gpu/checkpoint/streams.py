@@ -7,7 +7,7 @@ untrusted file must not make a loader read for ever, so it is bounded, and so is
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minato_gpu.checkpoint import state as s
@@ -65,7 +65,7 @@ def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
         return dumps((given["of"], given.get("state"), given.get("dataset")))
 
 
-def between(tolds: list[Told]) -> s.State:
+def between(tolds: Sequence[Told]) -> s.State:
     """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
     plain = [{"batches": 0, "ended": False, **_plain(number, told)} for number, told in enumerate(tolds)]
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}

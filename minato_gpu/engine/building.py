@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
@@ -18,7 +19,6 @@ from minato_gpu.engine.pump import Pump
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
-from minato_gpu.faults.failures import pads_batches
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
@@ -29,7 +29,9 @@ from minato_gpu.memory.accelerator import open_accelerator
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.options import Options, pads_batches
 from minato_gpu.report import usable_cores
+from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -44,10 +46,129 @@ _BESIDE = 4  # threads beside a CPU lane: of a photograph that a GPU's own engin
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
-def build_engine(loader: Any, base_seed: int) -> Engine:
+class Plan:
+    """What a loader's arguments mean for its engine. ``replays``: the order of delivery is a recorded one."""
+
+    def __init__(self, loader: Any, options: Options, *, replays: bool = False) -> None:
+        self.loader = loader
+        self.options = options
+        self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.batched = loader.batch_sampler is not None
+        self.batch = loader.batch_size or 1
+        self.devices = len(options.devices)
+        self._replays = replays
+
+    @property
+    def prefetch(self) -> int:
+        """Batches admitted for each worker."""
+        return max(1, self.loader.prefetch_factor or 0)
+
+    @property
+    def window(self) -> int:
+        """Batches admitted and not delivered: of several devices each has at least as many as it has micro-batches."""
+        window: int = self.prefetch * self.loader.num_workers
+        return window if self.devices == 1 else max(window, _HELD * self.devices)
+
+    @property
+    def micro_batch(self) -> int:
+        """Most samples of one dispatch to a device, which go by what they are predicted to take; of several devices,
+        none may hold more than its share of the window."""
+        most = _MICRO_BATCH
+        if self.options.device.type != "cpu":
+            most = min(_MOST_ON_GPU, max(_MICRO_BATCH, self.batch // 4))
+        if self.devices == 1 or (self.batched and self.loader.batch_size is None):
+            return most
+        share: int = self.window * self.batch // (self.devices * _HELD)
+        return max(1, min(most, share))
+
+    def on_device(self, lanes: int) -> int:
+        """Batches that a device is to hold where no budget is given: the next one, one that is loaded behind it, and
+        room for as many samples as its ``lanes`` prepare at once. The others wait on the host, whose window is
+        larger."""
+        return lanes * (2 + -(-_HELD * self.micro_batch // self.batch))
+
+    @property
+    def stacks(self) -> bool:
+        """Whether batches are what ``default_collate`` makes of samples that a worker is asked for one by one."""
+        return self.batched and not self.iterable and self.loader.collate_fn is default_collate
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The stages before which a sample may go on from the CPU lane to the device lane."""
+        cuts: tuple[int, ...] = self.loader.pipeline.cuts if len(self.options.lanes) > 1 else ()
+        return cuts
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether a worker process that ends has a successor."""
+        return bool(self.loader.on_worker_death == "replace") and not self.options.threads
+
+    @property
+    def policy(self) -> m.Policy:
+        """What the scheduler is told."""
+        loader, options, has_device = self.loader, self.options, "device" in self.options.lanes
+        joins = not self.stacks and not options.free and not has_device  # of a device's no worker would have all
+        policy = m.Policy(
+            window=self.window * self.batch,
+            fixed=self._replays or not options.free,
+            max_lateness=0 if self._replays else options.lateness,
+            budget_bytes=loader.host_memory_budget,
+            whole_places=joins and loader.num_workers == 1,  # no other could help to join them
+            joins=joins,
+            inspect=has_device,
+            queues=self.stacks and not has_device,
+            cpu_runs="cpu" in options.lanes,
+            micro_batch=self.micro_batch,
+            compose_ahead=self.devices,
+            spares_device=options.device.type == "cuda",
+            spreads=pads_batches(loader, options),
+            devices=self.devices,
+            device_ahead=1 if options.device.type == "cpu" else IN_FLIGHT,
+        )
+        return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
+
+    def device_lane(self, links: Links, transfers: Transfers | None, name: str) -> DeviceLane:
+        """One device's, whose batches go there by ``transfers``."""
+        device = str(self.options.device) if transfers is None else transfers.accelerator.compute
+        both = "cpu" in self.options.lanes
+        alone = max(1, usable_cores() // self.devices)  # workers that only read leave the cores idle
+        threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
+        return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
+
+    def loading(self, links: Links) -> Loading:
+        """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
+        devices = self.options.devices
+        accelerators = {device: open_accelerator(device) for device in dict.fromkeys(devices)}
+        host, budget = Host(links.engine_arena, accelerators[devices[0]]), self.loader.device_memory_budget
+        batches = {device: self.on_device(devices.count(device)) if budget is None else 0 for device in accelerators}
+        ways = {at: Transfers(each, host, DeviceBudget(budget, batches[at])) for at, each in accelerators.items()}
+        return Loading([ways[device] for device in devices], host)
+
+    def estimator(self, lanes: dict[str, Lane]) -> Estimator | None:
+        """Predicts costs; of an iterable data set's samples nothing is known before."""
+        if self.iterable:
+            return None
+        devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
+        kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
+        if not self.cuts:
+            return Estimator(self._costs(kinds), kinds)
+        pipeline = self.loader.pipeline
+        return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices)
+
+    def _costs(self, lanes: tuple[str, ...]) -> CostModel:
+        features = 0 if self.loader.pipeline is None else len(self.loader.pipeline.feature_names)
+        try:
+            length: int | None = len(self.loader.dataset)
+        except TypeError:
+            length = None
+        return CostModel(lanes, features, length)
+
+
+def build_engine(
+    loader: Any, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
+) -> Engine:
     """Start workers and device executors for the loader; the engine is closed at the latest when Python ends."""
-    options = loader._options
-    iterable = isinstance(loader.dataset, IterableDataset)
+    plan = Plan(loader, options, replays=order_log is not None and order_log.replays)
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
         ranks = _get_distributed_settings()
@@ -55,24 +176,24 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
             apply_sharding(loader.dataset, *ranks)
         else:
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
-    replaceable = loader.on_worker_death == "replace" and not options.threads
-    seeds = not options.threads
-    job = Job.of(loader, base_seed, init, seeds_samples=seeds, cuts=_cuts(loader), repeats=replaceable)
-    policy = _policy(loader)
-    links = Links(loader.num_workers, addressed=iterable, arenas=not options.threads, window=policy.window)
+    more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable}
+    job = Job.of(loader, base_seed, init, seeds_samples=not options.threads, **more)
+    policy = plan.policy
+    links = Links(loader.num_workers, addressed=plan.iterable, arenas=not options.threads, window=policy.window)
     lanes: dict[str, Lane] = {}
     loading: Loading | None = None
     try:
         if options.threads:
             lanes[m.CPU] = ThreadLane(links, job)
         else:
-            lanes[m.CPU] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=replaceable)
+            lanes[m.CPU] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=plan.replaceable)
         if options.device.type == "cuda":  # after the fork of what makes the workers
-            loading = _loading(loader, links)
+            loading = plan.loading(links)
         if "device" in options.lanes:
             for number, name in enumerate(policy.device_lanes):
-                lanes[name] = _device_lane(loader, links, None if loading is None else loading.transfers[number], name)
-        engine = _engine(loader, links, lanes, loading, policy)
+                lanes[name] = plan.device_lane(links, None if loading is None else loading.transfers[number], name)
+        recorder = None if event_log is None else EventLog(event_log, policy)
+        engine = _engine(plan, policy, links, lanes, loading, recorder, order_log)
     except BaseException:
         for lane in lanes.values():
             lane.close(0.0)
@@ -87,142 +208,45 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
     return engine
 
 
-def _loading(loader: Any, links: Links) -> Loading:
-    """The way to every device, each with a budget and a thread of its own, also where it is named more than once."""
-    devices = loader._options.devices
-    accelerators = {device: open_accelerator(device) for device in dict.fromkeys(devices)}
-    host, budget = Host(links.engine_arena, accelerators[devices[0]]), loader.device_memory_budget
-    batches = {device: _on_device(loader, devices.count(device)) if budget is None else 0 for device in accelerators}
-    ways = {at: Transfers(each, host, DeviceBudget(budget, batches[at])) for at, each in accelerators.items()}
-    return Loading([ways[device] for device in devices], host)
-
-
-def _device_lane(loader: Any, links: Links, transfers: Transfers | None, name: str) -> DeviceLane:
-    options = loader._options
-    device = str(options.device) if transfers is None else transfers.accelerator.compute
-    both = "cpu" in options.lanes
-    alone = max(1, usable_cores() // len(options.devices))  # workers that only read leave the cores idle
-    threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
-    return DeviceLane(links, loader.pipeline, device, _micro_batch(loader), threads, transfers, both, name)
-
-
 def _register_again(engine: Engine) -> None:
     """DALI has been imported, and with it its own clean-up at exit: the engine must still be closed before."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
 
 
-def _prefetch(loader: Any) -> int:
-    """Batches admitted for each worker."""
-    return max(1, loader.prefetch_factor or 0)
-
-
-def _window(loader: Any) -> int:
-    """Batches admitted and not delivered: with several devices, for each as many at least as it has micro-batches."""
-    devices = len(loader._options.devices)
-    window: int = _prefetch(loader) * loader.num_workers
-    return window if devices == 1 else max(window, _HELD * devices)
-
-
-def _micro_batch(loader: Any) -> int:
-    """Most samples of one dispatch to a device, which go by what they are predicted to take; of several devices, none
-    may hold more than its share of the window."""
-    devices, batch = len(loader._options.devices), loader.batch_size or 1
-    most = _MICRO_BATCH
-    if loader._options.device.type != "cpu":
-        most = min(_MOST_ON_GPU, max(_MICRO_BATCH, batch // 4))
-    if devices == 1 or (loader._auto_collation and loader.batch_size is None):
-        return most
-    share: int = _window(loader) * batch // (devices * _HELD)
-    return max(1, min(most, share))
-
-
-def _on_device(loader: Any, lanes: int) -> int:
-    """Batches that a device is to hold where no budget is given: the next one, one that is loaded behind it, and room
-    for as many samples as its ``lanes`` prepare at once. The others wait on the host, whose window is larger."""
-    return lanes * (2 + -(-_HELD * _micro_batch(loader) // (loader.batch_size or 1)))
-
-
-def _stacks(loader: Any) -> bool:
-    """Whether batches are what ``default_collate`` makes of samples that a worker is asked for one by one."""
-    iterable = isinstance(loader.dataset, IterableDataset)
-    return loader._auto_collation and not iterable and loader.collate_fn is default_collate
-
-
-def _policy(loader: Any) -> m.Policy:
-    options, has_device = loader._options, "device" in loader._options.lanes
-    joins = not _stacks(loader) and not options.free and not has_device  # of a device's no worker would have all
-    replays = loader._order is not None and loader._order.replays  # the log's batches, in the log's order
-    policy = m.Policy(
-        window=_window(loader) * (loader.batch_size or 1),
-        fixed=replays or not options.free,
-        max_lateness=0 if replays else options.lateness,
-        budget_bytes=loader.host_memory_budget,
-        whole_places=joins and loader.num_workers == 1,  # no other could help to join them
-        joins=joins,
-        inspect=has_device,
-        queues=_stacks(loader) and not has_device,
-        cpu_runs="cpu" in options.lanes,
-        micro_batch=_micro_batch(loader),
-        compose_ahead=len(options.devices),
-        spares_device=options.device.type == "cuda",
-        spreads=pads_batches(loader),
-        devices=len(options.devices),
-        device_ahead=1 if options.device.type == "cpu" else IN_FLIGHT,
-    )
-    return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
-
-
-def _engine(loader: Any, links: Links, lanes: dict[str, Lane], loading: Loading | None, policy: m.Policy) -> Engine:
-    options, iterable = loader._options, isinstance(loader.dataset, IterableDataset)
-    batched, workers, place = loader._auto_collation, loader.num_workers, loader.batch_size or 1
-    prefetch, stacks = _prefetch(loader), _stacks(loader)  # the scheduler must not hold the loader
-    joins_whole = not batched or policy.fixed
-    assembly = Assembly(links, Loans(), stacks=stacks, joins_whole=joins_whole, loading=loading, skips=options.skips)
-    estimator = None if iterable else _estimator(loader, lanes)
+def _engine(
+    plan: Plan,
+    policy: m.Policy,
+    links: Links,
+    lanes: dict[str, Lane],
+    loading: Loading | None,
+    recorder: EventLog | None,
+    order_log: OrderLog | None,
+) -> Engine:
+    loader, iterable = plan.loader, plan.iterable
+    workers, prefetch = loader.num_workers, plan.prefetch  # the scheduler must not hold the loader
+    whole, skips = not plan.batched or policy.fixed, plan.options.skips
+    assembly = Assembly(links, Loans(), stacks=plan.stacks, joins_whole=whole, loading=loading, skips=skips)
     pump = Pump(
         links,
         lanes,
         assembly,
         lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
-        estimates=estimator,
-        recorder=None if loader._events is None else EventLog(loader._next_log(), policy),
-        stream_batch=place,
-        cuts=bool(_cuts(loader)),
+        estimates=plan.estimator(lanes),
+        recorder=recorder,
+        stream_batch=plan.batch,
+        cuts=bool(plan.cuts),
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
     )
     return Engine(
         links,
         pump,
-        window=_window(loader),
-        place_size=1 if iterable else place,
+        window=plan.window,
+        place_size=1 if iterable else plan.batch,
         homes=policy.homes,
         streams=iterable,
         timeout=loader.timeout,
-        order_log=loader._order,
+        order_log=order_log,
         replaces=loader.on_worker_death == "replace",
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
     )
-
-
-def _cuts(loader: Any) -> tuple[int, ...]:
-    """The stages before which a sample may go on from the CPU lane to the device lane."""
-    return loader.pipeline.cuts if len(loader._options.lanes) > 1 else ()
-
-
-def _estimator(loader: Any, lanes: dict[str, Lane]) -> Estimator:
-    cuts = _cuts(loader)
-    devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
-    kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
-    if not cuts:
-        return Estimator(_costs(loader, kinds), kinds)
-    return CutEstimator(_costs(loader, part_names(loader.pipeline)), kinds, loader.pipeline, devices)
-
-
-def _costs(loader: Any, lanes: tuple[str, ...]) -> CostModel:
-    features = 0 if loader.pipeline is None else len(loader.pipeline.feature_names)
-    try:
-        length: int | None = len(loader.dataset)
-    except TypeError:
-        length = None
-    return CostModel(lanes, features, length)

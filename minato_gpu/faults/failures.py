@@ -18,14 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DistributedSampler
 
 from minato_gpu.lanes.base import Failure, reraise
 from minato_gpu.samples import Origin
 from minato_gpu.sampling.delivered import Delivered
-from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.telemetry import Telemetry
 
 RAISE, SKIP, RETRY = "raise", "skip", "retry"
@@ -141,18 +138,6 @@ class FailurePolicy:
         if self.count > limit:
             text = f"{self.count} samples failed in this epoch, max_failures={self._limit!r} allows {int(limit)}"
             raise TooManyFailures(f"{text}. The last of them: {last.exc_msg}")
-
-
-def pads_batches(loader: Any) -> bool:
-    """Whether a batch that loses all its samples must come all the same: ranks, or devices, count on each other's."""
-    if not loader._options.skips:
-        return False
-    if len(loader._options.devices) > 1:
-        return True
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return True
-    sampler = Sampling(loader).inner
-    return isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1
 
 
 def check_on_error(on_error: Any, max_failures: Any, *, iterable: bool) -> None:

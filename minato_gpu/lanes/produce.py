@@ -41,9 +41,10 @@ class Job:
     @classmethod
     def of(cls, loader: Any, base_seed: int, worker_init_fn: Any = None, *, seeds_samples: bool, **more: Any) -> Job:
         """What the loader's arguments say."""
-        given = loader.dataset, loader.collate_fn, loader._auto_collation, loader.drop_last, loader.pipeline
-        failing = loader._options.skips, loader.on_error == "retry"
-        return cls(*given, worker_init_fn, loader.num_workers, base_seed, seeds_samples, *failing, **more)
+        batched = loader.batch_sampler is not None
+        given = loader.dataset, loader.collate_fn, batched, loader.drop_last, loader.pipeline, worker_init_fn
+        retries = loader.on_error == "retry"
+        return cls(*given, loader.num_workers, base_seed, seeds_samples, retries=retries, **more)
 
 
 class KnownFailure(Exception):

@@ -32,7 +32,7 @@ def check(loader: Any, *, processes: bool) -> None:
     """Say what will not do. Raises ValueError or RuntimeError where the loader cannot work, with what to do then."""
     _check_budget(loader.host_memory_budget)
     _check_mapping()
-    collates = loader.collate_fn is not default_collate and loader._auto_collation
+    collates = loader.collate_fn is not default_collate and loader.batch_sampler is not None
     if processes and collates:
         _look_at_tmpfs(loader.num_workers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -27,7 +28,9 @@ _REPLAYED = (
 class Sampling:
     """What yields a loader's keys: ``inner`` keys that are cut into batches of ``size``, or (None) whatever it yields.
 
-    torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it.
+    torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it. ``batched``: the loader's sampler
+    yields lists of keys, else single keys. ``multiple``: the epoch's batches come in a multiple of so many, as many for
+    each of several devices. ``iterable``: nothing is sampled, workers iterate the data set for themselves.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -35,8 +38,23 @@ class Sampling:
         self.size: int | None = None
         self.drop_last = False
         self.inner: Any = loader.sampler if batches is None else batches
+        self.batched = batches is not None
+        self.multiple = _devices(loader.device) if loader.drop_last else 1
+        self.iterable = isinstance(loader.dataset, IterableDataset)
         if type(batches) is BatchSampler:
             self.inner, self.size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
+
+    @property
+    def expected(self) -> int | None:
+        """Samples of an epoch, where the sampler tells."""
+        if self.iterable or (self.batched and self.size is None):
+            return None
+        try:
+            count = len(self.inner)
+        except TypeError:
+            return None
+        least = (self.size or 1) * self.multiple
+        return count // least * least if self.drop_last else count
 
     @property
     def replays(self) -> bool:
@@ -95,6 +113,11 @@ class Sampling:
     def cutting(self) -> dict[str, Any]:
         """How keys, or the samples of an iterable data set, become batches."""
         return {"batch_size": self.size, "drop_last": self.drop_last}
+
+
+def _devices(device: Any) -> int:
+    """How many the loader's argument ``device`` names."""
+    return len(device) if isinstance(device, Sequence) and not isinstance(device, str) else 1
 
 
 def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:

@@ -17,6 +17,8 @@ from minato_gpu.samples import witness_of
 from minato_gpu.sampling.delivered import Delivered
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.orders import REPLAY, Coming, Order, SamplerSnapshot
+from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.speculation import yields_once
 from minato_gpu.sampling.streams import WorkerStreams
 from minato_gpu.scheduling.messages import Span
 
@@ -51,6 +53,26 @@ class Mark(NamedTuple):
     def end(self) -> int:
         """The position after its last."""
         return self.position + len(self.keys)
+
+
+def occurrences_of(loader: Any) -> Occurrences:
+    """Counts how often each key comes in an epoch of this loader."""
+    try:
+        length: int | None = len(loader.dataset)
+    except TypeError:
+        length = None
+    # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
+    # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
+    seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
+    counts = seeds or not (sampling.iterable or sampling.replays)
+    return Occurrences(length, unique=not counts or yields_once(loader), used=seeds)
+
+
+def fresh_source(loader: Any, number: int, seed: int, order: Iterator[Any]) -> Source:
+    """An epoch from its beginning."""
+    sampling = Sampling(loader)
+    more: dict[str, Any] = {"batched": sampling.batched, "multiple": sampling.multiple, "digests": sampling.draws_on}
+    return Source(number, seed, order, occurrences=occurrences_of(loader), **more)
 
 
 class Source:

@@ -67,7 +67,8 @@ class Speculation:
             seed = torch.empty((), dtype=torch.int64)
             self.seed = int(self._apart(lambda: seed.random_(generator=loader.generator)).item())
         self._begun_from = self._states
-        self._order = self._apart(lambda: iter(loader._index_sampler))
+        sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._order = self._apart(lambda: iter(sampler))
 
     def __iter__(self) -> Iterator[Any]:
         return self

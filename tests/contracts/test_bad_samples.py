@@ -656,11 +656,11 @@ def test_the_budget_counts_on_after_a_resume(mode: Mode, workers: int) -> None:
 
     loader = make()
     iterator = iter(loader)
-    while loader._standing is None or loader._standing.source.delivered.failed < 3:
+    while loader._session.progress is None or loader._session.progress.source.delivered.failed < 3:
         next(iterator)
     state = json.loads(json.dumps(loader.state_dict()))
     assert state["progress"]["failed"] == 3
-    assert loader.state_dict(ahead=loader._standing.source.delivered.batches)["progress"].get("failed") is None
+    assert loader.state_dict(ahead=loader._session.progress.source.delivered.batches)["progress"].get("failed") is None
     resumed = make()
     resumed.load_state_dict(state)
     text = str(error_of(TooManyFailures, list, resumed))

@@ -168,7 +168,7 @@ def test_any_number_of_deaths_from_outside() -> None:
         for number, batch in enumerate(loader):
             received += batch.tolist()
             if number % 45 == 22:
-                lane = loader._engine.pump.lanes["cpu"]
+                lane = loader._session.engine.pump.lanes["cpu"]
                 pid = rng.choice(lane.pids)
                 os.kill(pid, signal.SIGKILL)
                 deaths += 1

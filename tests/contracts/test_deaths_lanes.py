@@ -69,7 +69,7 @@ def test_what_was_read_for_samples_that_cannot_be_sent_is_let_go() -> None:
     kept = []
     for _ in range(8):
         assert sum(len(batch) for batch in loader) == 64
-        engine = loader._engine
+        engine = loader._session.engine
         kept.append(sum(os.fstat(arena.fd).st_blocks for arena in engine._links.arenas) // 2)
     assert engine.assembly.unshippable
     assert kept[-1] <= kept[2] + 1500, f"KiB in the workers' arenas, by epoch: {kept}"

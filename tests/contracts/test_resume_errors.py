@@ -60,13 +60,13 @@ def test_the_next_epoch_cannot_be_prepared(monkeypatch: pytest.MonkeyPatch) -> N
     loader = loader_of(num_workers=1, epochs=2)
     iterator = iter(loader)
     next(iterator)
-    prefetch = loader._engine.prefetch
+    prefetch = loader._session.engine.prefetch
 
     def raises(source: Any) -> None:
         prefetch(source)
         raise OSError("the index server is away")
 
-    monkeypatch.setattr(loader._engine, "prefetch", raises)
+    monkeypatch.setattr(loader._session.engine, "prefetch", raises)
     got, raised = _all_of(iterator, OSError)
     assert [index for batch in got for index in batch] == DATA[4:]
     assert len(raised) == 1 and raised[0] > 0, "after the batch that was at hand"

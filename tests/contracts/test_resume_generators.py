@@ -79,7 +79,7 @@ def test_epochs_after_a_stored_order(shared: bool) -> None:
     reference, seeds = [], []
     for _ in range(3):
         reference.append(values(whole))
-        seeds.append(whole._standing.state(0)["seed"])
+        seeds.append(whole._session.progress.state(0)["seed"])
     for step in (0, 3, 10):
         loader = make()
         state = after(loader, step)
@@ -91,7 +91,7 @@ def test_epochs_after_a_stored_order(shared: bool) -> None:
         found = []
         for epoch in range(3):
             found.append(values(resumed))
-            assert resumed._standing.state(0)["seed"] == seeds[epoch]
+            assert resumed._session.progress.state(0)["seed"] == seeds[epoch]
         assert found == [reference[0][step:], *reference[1:]]
 
 

@@ -397,7 +397,7 @@ def _resumed(state: Any, ranks: int) -> list[Any]:
     for loader in _ranks(ranks):
         torch.manual_seed(77)
         loader.load_state_dict(through_json(state))
-        loader._take_pending()  # what iter() does first: it then may draw
+        loader._session.take_pending(loader)  # what iter() does first: it then may draw
         found.append(torch.get_rng_state())
     return found
 
@@ -447,5 +447,5 @@ def test_a_stateful_sampler() -> None:
             loader.load_state_dict(state)
         list(loader)
         list(loader)
-        seeds.append(loader._standing.state(0)["seed"])
+        seeds.append(loader._session.progress.state(0)["seed"])
     assert seeds[0] == seeds[1]

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from minato_gpu.engine import building
+from minato_gpu.options import Options
 
 
-def loader(device: str, batch_size: int | None = 256, lanes: tuple[str, ...] = ("cpu", "device")) -> Any:
-    devices = (torch.device(device),)
-    options = SimpleNamespace(device=devices[0], devices=devices, lanes=lanes)
-    return SimpleNamespace(_options=options, batch_size=batch_size, pipeline="pipeline")
+def plan(device: str, batch_size: int | None = 256, lanes: tuple[str, ...] = ("cpu", "device")) -> building.Plan:
+    options = Options(0, free=False, threads=False, lanes=lanes, devices=(torch.device(device),), skips=False)
+    loader = SimpleNamespace(batch_size=batch_size, pipeline="pipeline", dataset=(), batch_sampler=None)
+    return building.Plan(loader, options)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def loader(device: str, batch_size: int | None = 256, lanes: tuple[str, ...] = (
     [("cpu", 256, 16), ("cpu", None, 16), ("cuda", 8, 16), ("cuda", 128, 32), ("cuda", 2048, 64), ("cuda", None, 16)],
 )
 def test_micro_batches_of_large_batches_are_larger_on_a_gpu(device: str, batch_size: int | None, most: int) -> None:
-    assert building._micro_batch(loader(device, batch_size)) == most
+    assert plan(device, batch_size).micro_batch == most
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_dalis_threads(monkeypatch: pytest.MonkeyPatch, device: str, lanes: tupl
     monkeypatch.setattr(building, "usable_cores", lambda: 16)
     monkeypatch.setattr(building, "DeviceLane", lambda *arguments: given.append(arguments))
     transfers: Any = SimpleNamespace(accelerator=SimpleNamespace(compute=device)) if device != "cpu" else None
-    building._device_lane(loader(device, lanes=lanes), SimpleNamespace(), transfers, "device")  # type: ignore[arg-type]
+    links: Any = SimpleNamespace()
+    plan(device, lanes=lanes).device_lane(links, transfers, "device")
     ((_, _, compute, micro_batch, number, *_),) = given
     assert (compute, micro_batch, number) == (device, 16 if device == "cpu" else 64, threads)

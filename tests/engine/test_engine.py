@@ -91,7 +91,7 @@ def loader(dataset: Any, mode: dict[str, Any], kind: str = "process", **more: An
 
 def memory_in_use(of: Any) -> int:
     """Bytes of the engine's arena that are not free, once reports of earlier runs have been taken in."""
-    engine = of._engine
+    engine = of._session.engine
     engine.pump.receive()
     engine.assembly.holdings.reclaim()
     return int(engine._links.engine_arena.allocated)
@@ -174,7 +174,7 @@ def test_a_sample_that_finishes_after_its_run_writes_into_no_new_batch(mode: dic
     dataset.gate.clear()
     iterator = iter(one)
     next(iterator)
-    board = one._engine._links.board
+    board = one._session.engine._links.board
     assert wait_until(lambda: any(board.words[board.row(worker)] > 0 for worker in range(2)))
     del iterator
     iterator = iter(one)
@@ -201,7 +201,7 @@ def test_the_memory_of_given_up_runs_comes_back() -> None:
         dataset.gate.set()
         list(one)
     assert wait_until(lambda: memory_in_use(one) == 0), f"{memory_in_use(one)} bytes were not given back"
-    assert not one._engine.pump._stale
+    assert not one._session.engine.pump._stale
 
 
 # --- memory --------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_the_memory_of_objects_is_used_again() -> None:
     one = loader(Slow(lambda key: torch.zeros(50_000 + key % 3)), {"collate_fn": list}, sampler=Fresh(200))
     for _ in one:
         pass
-    arenas = one._engine._links.arenas
+    arenas = one._session.engine._links.arenas
     assert sum(os.fstat(arena.fd).st_blocks * 512 for arena in arenas) < 100 * 200_000
 
 
@@ -302,7 +302,7 @@ def test_recorded_events_replay_to_the_same_instructions(tmp_path: Path, mode: d
             if number == leave:
                 break
         del iterator  # a second one beside it would have an engine of its own
-    one._engine.close()
+    one._session.engine.close()
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     starts = [at for at, line in enumerate(lines) if line.startswith('{"policy"')]
     assert len(starts) >= 4

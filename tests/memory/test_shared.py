@@ -218,6 +218,6 @@ def test_memory_is_reused_while_batches_are_dropped() -> None:
     for _ in range(6):
         for batch in loader:
             del batch
-    assert loader._engine is not None
-    held = 512 * os.fstat(loader._engine._links.arenas[0].fd).st_blocks
+    assert loader._session.engine is not None
+    held = 512 * os.fstat(loader._session.engine._links.arenas[0].fd).st_blocks
     assert held < 24 * 4 * 9000 * 8, f"{held} bytes of memory for batches of 288,000"

@@ -136,7 +136,7 @@ def test_what_a_save_costs() -> None:
 def test_copies_of_a_large_state() -> None:
     """One for every batch that is drawn while saves come, and only those are kept that may still be asked for."""
     loader, iterator = _window(list(_DATA), 20_000)
-    source, sampler = loader._standing.source, loader.sampler
+    source, sampler = loader._session.progress.source, loader.sampler
     asked = sampler.asked
     for _ in range(50):
         next(iterator)

@@ -94,7 +94,7 @@ def test_on_one_rank_batches_are_composed_as_before(accelerator: Any) -> None:
     assert state["progress"]["batches"] == 3
     assert prepared.stats()["batches_delivered"] == len(prepared) == 10
     inner = prepared.base_dataloader
-    assert (inner.on_error, inner.max_failures, inner._options.free) == ("skip", 3, True)
+    assert (inner.on_error, inner.max_failures, inner._session.options.free) == ("skip", 3, True)
     assert prepared.state_dict()["begun"] is False
 
 

@@ -1,0 +1,198 @@
+"""What outlives an epoch of a loader: workers that stay, seeds, the epoch that is prepared ahead, and where it stands.
+
+The loader is handed in with every call and never kept: who drops a loader drops its workers too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+from minato_gpu.checkpoint.progress import EpochProgress, before_epoch, is_iterable
+from minato_gpu.checkpoint.resumption import Resumption
+from minato_gpu.checkpoint.state import State
+from minato_gpu.delivery import View
+from minato_gpu.engine.engine import Engine
+from minato_gpu.lanes.streams import StreamStart, Told, told_of
+from minato_gpu.options import Options
+from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.speculation import Speculation, never_repeats
+
+
+class User(Protocol):
+    """An iterator whose workers are kept."""
+
+    ended: bool
+
+    def leave(self, engine: Engine) -> None:
+        """The loader goes on with other workers: the engine is this iterator's alone."""
+
+
+class Session:
+    """The epochs of one loader, one after the other.
+
+    ``engine``: the one that is kept (persistent workers, or a declared number of epochs); ``base_seed`` and
+    ``first_epoch``: the seed of its workers, and the epoch in which they started. ``ahead``: the next epoch, where its
+    order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands. ``over``: what the
+    data set of this process told (b"": nothing) before it was given the state of an epoch's end.
+    """
+
+    def __init__(self, loader: Any, options: Options) -> None:
+        self.options = options
+        self.order_log = None if loader.order_log is None else OrderLog(Path(loader.order_log))
+        self.engine: Engine | None = None
+        self.base_seed = self.first_epoch = 0
+        self.ahead: tuple[Source, Speculation] | None = None
+        self.speculates = (loader.persistent_workers or loader.epochs is not None) and never_repeats(loader)
+        self.prepared = self.discarded = 0  # epochs ahead
+        self.progress: EpochProgress | None = None
+        self.over: bytes | None = None
+        self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
+        self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
+        self._user: weakref.ref[User] | None = None
+        self._shown: View | None = None
+        self._events: Path | None = None
+        self._event_logs = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled loader starts afresh: it takes its arguments along, not its workers."""
+        return {**self.__dict__, **dict.fromkeys(("engine", "ahead", "progress", "_pending", "_user", "_shown"))}
+
+    def number(self, resumption: Resumption | None) -> int:
+        """Of the epoch that begins."""
+        return self._next_epoch if resumption is None else resumption.number
+
+    # --- epochs --------------------------------------------------------------------------------------------
+
+    def take_pending(self, loader: Any) -> Resumption | None:
+        """What the epoch that begins is to go on from, with the loader prepared for it."""
+        resumption = self._pending
+        if resumption is None:
+            return None
+        if resumption.moved_on:
+            resumption.move_on()
+        resumption.globals.put()
+        if self.ahead is not None:
+            self.ahead, self.discarded = None, self.discarded + 1
+        if resumption.knows_seed:
+            _, self.base_seed, self.first_epoch = resumption.seeds
+        if not resumption.begun:
+            resumption.set_generators(loader)
+            resumption.load_sampler(loader)
+            if resumption.starts and loader.num_workers == 0:
+                self.over = resumption.load_dataset(loader)
+        return resumption
+
+    def may_keep(self, loader: Any, resumption: Resumption | None) -> bool:
+        """Whether the workers of the epoch that begins may stay, or be those that have stayed: not while another
+        iterator has them. One that takes up a state leaves them to that, and gets others."""
+        user = None if self._user is None else self._user()
+        if resumption is not None and user is not None and not user.ended and self.engine is not None:
+            user.leave(self.engine)
+            self.engine = user = None
+        return (loader.persistent_workers or loader.epochs is not None) and (user is None or user.ended)
+
+    def keep(self, engine: Engine, user: User) -> None:
+        """The engine stays for later epochs; ``user`` has it now."""
+        self.engine, self._user = engine, weakref.ref(user)
+
+    def begun(self, number: int, view: View) -> None:
+        """Epoch ``number`` has begun, or goes on."""
+        self._shown, self._next_epoch, self._pending = view, number + 1, None
+
+    # --- saving and resuming -------------------------------------------------------------------------------
+
+    def state(self, loader: Any, ahead: int) -> State:
+        """See ``DataLoader.state_dict``."""
+        if self._pending is not None:
+            if ahead:
+                raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
+            return self._pending.given
+        if self.order_log is not None and self.order_log.replays:
+            raise RuntimeError("state_dict(): an order that is replayed from its order_log starts at its beginning")
+        if self.progress is None or (self.progress.over and ahead == 0):
+            number = self._next_epoch
+            workers = self.base_seed, self.first_epoch if loader.persistent_workers and number else number
+            streams = self.streams_between(loader) if is_iterable(loader) else []
+            return before_epoch(loader, number, workers, self.progress, streams)
+        return self.progress.state(ahead)
+
+    def load(self, loader: Any, state: dict[str, Any]) -> None:
+        """See ``DataLoader.load_state_dict``."""
+        if self.order_log is not None and self.order_log.replays:
+            raise ValueError(
+                "order_log names a recorded order, which is replayed whole; give the resumed run a new one"
+            )
+        self._pending = Resumption(loader, state)
+
+    def streams_between(self, loader: Any, *, keeps: bool = True) -> list[Told]:
+        """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``:
+        workers that have stayed are its own; where they do not, a thread has the data set of this process, as the
+        loader has."""
+        engine = self.engine if keeps else None
+        if self.progress is not None and engine is not None and not engine.closed:
+            return list(self.progress.streams_at_end)
+        if left := self.left_of_thread(loader):
+            return [start.told for start in left]
+        if loader.num_workers == 0 or self.options.threads:
+            return [self.told_here(loader)]
+        return []
+
+    def told_here(self, loader: Any, given: Sequence[StreamStart] = ()) -> Told:
+        """Where the data set of this process stands before an epoch. One that still tells what it told before it was
+        ``given`` its state, or left with that of a stream at its end, or nothing, takes that up when it is iterated.
+        Before its first ``iter()`` it need not be able to tell."""
+        last = self.progress
+        told = told_of(loader.dataset, over=self.over is not None or (last is not None and last.ended_with_batches))
+        starts = given or self._left()
+        if starts and (told.state is None or told.state == self.over):
+            return starts[0].told
+        return Told(None, False) if last is None and told.error else told
+
+    def left_of_thread(self, loader: Any) -> list[StreamStart]:
+        """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
+        return self._left() if loader.num_workers > 0 and self.options.threads else []
+
+    def _left(self) -> list[StreamStart]:
+        """Where the next epoch begins of streams that were at their end when the last was resumed."""
+        source = None if self.progress is None else self.progress.source
+        return source.streams.left if source is not None and source.streams is not None else []
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """See ``DataLoader.stats``."""
+        view = self._view("stats()")
+        return {
+            **view.log.stats(perf_counter()),
+            **view.memory(),
+            "failures": list(view.failures.recent),
+            "speculation": {"epochs_prepared": self.prepared, "epochs_discarded": self.discarded},
+        }
+
+    def timeline(self) -> dict[str, Any]:
+        """See ``DataLoader.timeline``."""
+        return self._view("timeline()").log.timeline()
+
+    def _view(self, asked: str) -> View:
+        if self._shown is None:
+            raise RuntimeError(f"{asked} has nothing to tell before the first iter() of this loader")
+        return self._shown
+
+    def record_events(self, path: Path) -> None:
+        """See ``DataLoader.record_events``."""
+        if self.engine is not None:
+            raise ValueError("record_events must be called before the first iter() of a loader that keeps its workers")
+        self._events = path
+
+    def next_event_log(self) -> Path | None:
+        """Where the next engine records its events: every one has a file of its own."""
+        path, number = self._events, self._event_logs
+        if path is None:
+            return None
+        self._event_logs += 1
+        return path if number == 0 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
