@@ -16,6 +16,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.run import Parts
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
@@ -227,17 +228,16 @@ def _engine(
     workers, prefetch = loader.num_workers, plan.prefetch  # the scheduler must not hold the loader
     whole, skips = not plan.batched or policy.fixed, plan.options.skips
     assembly = Assembly(links, Loans(), stacks=plan.stacks, joins_whole=whole, loading=loading, skips=skips)
-    pump = Pump(
-        links,
+    parts = Parts(
         lanes,
         assembly,
-        lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
         estimates=plan.estimator(lanes),
         recorder=recorder,
         stream_batch=plan.batch,
         cuts=bool(plan.cuts),
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
     )
+    pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
     return Engine(
         links,
         pump,

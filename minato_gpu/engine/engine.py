@@ -116,7 +116,7 @@ class Engine(Batches):
                 pump.new_run()
                 self._epochs.start(source)
             self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
-            self.log = pump.shown = pump.logs[source.number]
+            self.log = pump.shown = pump.run.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
             if not prefetched:
                 pump.open_lanes()
@@ -225,7 +225,7 @@ class Engine(Batches):
                 ticket = ticket or self._next_survivor(epoch, started)
                 if ticket is None:
                     return NOTHING
-                self.pump.pad(order, order - epoch.first_order, number, ticket)
+                self.pump.run.pad(order, order - epoch.first_order, number, ticket)
                 self._sleep_until(lambda: self.assembly.ready(order), started)
                 batch = self.assembly.take(order)
             finally:
@@ -238,7 +238,7 @@ class Engine(Batches):
 
     def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
         """The first sample that is left of the batches to come, which may mean to look beyond the window."""
-        self.pump.handle(m.Asked(perf_counter()))
+        self.pump.run.handle(m.Asked(perf_counter()))
         ticket, order, epochs = None, self._epochs.order, self._epochs
         try:
             while ticket is None:
@@ -269,8 +269,8 @@ class Engine(Batches):
     def _await(self, epoch: Epoch, started: float) -> None:
         """Pump until the next batch is ready, or the epoch turns out to be over."""
         asked = perf_counter()
-        self.pump.handle(m.Asked(asked))
-        cause = self.pump.scheduler.stall_cause()
+        self.pump.run.handle(m.Asked(asked))
+        cause = self.pump.run.scheduler.stall_cause()
         self._sleep_until(lambda: self._at_hand(epoch), started)
         self.log.stalled(cause, perf_counter() - asked)
 
@@ -283,7 +283,7 @@ class Engine(Batches):
     def _sleep(self, started: float) -> None:
         """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
         now = perf_counter()
-        wake = self.pump.scheduler.wake_at()
+        wake = self.pump.run.scheduler.wake_at()
         self._minder.raise_broken()
         self.pump.check_lanes()
         end = started + self._timeout if self._timeout > 0 else None
@@ -363,7 +363,7 @@ class Engine(Batches):
         """When the pump thread is to look at what runs: batches that go to a device are to be complete before they are
         asked for, and not to wait for what is slow."""
         goes_on = self.assembly.loading is not None and self._links.board.words[ATTENTION] == PUMP
-        return self.pump.scheduler.wake_at() if goes_on else None
+        return self.pump.run.scheduler.wake_at() if goes_on else None
 
     def _serve(self, watch: bool) -> None:
         """Do what is due; ``watch``: for workers, too."""
@@ -399,8 +399,8 @@ class Engine(Batches):
         self.pump.receive()
         if self.pump.faults:
             self._minder.tend(self.log)
-        if isinstance(self.pump.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
-            epoch.end = self.pump.scheduler.end
+        if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
+            epoch.end = self.pump.run.scheduler.end
 
     # --- the end -------------------------------------------------------------------------------------------
 

@@ -109,17 +109,17 @@ class Epochs:
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
         epoch = Epoch(source, replay, 0 if resumed else self._place, 0 if resumed else self._serial)
         self._epochs[source.number] = epoch
-        self._pump.add_epoch(source.number, source.seed)
+        self._pump.run.add_epoch(source.number, source.seed)
         if not self._streams:
             self._drawing.append(epoch)
 
     def _resume(self, source: Source) -> None:
         """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
         starts = dict(enumerate(source.starts))
-        for worker, start in self._pump.stream_starts.items():  # of streams that had ended: their workers stay
+        for worker, start in self._pump.run.stream_starts.items():  # of streams that had ended: their workers stay
             if worker not in starts and (following := start.next_epoch) is not None:
                 starts[worker] = following
-        self._pump.streams, self._pump.stream_starts = source.streams, starts
+        self._pump.run.streams, self._pump.run.stream_starts = source.streams, starts
         if source.streams is not None:
             source.streams.on_saves = self._board.expect_saves
             self._board.expect_saves(True)
@@ -202,4 +202,4 @@ class Epochs:
         return self._homes[(place - record.begins) % len(self._homes)]
 
     def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
-        self._pump.handle(event(perf_counter(), *what, **more))
+        self._pump.run.handle(event(perf_counter(), *what, **more))

@@ -70,7 +70,7 @@ class Assembly:
         self._skips = skips
         self.window = Window()
         self._store = Store(-1, links, None, links.board)
-        self._stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
+        self.stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
         self._inspects = False
         self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
         self._batches: dict[int, Batch] = {}
@@ -95,16 +95,12 @@ class Assembly:
     @property
     def layout_bytes(self) -> bytes | None:
         """The pickled layout for tasks; empty while it is to be learned, None when rows are not used."""
-        return self._stacking.layout_bytes
+        return self.stacking.layout_bytes
 
     @property
     def needs_jobs(self) -> bool:
         """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
-        return self._stacking.layout is None
-
-    def learn(self, layout: bytes) -> None:
-        """A worker has described the first sample (empty: it cannot be stacked in place)."""
-        self._stacking.learn(layout)
+        return self.stacking.layout is None
 
     def pieces(self, spans: Iterable[Span], *, inspect: bool) -> tuple[Piece, ...]:
         """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
@@ -113,7 +109,7 @@ class Assembly:
 
     def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
         if not inspect:
-            self._stacking.give_slab(record)
+            self.stacking.give_slab(record)
         complete = b - a == record.rows
         empty = isinstance(record.keys[0], NoSample)
         sources = None
@@ -160,7 +156,7 @@ class Assembly:
                             failed.append(offset)
                         self.unshippable = self.unshippable or isinstance(item, Unshippable)
                     offset += 1
-        nbytes += rows * self._stacking.row_bytes
+        nbytes += rows * self.stacking.row_bytes
         self.holdings.count(nbytes)
         return nbytes, tuple(failed)
 
@@ -219,7 +215,7 @@ class Assembly:
             self._load_value(batch)
             return False
         if self._in_rows(compose.spans):
-            self._stacking.stack(batch)
+            self.stacking.stack(batch)
             batch.ready = batch.load is None
             self._taken(compose.spans)
             return False
@@ -325,7 +321,7 @@ class Assembly:
             return
         for transfers in self.loading.short():
             try:
-                self._stacking.bring_to_host(transfers.accelerator)
+                self.stacking.bring_to_host(transfers.accelerator)
                 self.loading.let_go_of(transfers)
             finally:
                 transfers.room_made()
@@ -353,7 +349,7 @@ class Assembly:
             reraise(batch.failure.error)
         if self.loading is not None and batch.load is not None:
             return self.loading.hand_over(batch)
-        return self._stacking.value(batch) if batch.lent is None else batch.lent()
+        return self.stacking.value(batch) if batch.lent is None else batch.lent()
 
     def forget(self, spans: Iterable[Span]) -> None:
         """These tickets turned out not to exist."""
@@ -398,7 +394,7 @@ class Assembly:
 
     def _in_rows(self, spans: tuple[Span, ...]) -> bool:
         """Whether all these samples are rows, those included that came before the layout was known."""
-        stacking = self._stacking
+        stacking = self.stacking
         if stacking.layout is None or stacking.in_rows(spans):
             return stacking.layout is not None
         fitted, moved = stacking.fill(spans)
@@ -409,16 +405,16 @@ class Assembly:
 
     def _bytes_of(self, serial: int) -> int:
         item = self.window.at(serial).items.get(serial)
-        return self._stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
+        return self.stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
 
     def _reference(self, serial: int) -> Any:
         record = self.window.at(serial)
         item = record.items.get(serial)
         if item is None or isinstance(item, Extra):
             if self.loading is not None and isinstance(item, Resident):
-                self.loading.fetch(self._stacking.row_views(record), serial - record.first, item)
+                self.loading.fetch(self.stacking.row_views(record), serial - record.first, item)
                 item = record.items[serial] = Extra(item.objects)  # nobody is to write the row while a worker reads it
-            return self._stacking.row(record, serial, None if item is None else item.objects)
+            return self.stacking.row(record, serial, None if item is None else item.objects)
         return item
 
     def _drop(self, spans: tuple[Span, ...]) -> None:

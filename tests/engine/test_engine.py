@@ -201,7 +201,7 @@ def test_the_memory_of_given_up_runs_comes_back() -> None:
         dataset.gate.set()
         list(one)
     assert wait_until(lambda: memory_in_use(one) == 0), f"{memory_in_use(one)} bytes were not given back"
-    assert not one._session.engine.pump._stale
+    assert not one._session.engine.pump._abandoned
 
 
 # --- memory --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from minato_gpu import DataLoader
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.run import Parts
 from minato_gpu.lanes.base import Report
 from minato_gpu.scheduling.messages import Awaited
 from minato_gpu.window.records import Record, Window
@@ -25,12 +26,12 @@ def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
         arrived, reports[:] = reports[:], []
         return arrived
 
-    assembly: Any = SimpleNamespace(holdings=None, loading=None, learn=learn)
+    assembly: Any = SimpleNamespace(holdings=None, loading=None, stacking=SimpleNamespace(learn=learn))
     scheduler: Any = SimpleNamespace(awaited=None)
     links: Any = SimpleNamespace(bell=None, completions=None)
     lane: Any = SimpleNamespace(name="cpu", receive=receive)
-    pump = Pump(links, {"cpu": lane}, assembly, lambda: scheduler)
-    pump._run = 1
+    pump = Pump(links, Parts({"cpu": lane}, assembly), lambda: scheduler)
+    pump.run.number = 1
     return pump
 
 
@@ -66,7 +67,7 @@ def test_a_run_that_is_given_up_leaves_no_marks(monkeypatch: pytest.MonkeyPatch)
     reports = [_report(b"found")._replace(final=False)]
     pump = _told(reports, learned.append)
     monkeypatch.setattr(pump.assembly, "clear", list, raising=False)
-    monkeypatch.setattr(pump, "_stale", SimpleNamespace(add=lambda chunks, blocks: None))
+    monkeypatch.setattr(pump, "_abandoned", SimpleNamespace(add=lambda chunks, blocks: None))
     for command in ("recall", "look"):
         monkeypatch.setattr(pump.lanes["cpu"], command, list, raising=False)
     pump.new_run()
@@ -82,7 +83,7 @@ def test_what_messages_tell_is_not_waited_for_by_marks(monkeypatch: pytest.Monke
         record = Record(0, 0, range(4), [0, 1, 2, 3], None)
         pump.assembly.window = Window()
         pump.assembly.window.admit(record)
-        pump.scheduler.awaited = Awaited((0, 4), 1, True)  # type: ignore[misc]
+        pump.run.scheduler.awaited = Awaited((0, 4), 1, True)  # type: ignore[misc]
         others = links.completions.reserve(4)
         links.bell.publish(others, [1e-3] * 4, 0.0, 4e-3, 0, None)
         pump.receive()

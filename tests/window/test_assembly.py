@@ -51,7 +51,7 @@ class Floor:
 
     def learn(self) -> None:
         """The first sample has been described."""
-        self.assembly.learn(pickle.dumps(Layout.of(sample(0))))
+        self.assembly.stacking.learn(pickle.dumps(Layout.of(sample(0))))
 
     def prepare(self, lo: int, hi: int, *, bad: int = -1, odd: int = -1) -> None:
         """What a worker does with these serials, and its report."""

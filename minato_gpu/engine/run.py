@@ -1,0 +1,295 @@
+"""One life of a scheduler: what it says is done, and what lanes report of that is told to it.
+
+A run ends when its last epoch has been delivered, or when the consumer leaves one in the middle: then a new one begins,
+and what lanes are still at is abandoned (abandoned.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+from minato_gpu.engine.deaths import Deaths
+from minato_gpu.engine.jobs import Jobs
+from minato_gpu.estimates.estimator import Estimator
+from minato_gpu.estimates.observations import inspected, observe
+from minato_gpu.event_log import EventLog
+from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
+from minato_gpu.lanes.streams import StreamStart
+from minato_gpu.memory.board import Claim
+from minato_gpu.samples import Origin, Ticket
+from minato_gpu.sampling.streams import WorkerStreams
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.flights import cut
+from minato_gpu.telemetry import Telemetry
+from minato_gpu.window.assembly import Assembly
+from minato_gpu.window.records import Record
+
+_FIRST = 1  # the first run: workers have a data pipe's seed from the data set that they were started with
+
+
+class AnyScheduler(Protocol):
+    """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
+
+    def handle(self, event: Any) -> list[Any]:
+        """Take one event; return what to do now."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits for a lane to become free."""
+
+    @property
+    def awaited(self) -> m.Awaited | None:
+        """What the next batch still needs, where that is known."""
+
+    def wake_at(self) -> float | None:
+        """When to report unfinished chunks."""
+
+    def stall_cause(self) -> str:
+        """Why the consumer waits."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all runs of an engine work with.
+
+    ``lanes`` by name, first the CPU's. ``stream_batch``: samples of a batch where workers iterate the data set for
+    themselves. ``cuts``: samples may go on from one lane to another.
+    """
+
+    lanes: Mapping[str, Lane]
+    assembly: Assembly
+    estimates: Estimator | None = None
+    recorder: EventLog | None = None
+    stream_batch: int = 1
+    cuts: bool = False
+    deaths: Deaths = field(default_factory=Deaths)
+
+
+class Sent:
+    """A chunk on its way: what it holds, when it went, and for which epoch; samples before ``done`` are reported, those
+    from ``stop`` on were taken back."""
+
+    __slots__ = ("chunk", "done", "epoch", "sent", "stop")
+
+    def __init__(self, chunk: m.Chunk, epoch: int, sent: float) -> None:
+        self.chunk = chunk
+        self.epoch = epoch
+        self.sent = sent
+        self.done = 0
+        self.stop = chunk.size
+
+
+class Run:
+    """``number``: 0 is none, only there until the first begins. ``seeds`` and ``logs``: the base seed and the log of
+    each epoch that has tickets here; a prefetched one has its own already. ``sent``: chunks on their way, by number."""
+
+    def __init__(self, number: int, scheduler: AnyScheduler, parts: Parts) -> None:
+        self.number = number
+        self.scheduler = scheduler
+        self.seeds: dict[int, int] = {}
+        self.logs: dict[int, Telemetry] = {}
+        self.sent: dict[int, Sent] = {}
+        self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
+        self.stream_starts: dict[int, StreamStart] = {}  # by worker: where its stream is to begin
+        self.awaits_answer = False  # something was revoked
+        self._lanes, self._assembly = parts.lanes, parts.assembly
+        self._estimates, self._deaths = parts.estimates, parts.deaths
+        self._parts = parts
+        self._jobs = Jobs(parts.assembly, parts.deaths)
+
+    def add_epoch(self, number: int, seed: int) -> None:
+        """Tickets of this epoch will come."""
+        self.seeds[number] = seed
+        log = self.logs[number] = Telemetry(None, perf_counter())
+        for lane in self._lanes.values():
+            log.lanes[lane.name].slots = lane.slots
+
+    def revoke_all(self) -> None:
+        """Let no worker start another sample of what it was sent."""
+        for sent in self.sent.values():
+            self._lanes[sent.chunk.lane].revoke(self.number, sent.chunk.number, 0)
+
+    # --- what the scheduler says ----------------------------------------------------------------------------
+
+    def handle(self, event: m.Event) -> None:
+        """Tell the scheduler, and do what it says."""
+        instructions = self.scheduler.handle(event)
+        if self._parts.recorder is not None:
+            self._parts.recorder(event, instructions)
+        for instruction in instructions:
+            if isinstance(instruction, m.Dispatch):
+                self._dispatch(instruction.chunk)
+            elif isinstance(instruction, m.Compose):
+                if self._assembly.compose(instruction):
+                    self._jobs.need(instruction.order)
+                    self.handle(m.CollateNeeded(perf_counter(), instruction.order))
+            elif isinstance(instruction, m.HandOver):
+                self._lanes[instruction.lane].hand_over(self.number, instruction.chunk, instruction.splits)
+            else:
+                self.awaits_answer = True
+                self._lanes[instruction.lane].revoke(self.number, instruction.chunk, instruction.keep)
+
+    def pad(self, order: int, place: int, epoch: int, ticket: Ticket) -> None:
+        """Have batch ``order``, number ``place`` in its epoch, which has lost all its samples, made anew of this one
+        alone: see ``Assembly.pad``."""
+        self._assembly.pad(order, place)
+        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
+        self._jobs.pad(order, Task(self.number, -1, "collate", epoch, self.seeds[epoch], (piece,)))
+        self.handle(m.CollateNeeded(perf_counter(), order))
+
+    def _dispatch(self, chunk: m.Chunk) -> None:
+        now, assembly = perf_counter(), self._assembly
+        lane = self._lanes[chunk.lane]
+        if chunk.kind == "next":
+            self._dispatch_next(lane, chunk, now)
+            return
+        if chunk.kind == "collate":
+            task = self._jobs.task(chunk, self.number, self.seeds, self.logs)
+            self.sent[chunk.number] = Sent(chunk, task.epoch, now)
+            self._jobs.send(lane, task, self.logs[task.epoch])
+            return
+        if assembly.unshippable and chunk.kind == "run":
+            assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
+            assembly.used(chunk.spans)
+            self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
+            return
+        epoch = assembly.window.at(chunk.spans[0][0]).epoch
+        self.sent[chunk.number] = Sent(chunk, epoch, now)
+        pieces = assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
+        task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, assembly.layout_bytes)
+        lane.send(task._replace(stop=chunk.stop, singly=self._deaths.singly(chunk.spans), credit=chunk.credit))
+
+    def _dispatch_next(self, lane: Lane, chunk: m.Chunk, now: float) -> None:
+        """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
+        epoch, seed = next(iter(self.seeds.items()))
+        ticket, worker = chunk.spans[0][0], chunk.worker
+        shared = None
+        if self.streams is not None:
+            self.streams.turns[ticket] = worker
+            shared = self.streams.shared_seed if self.number > _FIRST else None
+        self._assembly.admit(Record(epoch, ticket, range(ticket, ticket + 1), [None], None))
+        self.sent[chunk.number] = Sent(chunk, epoch, now)
+        start = self.stream_starts.pop(worker, None)
+        task = Task(self.number, chunk.number, "next", epoch, seed, items=self._parts.stream_batch, start=start)
+        lane.send(task._replace(shared_seed=shared), worker)
+
+    # --- what lanes report ----------------------------------------------------------------------------------
+
+    def reported(self, lane: Lane, report: Report, shown: Telemetry | None) -> None:
+        """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
+        if report.layout is not None:
+            self._assembly.stacking.learn(report.layout)
+            if report.chunk not in self.sent:  # its samples' marks came first
+                return
+        sent = self.sent[report.chunk]
+        chunk = sent.chunk
+        sent.done = report.done
+        if report.final:
+            del self.sent[report.chunk]
+        spans = cut(chunk.spans, report.first, report.done)
+        if report.done > report.first:
+            self._log(lane, sent, spans, report, shown)
+        if self._estimates is not None:
+            observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
+        if chunk.kind == "run":
+            self._finished(report, spans)
+        elif chunk.kind == "collate":
+            assert report.items is not None
+            self._jobs.joined(chunk.order, report.items[0])
+            self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
+        elif chunk.kind == "inspect":
+            assert report.items is not None and self._estimates is not None
+            cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
+            self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
+        else:
+            self._next_finished(chunk, report)
+
+    def _log(
+        self, lane: Lane, sent: Sent, spans: tuple[m.Span, ...], report: Report, shown: Telemetry | None
+    ) -> None:
+        position = self._assembly.window.position(spans[0][0]) if spans else -1
+        prepared = sent.chunk.kind in ("run", "next")
+        going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
+        log = self.logs[sent.epoch]
+        log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
+        (shown or log).kept_busy(lane.name, report)
+
+    def _finished(self, report: Report, spans: tuple[m.Span, ...]) -> None:
+        """Samples are ready, have failed, or are handed over to another lane."""
+        nbytes, failed = self._assembly.arrived(spans, report.items, report.nbytes)
+        handed: tuple[tuple[int, int], ...] = ()
+        now, held = perf_counter(), 0
+        if self._parts.cuts and report.items is not None:
+            handed = tuple((report.first + at, stage) for at, stage in self._assembly.handed(spans, report.items))
+            held = sum(item.nbytes for item in report.items if isinstance(item, Handed))
+        else:
+            self._assembly.used(spans)
+        offsets = tuple(report.first + at for at in failed)
+        self.handle(
+            m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
+        )
+
+    def _next_finished(self, chunk: m.Chunk, report: Report) -> None:
+        """A batch of a worker's own stream, or its end."""
+        if report.status == "exhausted":
+            self._assembly.forget(chunk.spans)
+            if self.streams is not None:
+                self.streams.exhausted(report.chunk, report.worker, report.told)
+            self.handle(m.Exhausted(perf_counter(), report.chunk))
+            return
+        if report.told is not None and self.streams is not None:
+            self.streams.told[report.chunk] = report.told
+        self._finished(report, cut(chunk.spans, report.first, report.done))
+
+    def revoked(self, revoked: Revoked) -> None:
+        """Of a chunk so many samples are kept by the worker that has it."""
+        sent = self.sent.get(revoked.chunk)
+        if sent is not None:
+            sent.stop = min(revoked.keep, sent.stop)
+            self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep))
+
+    def progress(self, each: AtWork, now: float) -> None:
+        """A worker is at a sample of a chunk that holds more of them, or may hand it over."""
+        sent = self.sent.get(each.claim.chunk)
+        if sent is not None and sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._parts.cuts):
+            done = max(0, each.claim.started - 1)
+            self.handle(m.Running(now, sent.chunk.number, done, now - each.since))
+
+    # --- workers that have died ----------------------------------------------------------------------------
+
+    def lost(self, lane: Lane, exit_: Exit, log: Telemetry) -> None:
+        """A worker of the lane has ended; all that it had reported is received. Others do what else it had taken."""
+        claim = exit_.claim
+        sent = self.sent.pop(claim.chunk, None) if claim.run == self.number else None
+        if sent is None:
+            self.handle(m.Lost(perf_counter(), lane.name))
+        elif sent.chunk.kind == "collate":
+            if self._jobs.lost(sent.chunk.order, exit_, claim, log):
+                self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number))
+            else:
+                self.handle(m.Finished(perf_counter(), sent.chunk.number, 1, 0.0))
+                self.handle(m.Lost(perf_counter(), lane.name))
+        else:
+            log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
+            settled, items = self._deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self._assembly)
+            spans = cut(sent.chunk.spans, *settled)
+            nbytes, failed = self._assembly.arrived(spans, items, 0) if items else (0, ())
+            self._assembly.used(spans)
+            offsets = tuple(settled[0] + at for at in failed)
+            self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
+
+    def told_of(self, claim: Claim, lane: str) -> str:
+        """What a worker of the lane is at, in words."""
+        sent = self.sent.get(claim.chunk) if claim.run == self.number else None
+        stage = self._deaths.stage(claim)
+        at = claim.started - 1
+        if sent is None or sent.chunk.kind not in ("run", "inspect") or not 0 <= at < sent.chunk.size:
+            return "a batch" if stage is None else f"stage {stage!r} of a batch"
+        serial = cut(sent.chunk.spans, at, at + 1)[0][0]
+        window = self._assembly.window
+        place = sent.epoch, window.position(serial), window.key(serial)
+        return f"one sample ({Origin(*place, stage, lane, self._assembly.path(serial))})"
