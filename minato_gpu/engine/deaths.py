@@ -134,7 +134,7 @@ class Deaths:
         record = assembly.window.at(serial)
         at = serial - record.first
         place = record.epoch, record.positions[at], record.keys[at]
-        origin = Origin(*place, self.stage(claim), "cpu", assembly.path(serial))
+        origin = Origin(*place, self.stage(claim), "cpu", assembly.samples.path(serial))
         return self._failure(exit_, origin, collated)
 
     def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:

@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import Any
 
 from minato_gpu.engine.epochs import Epoch, Epochs
+from minato_gpu.engine.handover import Handover
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.lanes.base import failure
 from minato_gpu.lanes.links import Links
 from minato_gpu.memory.board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.samples import Ticket
@@ -28,23 +28,12 @@ from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.streams import StreamScheduler
-from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.telemetry import Telemetry
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
-from minato_gpu.window.records import Batch
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
-
-
-def _refused(batch: Batch, judge: Judge | None) -> BaseException | None:
-    """What is raised where the batch must not come without its bad samples."""
-    if batch.bad and judge is not None:
-        try:
-            judge(batch.bad, batch.size)
-        except BaseException as error:
-            return error
-    return None
 
 
 def _wait(wake: int) -> bool:
@@ -82,10 +71,8 @@ class Engine(Batches):
         self._epochs = Epochs(pump, links.board, window=window, homes=homes, streams=streams, order_log=order_log)
         replaces = replaces and not streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
-        self._place_size = place_size
-        self._streams = streams
+        self._handover = Handover(self.assembly, order_log, place_size=place_size, streams=streams)
         self._timeout = timeout
-        self._order_log = order_log
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -186,9 +173,9 @@ class Engine(Batches):
                 self._attention()
         now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
-        value = self._handed_over(epoch, batch)
-        refused = _refused(batch, judge)
-        self._log_delivery(epoch, order, batch, now, now - started, value, refused=refused is not None)
+        value = self._handover.value(epoch, batch, self.handed)
+        refused = self._handover.refused(batch, judge)
+        self._handover.log(self.log, epoch, batch, now, now - started, value, refused=refused is not None)
         if trains:
             self._leave_due()
         self._left = perf_counter()
@@ -197,18 +184,6 @@ class Engine(Batches):
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
-
-    def _handed_over(self, epoch: Epoch, batch: Batch) -> Any:
-        """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
-        if batch.failure is None and batch.size:
-            try:
-                return self.assembly.value(batch)
-            except Exception as error:
-                spans = () if self._streams else self.handed or ()
-                positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
-                place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
-                batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
-        return None
 
     def pad(self, number: int, ticket: Ticket | None) -> Any:
         """See Batches."""
@@ -307,26 +282,6 @@ class Engine(Batches):
             self._minder.look_for_hangs()
         if wake is not None and perf_counter() >= wake:
             self.pump.look()
-
-    def _log_delivery(
-        self, epoch: Epoch, order: int, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
-    ) -> None:
-        first, number = epoch.first_serial, order - epoch.first_order
-        if self._order_log is not None and not self._order_log.replays:
-            self._order_log.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
-        if refused:
-            return
-        if batch.failure is not None:
-            failed = max(1, batch.failed)
-            self.log.failed += failed
-            self.log.skipped += batch.size - failed
-            return
-        if not batch.size:
-            return
-        late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
-        late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
-        size = size_of(value) if self._streams else batch.size
-        self.log.delivered(now, epoch.number, number, size, wait, late)
 
     def _leave_due(self) -> None:
         """Let the pump thread do what is due, soon: woken by the first worker that reports, if all are at work.

@@ -152,9 +152,9 @@ class Run:
             self.sent[chunk.number] = Sent(chunk, task.epoch, now)
             self._jobs.send(lane, task, self.logs[task.epoch])
             return
-        if assembly.unshippable and chunk.kind == "run":
-            assembly.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
-            assembly.used(chunk.spans)
+        if assembly.samples.unshippable and chunk.kind == "run":
+            assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
+            assembly.samples.used(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
         epoch = assembly.window.at(chunk.spans[0][0]).epoch
@@ -220,14 +220,15 @@ class Run:
 
     def _finished(self, report: Report, spans: tuple[m.Span, ...]) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
-        nbytes, failed = self._assembly.arrived(spans, report.items, report.nbytes)
+        samples = self._assembly.samples
+        nbytes, failed = samples.arrived(spans, report.items, report.nbytes)
         handed: tuple[tuple[int, int], ...] = ()
         now, held = perf_counter(), 0
         if self._parts.cuts and report.items is not None:
-            handed = tuple((report.first + at, stage) for at, stage in self._assembly.handed(spans, report.items))
+            handed = tuple((report.first + at, stage) for at, stage in samples.handed(spans, report.items))
             held = sum(item.nbytes for item in report.items if isinstance(item, Handed))
         else:
-            self._assembly.used(spans)
+            samples.used(spans)
         offsets = tuple(report.first + at for at in failed)
         self.handle(
             m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
@@ -277,8 +278,8 @@ class Run:
             log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
             settled, items = self._deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self._assembly)
             spans = cut(sent.chunk.spans, *settled)
-            nbytes, failed = self._assembly.arrived(spans, items, 0) if items else (0, ())
-            self._assembly.used(spans)
+            nbytes, failed = self._assembly.samples.arrived(spans, items, 0) if items else (0, ())
+            self._assembly.samples.used(spans)
             offsets = tuple(settled[0] + at for at in failed)
             self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
 
@@ -292,4 +293,4 @@ class Run:
         serial = cut(sent.chunk.spans, at, at + 1)[0][0]
         window = self._assembly.window
         place = sent.epoch, window.position(serial), window.key(serial)
-        return f"one sample ({Origin(*place, stage, lane, self._assembly.path(serial))})"
+        return f"one sample ({Origin(*place, stage, lane, self._assembly.samples.path(serial))})"

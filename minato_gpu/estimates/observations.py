@@ -52,6 +52,6 @@ def inspected(spans: tuple[m.Span, ...], items: list[Any], estimator: Estimator,
     keys = [assembly.window.key(serial) for serial in serials]
     for serial, item in zip(serials, items, strict=True):
         good = isinstance(item, Features)
-        assembly.inspected(serial, item.fields if good else item)
+        assembly.samples.inspected(serial, item.fields if good else item)
         features.append(item.values if good else None)
     return estimator.of_features(serials, keys, features)

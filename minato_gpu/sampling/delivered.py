@@ -14,8 +14,8 @@ from itertools import islice
 import numpy as np
 
 from minato_gpu.samples import Ticket
-
-Span = tuple[int, int]
+from minato_gpu.scheduling.messages import Span
+from minato_gpu.spans import without
 
 HISTORY = 256  # batches that can be taken back
 _MOST_SPANS = 1 << 17  # above the line, in a state from a file
@@ -102,12 +102,12 @@ class Delivered:
         back = sorted(span for *_, spans, _ in taken for span in spans)
         low, survivor, failed, *_ = taken[0]
         spans = [(low, self.low), *self.above] if self.low > low else self.above
-        return Delivered(self.batches - len(taken), low, _without(spans, back), survivor, failed)
+        return Delivered(self.batches - len(taken), low, without(spans, back), survivor, failed)
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
         """What is still to be delivered of the positions ``lo`` to ``hi``."""
         gone = [(0, self.low), *self.above] if self.low else self.above
-        return tuple(_without([(lo, hi)], [(max(a, lo), min(b, hi)) for a, b in gone if a < hi and b > lo]))
+        return tuple(without([(lo, hi)], [(max(a, lo), min(b, hi)) for a, b in gone if a < hi and b > lo]))
 
     # --- as plain data --------------------------------------------------------------------------------------
 
@@ -131,18 +131,3 @@ class Delivered:
         delivered = cls(batches, low, zip(ends[::2], ends[1::2], strict=True))
         delivered._settle()
         return delivered
-
-
-def _without(spans: Iterable[Span], holes: Sequence[Span]) -> list[Span]:
-    """The spans less the holes; both sorted and disjoint, and every hole lies within one of the spans."""
-    out: list[Span] = []
-    waiting = deque(holes)
-    for lo, hi in spans:
-        while waiting and waiting[0][0] < hi:
-            a, b = waiting.popleft()
-            if lo < a:
-                out.append((lo, a))
-            lo = b
-        if lo < hi:
-            out.append((lo, hi))
-    return out

@@ -14,7 +14,6 @@ from minato_gpu.lanes.base import (
     Blob,
     Extra,
     Failure,
-    Handed,
     Joined,
     Local,
     NoSample,
@@ -28,21 +27,12 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Compose, Span
+from minato_gpu.spans import singles, without
 from minato_gpu.window.host_memory import MARKS, Block, HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Batch, Record, Window
+from minato_gpu.window.samples import Samples
 from minato_gpu.window.stacking import Stacking
-
-
-def _between(lo: int, hi: int, holes: list[int]) -> Iterable[Span]:
-    """The parts of a span between single serials that are left out."""
-    for hole in holes:
-        if lo <= hole < hi:
-            if lo < hole:
-                yield lo, hole
-            lo = hole + 1
-    if lo < hi:
-        yield lo, hi
 
 
 class Assembly:
@@ -71,8 +61,7 @@ class Assembly:
         self.window = Window()
         self._store = Store(-1, links, None, links.board)
         self.stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
-        self._inspects = False
-        self.unshippable = False  # a sample could not be pickled: jobs prepare their samples themselves
+        self.samples = Samples(self.window, self.holdings, self.stacking, self._store)
         self._batches: dict[int, Batch] = {}
 
     # --- tickets -------------------------------------------------------------------------------------------
@@ -83,14 +72,6 @@ class Assembly:
         self.window.admit(record)
         if self.loading is not None:
             self.loading.admit(record)
-
-    def path(self, serial: int) -> str | None:
-        """The source path of a ticket, where its host read has told it."""
-        source = lying(self.window.at(serial).sources.get(serial))
-        if source is None or isinstance(source, Failure):
-            return None
-        fields = self._store.get(source)
-        return str(fields["path"]) if "path" in fields else None
 
     @property
     def layout_bytes(self) -> bytes | None:
@@ -128,67 +109,6 @@ class Assembly:
             None if isinstance(positions, range) else positions,
             -1 if record.marks < 0 else record.marks + a,
         )
-
-    # --- samples -------------------------------------------------------------------------------------------
-
-    def arrived(self, spans: Iterable[Span], items: list[Any] | None, nbytes: int) -> tuple[int, tuple[int, ...]]:
-        """Samples are ready, in this order; returns their bytes and the offsets of those that failed.
-
-        Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
-        """
-        count = sum(hi - lo for lo, hi in spans)
-        failed: list[int] = []
-        rows = count
-        if items is not None:
-            offset = 0
-            for lo, hi in spans:
-                for serial in range(lo, hi):
-                    item = items[offset]
-                    if item is None:
-                        pass
-                    elif isinstance(item, Handed):
-                        rows -= 1
-                        nbytes -= item.nbytes
-                    else:
-                        rows -= not isinstance(item, Extra)
-                        self.window.at(serial).items[serial] = item
-                        if isinstance(item, Failure):
-                            failed.append(offset)
-                        self.unshippable = self.unshippable or isinstance(item, Unshippable)
-                    offset += 1
-        nbytes += rows * self.stacking.row_bytes
-        self.holdings.count(nbytes)
-        return nbytes, tuple(failed)
-
-    def handed(self, spans: Iterable[Span], items: list[Any] | None) -> tuple[tuple[int, int], ...]:
-        """What was read for these tickets has been used; returns offset and stage of those that another lane goes on
-        with, from what an earlier one has left."""
-        if items is None or not any(isinstance(item, Handed) for item in items):
-            self.used(spans)
-            return ()
-        found: list[tuple[int, int]] = []
-        serials = (serial for lo, hi in spans for serial in range(lo, hi))
-        for offset, (serial, item) in enumerate(zip(serials, items, strict=True)):
-            self.used(((serial, serial + 1),))
-            if isinstance(item, Handed):
-                found.append((offset, item.stage))
-                self.window.at(serial).sources[serial] = item
-        return tuple(found)
-
-    def inspected(self, serial: int, item: Any) -> None:
-        """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
-        self._inspects = True
-        self.window.at(serial).sources[serial] = item
-
-    def used(self, spans: Iterable[Span]) -> None:
-        """The host reads of these tickets are no longer needed."""
-        if not self._inspects:
-            return
-        for lo, hi in spans:
-            for serial in range(lo, hi):
-                source = self.window.at(serial).sources.pop(serial, None)
-                if source is not None:
-                    self.holdings.release(source)
 
     # --- batches -------------------------------------------------------------------------------------------
 
@@ -228,10 +148,10 @@ class Assembly:
         items = [self.window.at(serial).items[serial] for serial in failed]
         if any(item.collated for item in items):
             return compose
-        spans = tuple(part for lo, hi in compose.spans for part in _between(lo, hi, failed))
+        spans = tuple(without(compose.spans, singles(failed)))
         batch.bad, batch.spans = items, spans
         batch.size -= len(failed)
-        self._drop(tuple((serial, serial + 1) for serial in failed))
+        self._drop(tuple(singles(failed)))
         return replace(compose, spans=spans, failed=())
 
     def _note_ends(self, batch: Batch) -> None:
@@ -292,12 +212,12 @@ class Assembly:
         positions = {failure.origin.position for failure in bad if failure.origin is not None}
         serials = (serial for lo, hi in batch.spans for serial in range(lo, hi))
         holes = [serial for serial in serials if self.window.position(serial) in positions]
-        batch.spans = tuple(part for lo, hi in batch.spans for part in _between(lo, hi, holes))
+        batch.spans = tuple(without(batch.spans, singles(sorted(holes))))
         batch.bad += bad
         batch.size -= len(bad)
         batch.ends = None
         self._note_ends(batch)
-        return tuple((serial, serial + 1) for serial in holes)
+        return tuple(singles(holes))
 
     def _load_value(self, batch: Batch) -> None:
         """A batch that is no rows goes to the device as it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minato_gpu.lanes.base import Failure, Resident
@@ -11,6 +11,7 @@ from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.memory.values import ValueLoad
+from minato_gpu.spans import singles, without
 from minato_gpu.window.records import Batch, Record
 
 Part = tuple[Record, int, int]
@@ -140,7 +141,7 @@ class _Rows:
                 continue
             source = record.slab + sources[number] - record.first * leaf.nbytes
             target = self._targets[number] + (self._at - lo) * leaf.nbytes
-            for a, b in _between(lo, hi, (serial for serial, item in residents if number in item.leaves)):
+            for a, b in without([(lo, hi)], singles(serial for serial, item in residents if number in item.leaves)):
                 self.runs.append(Run(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
         self._at += hi - lo
 
@@ -161,13 +162,3 @@ class _Rows:
                 rows.sources.append(tensor)
                 rows.ways.append((item.made, Run(source, self._targets[number] + row * nbytes, nbytes)))
         return found
-
-
-def _between(lo: int, hi: int, taken: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """The runs of ``lo`` to ``hi`` that the rising numbers in ``taken`` leave."""
-    for serial in taken:
-        if lo < serial:
-            yield lo, serial
-        lo = serial + 1
-    if lo < hi:
-        yield lo, hi

@@ -41,7 +41,7 @@ def judge(deaths: Deaths, floor: Floor, started: int, stage: int, done: int = 0,
 def test_the_source_path_is_told(floor: Floor, handed: bool) -> None:
     """The worker that knew it is dead, but what it had read before is not."""
     lies = floor.worker.put({"path": "/data/3.jpg", "x": 3})
-    floor.assembly.inspected(3, Handed(lies, 1) if handed else Features(lies, ()).fields)
+    floor.assembly.samples.inspected(3, Handed(lies, 1) if handed else Features(lies, ()).fields)
     deaths = Deaths(("read", "blur"))
     assert judge(deaths, floor, 4, 2).items == []
     verdict = judge(deaths, floor, 4, 2)

@@ -68,8 +68,8 @@ class Floor:
                 else:
                     value = {**sample(serial), "x": np.zeros(9)} if serial == odd else sample(serial)
                     items.append(self.worker.put(value))
-        self.assembly.arrived([(lo, hi)], items, sum(item.nbytes for item in items))
-        self.assembly.used([(lo, hi)])
+        self.assembly.samples.arrived([(lo, hi)], items, sum(item.nbytes for item in items))
+        self.assembly.samples.used([(lo, hi)])
 
     def batch(self, order: int, *spans: tuple[int, int], failed: tuple[int, ...] = ()) -> Any:
         """Compose a batch that needs no job, and take its value."""
@@ -199,7 +199,8 @@ def test_a_batch_that_its_worker_joined(links: Links) -> None:
     floor = Floor(links, stacks=False)
     [piece] = floor.assembly.pieces([(0, 4)], inspect=False)
     assert piece.whole and piece.slab == -1
-    floor.assembly.arrived([(0, 4)], [floor.worker.put(expected(0, 1, 2, 3), collated=True), None, None, None], 100)
+    whole = floor.worker.put(expected(0, 1, 2, 3), collated=True)
+    floor.assembly.samples.arrived([(0, 4)], [whole, None, None, None], 100)
     same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
     assert floor.settle() == (0, 0)
 
@@ -220,13 +221,13 @@ def test_reading_headers_takes_no_slab(links: Links) -> None:
     floor.learn()
     assert [piece.slab for piece in floor.assembly.pieces([(0, 8)], inspect=True)] == [-1, -1]
     source = floor.worker.put({"bytes": b"x" * 10})
-    floor.assembly.inspected(1, source)
+    floor.assembly.samples.inspected(1, source)
     for serial in (0, 2, 3):
-        floor.assembly.inspected(serial, failure())
+        floor.assembly.samples.inspected(serial, failure())
     piece = floor.assembly.pieces([(1, 3)], inspect=False)[0]
     assert piece.sources is not None and piece.sources[0] is source and isinstance(piece.sources[1], Failure)
     floor.prepare(0, 4)
-    floor.assembly.used([(0, 4)])
+    floor.assembly.samples.used([(0, 4)])
     same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
     assert floor.settle() == (0, 0)
 
@@ -241,8 +242,8 @@ def test_an_empty_batch_has_no_slab(links: Links) -> None:
 
 def test_a_sample_that_cannot_be_pickled_makes_jobs_prepare_their_samples(links: Links) -> None:
     floor = Floor(links)
-    floor.assembly.arrived([(0, 4)], [Unshippable()] * 4, 0)
-    assert floor.assembly.unshippable
+    floor.assembly.samples.arrived([(0, 4)], [Unshippable()] * 4, 0)
+    assert floor.assembly.samples.unshippable
     assert floor.assembly.compose(Compose(0, ((0, 4),)))
     assert floor.assembly.references(((0, 4),)) is None
 
@@ -273,7 +274,7 @@ def test_whatever_is_forgotten_is_freed_once(links: Links, progress: int) -> Non
     if progress >= 1:
         floor.prepare(0, 8, bad=6)
         for serial in range(8, 12):
-            floor.assembly.inspected(serial, floor.worker.put(b"header" * 100))
+            floor.assembly.samples.inspected(serial, floor.worker.put(b"header" * 100))
     if progress >= 2:
         floor.learn()
         held.append(floor.batch(0, (0, 4)))

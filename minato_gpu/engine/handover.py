@@ -1,0 +1,68 @@
+"""The last step: what the consumer gets for a batch that is taken, and what is noted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minato_gpu.engine.epochs import Epoch
+from minato_gpu.lanes.base import failure
+from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.scheduling.messages import Span
+from minato_gpu.telemetry import Telemetry, size_of
+from minato_gpu.window.assembly import Assembly
+from minato_gpu.window.contract import Judge
+from minato_gpu.window.records import Batch
+
+
+class Handover:
+    """``order_log``: may record the order of delivery; ``place_size``: samples of a full batch, for lateness;
+    ``streams``: workers iterate the data set, so that a batch's samples have no positions."""
+
+    def __init__(self, assembly: Assembly, order_log: OrderLog | None, *, place_size: int, streams: bool) -> None:
+        self._assembly = assembly
+        self._records = None if order_log is None or order_log.replays else order_log
+        self._place_size = place_size
+        self._streams = streams
+
+    def value(self, epoch: Epoch, batch: Batch, handed: Sequence[Span] | None) -> Any:
+        """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
+        if batch.failure is None and batch.size:
+            try:
+                return self._assembly.value(batch)
+            except Exception as error:
+                spans = () if self._streams else handed or ()
+                positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
+                place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
+                batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
+        return None
+
+    def refused(self, batch: Batch, judge: Judge | None) -> BaseException | None:
+        """What is raised where the batch must not come without its bad samples."""
+        if batch.bad and judge is not None:
+            try:
+                judge(batch.bad, batch.size)
+            except BaseException as error:
+                return error
+        return None
+
+    def log(
+        self, log: Telemetry, epoch: Epoch, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
+    ) -> None:
+        """The consumer waited so many seconds for the batch, and gets it ``now``."""
+        first, number = epoch.first_serial, batch.order - epoch.first_order
+        if self._records is not None:
+            self._records.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
+        if refused:
+            return
+        if batch.failure is not None:
+            failed = max(1, batch.failed)
+            log.failed += failed
+            log.skipped += batch.size - failed
+            return
+        if not batch.size:
+            return
+        late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
+        late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
+        size = size_of(value) if self._streams else batch.size
+        log.delivered(now, epoch.number, number, size, wait, late)
