@@ -12,12 +12,15 @@ loader refuses to be prepared without it, rather than be replaced unnoticed.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
 
 from minato_gpu.checkpoint import process_generators
-from minato_gpu.loader import DataLoader
+from minato_gpu.loader import DataLoader, accelerating
 
 
 class PreparedLoader(DataLoaderShard):
@@ -67,8 +70,11 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
 
     Raises ValueError where Accelerate would read all batches on one rank and hand them out (``dispatch_batches``).
     """
-    with loader._being_prepared():
+    token = accelerating.set(True)
+    try:
         shard = accelerator.prepare_data_loader(loader)
+    finally:
+        accelerating.reset(token)
     known = accelerator._dataloaders
     at = next(number for number, each in enumerate(known) if each is shard)
     if not hasattr(shard, "_update_state_dict") or type(shard) is not DataLoaderShard:
@@ -77,6 +83,19 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
             "minato_gpu.accelerated.prepare() needs every rank to read its own batches; pass "
             "dataloader_config=DataLoaderConfiguration(dispatch_batches=False) to Accelerator"
         )
-    known[at] = PreparedLoader.around(shard, loader._like(shard.base_dataloader))
+    known[at] = PreparedLoader.around(shard, _like(loader, shard.base_dataloader))
     prepared: PreparedLoader = known[at]
     return prepared
+
+
+def _like(loader: DataLoader[Any], other: TorchDataLoader[Any]) -> DataLoader[Any]:
+    """A loader with the arguments of ``loader``, over the data set and the batches of another."""
+    if isinstance(other.dataset, IterableDataset):
+        cutting: dict[str, Any] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
+    elif other.batch_sampler is not None:
+        cutting = {"batch_sampler": other.batch_sampler}
+    else:
+        cutting = {"batch_size": None, "sampler": other.sampler}
+    given = {"self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last"}
+    names = [name for name in signature(DataLoader.__init__).parameters if name not in given]
+    return type(loader)(other.dataset, **cutting, **{name: getattr(loader, name) for name in names})

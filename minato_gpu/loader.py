@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from inspect import signature
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,9 @@ from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.session import Session
 
 T = TypeVar("T", covariant=True)
+
+accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
+"""Set while Accelerate prepares a loader by way of ``minato_gpu.accelerated``."""
 
 
 class DataLoader(TorchDataLoader[T]):
@@ -150,7 +152,6 @@ class DataLoader(TorchDataLoader[T]):
         if num_workers > 0:
             room.check(self, processes=not options.threads)
         self._session = Session(self, options)
-        self._in_good_hands = False
 
     # --- iterating -----------------------------------------------------------------------------------------
 
@@ -213,32 +214,10 @@ class DataLoader(TorchDataLoader[T]):
 
     # --- made anew by others -------------------------------------------------------------------------------
 
-    def _like(self, other: TorchDataLoader[Any]) -> DataLoader[T]:
-        """A loader with this one's arguments, over the data set and the batches of another."""
-        if isinstance(other.dataset, IterableDataset):
-            cutting: dict[str, Any] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
-        elif other.batch_sampler is not None:
-            cutting = {"batch_sampler": other.batch_sampler}
-        else:
-            cutting = {"batch_size": None, "sampler": other.sampler}
-        names = signature(DataLoader.__init__).parameters
-        given = {"self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last"}
-        return type(self)(
-            other.dataset, **cutting, **{name: getattr(self, name) for name in names if name not in given}
-        )
-
-    @contextmanager
-    def _being_prepared(self) -> Iterator[None]:
-        self._in_good_hands = True
-        try:
-            yield
-        finally:
-            self._in_good_hands = False
-
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate asks for this before it puts a loader of torch's class in this one's place."""
-        if not self._in_good_hands:
+        if not accelerating.get():
             raise TypeError(
                 "accelerator.prepare() would put PyTorch's DataLoader, without pipeline and device, in this one's "
                 "place; call loader = minato_gpu.accelerated.prepare(accelerator, loader) instead"
