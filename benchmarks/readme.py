@@ -19,7 +19,7 @@ import click
 
 from benchmarks import report
 from benchmarks.compare.summary import FAMILIES, summary
-from minato_gpu.scheduling.simulation import OURS
+from minato_gpu.simulation.comparison import OURS
 
 Row = Mapping[str, Any]
 

@@ -118,9 +118,9 @@ def simulate(
     json_path: str | None,
 ) -> None:
     """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
-    from minato_gpu.scheduling import simulation
+    from minato_gpu.simulation import comparison
 
-    known = simulation.SCENARIOS
+    known = comparison.SCENARIOS
     unknown = [name for name in scenarios if name not in known]
     if unknown:
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
@@ -132,7 +132,7 @@ def simulate(
         return
     with _plain_errors(context):
         with console.status("simulating"):
-            rows = simulation.run_ablation(seeds) if ablation else simulation.run(list(scenarios or known), seeds)
+            rows = comparison.run_ablation(seeds) if ablation else comparison.run(list(scenarios or known), seeds)
         shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
         what = "ablation" if ablation else "simulation"
         console.print(table(f"{what}, mean of {seeds} seeds (every column: --json -)", shown))
