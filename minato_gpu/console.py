@@ -68,10 +68,9 @@ def show_columns(console: Console, title: str, columns: Sequence[Column]) -> Non
     """Print the columns beside each other, or as several tables where the console is too narrow for that."""
     console.print()
     console.print(title, style="italic", markup=False, highlight=False)
-    for number, group in enumerate(_groups(columns, console.width)):
-        if number:
-            console.print()
+    for group in _groups(columns, console.width):
         console.print(_table(group, console.width))
+        console.print()
 
 
 def column(key: str, values: Sequence[Any]) -> Column:

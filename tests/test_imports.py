@@ -14,6 +14,15 @@ import pytest
 import minato_gpu
 
 PACKAGE = Path(minato_gpu.__file__).parent
+# The rooms and modules that a room's README.md says it may not import.
+_FACE = {"loader", "options", "iterator", "building", "cli", "demo"}
+_ENGINE = {"engine", "epochs", "pump"}
+MAY_NOT = {
+    "memory": {*_FACE, *_ENGINE, "admission", "batches", "estimates", "faults", "lanes", "resume", "scheduling"},
+    "lanes": {*_FACE, *_ENGINE, "admission", "batches", "estimates", "faults", "resume"},
+    "resume": {*_FACE, *_ENGINE, "scheduling", "memory"},
+    "faults": _FACE,
+}
 SCRIPT = """
 import importlib, sys, types
 package = types.ModuleType("minato_gpu")  # the package without its public names, which bring PyTorch
@@ -62,6 +71,14 @@ def test_a_loader_at_work_does_not_load_the_simulation(tmp_path: Path) -> None:
     loaded = done.stdout.split()
     assert "minato_gpu.scheduling.scheduler" in loaded
     assert [name for name in loaded if name.startswith("minato_gpu.simulation")] == []
+
+
+@pytest.mark.parametrize("room", MAY_NOT)
+def test_rooms_import_what_their_pages_allow(room: str) -> None:
+    names = {name for path in (PACKAGE / room).glob("*.py") for name in imported(path)}
+    taken = {name.split(".")[1] for name in names if name.startswith("minato_gpu.")}
+    assert room in taken
+    assert taken & MAY_NOT[room] == set()
 
 
 def test_the_command_line_alone_imports_the_simulation() -> None:
