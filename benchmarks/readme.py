@@ -19,13 +19,23 @@ import click
 
 from benchmarks import report
 from benchmarks.compare.summary import FAMILIES, summary
-from minato_gpu.scheduling.simulation import OURS
+from minato_gpu.simulation.comparison import OURS
 
 Row = Mapping[str, Any]
 
 PAGES: Mapping[str, Sequence[str]] = {
-    "README.md": ("compare", "overhead", "tails"),
-    "benchmarks/MEASUREMENTS.md": ("more_tails", "large", "cost_model", "simulation", "ablation", "saves"),
+    "README.md": ("workloads",),
+    "benchmarks/MEASUREMENTS.md": (
+        "compare",
+        "overhead",
+        "tails",
+        "more_tails",
+        "large",
+        "cost_model",
+        "simulation",
+        "ablation",
+        "saves",
+    ),
 }
 """Which page shows which tables."""
 
@@ -39,11 +49,19 @@ _TAILS = (
     ("peak_rss_bytes", "peak RSS, bytes", "{:,}"),
 )
 
+_FAMILIES = tuple((family, family, "{:,.1f}") for family in FAMILIES)
+
 COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "workloads": (
+        ("workload", "workload", "{}"),
+        *_FAMILIES,
+        ("in order", "this loader", "{:,.1f}"),
+        ("in order ratio", "to the best peer (95 %)", "{}"),
+    ),
     "compare": (
         ("workload", "workload", "{}"),
         ("step_ms", "step, ms", "{:.1f}"),
-        *((family, family, "{:,.1f}") for family in FAMILIES),
+        *_FAMILIES,
         ("in order", "this, in order", "{:,.1f}"),
         ("in order ratio", "to the best in order (95 %)", "{}"),
         ("bounded", "this, bounded", "{:,.1f}"),
@@ -105,7 +123,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 
 def recorded(folder: Path, name: str) -> Any:
     """The document that the table ``name`` is made from."""
-    if name == "compare":
+    if name in ("workloads", "compare"):
         documents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("compare_*.json"))]
         return {**documents[0], "rows": [row for document in documents for row in document["rows"]]}
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -114,7 +132,7 @@ def recorded(folder: Path, name: str) -> Any:
 def markdown(name: str, rows: Sequence[Row]) -> str:
     """A Markdown table of the rows that have the table's figures."""
     columns = COLUMNS[name]
-    if name == "compare":
+    if name in ("workloads", "compare"):
         rows = summary(rows)
     if name == "simulation":
         rows = beside_peers(rows)
@@ -135,7 +153,9 @@ def beside_peers(rows: Sequence[Row]) -> list[Row]:
 
 
 def _shown(name: str, row: Row) -> bool:
-    """The simulation is shown at prediction error 0.3, at the larger window; everything is in the file."""
+    """Of the workloads those without a step; of the simulation prediction error 0.3, at the larger window."""
+    if name == "workloads":
+        return bool(row["step_ms"] == 0)
     if name in ("tails", "more_tails"):
         return str(row["case"]).startswith("scattered") == (name == "tails")
     if name != "simulation":

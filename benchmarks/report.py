@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from minato_gpu import report
+from minato_gpu.console import open_console, show
 
 _PEERS = ("spdl", "torchdata", "scipy")
 
@@ -62,14 +59,7 @@ def publish(content: Mapping[str, Any], json_path: str | None, columns: Sequence
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """A table of those ``columns`` that some row has, on standard output."""
-    shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in shown:
-        numeric = all(isinstance(row.get(column), (int, float, type(None))) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=column == "loader")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in shown))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    show(open_console(None), title, rows, columns)
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -109,13 +99,3 @@ def end_in_order() -> None:
 
 def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from minato_gpu.console import open_console, table
+from minato_gpu.console import open_console, show
 from minato_gpu.extras import from_extra
 
 _JSON = click.option(
@@ -92,7 +92,7 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
 
         found = parity.run_check(imported, None if data is None else str(data), device)
         console = open_console(json_path)
-        console.print(table("the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows)))
+        show(console, "the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows))
         for reason in found.skipped:
             console.print(f"left out: {reason}", markup=False)
         settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
@@ -118,9 +118,9 @@ def simulate(
     json_path: str | None,
 ) -> None:
     """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
-    from minato_gpu.scheduling import simulation
+    from minato_gpu.simulation import comparison
 
-    known = simulation.SCENARIOS
+    known = comparison.SCENARIOS
     unknown = [name for name in scenarios if name not in known]
     if unknown:
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
@@ -128,14 +128,14 @@ def simulate(
         raise click.UsageError("--ablation runs its own scenarios; name none")
     console = open_console(json_path)
     if only_list:
-        console.print(table("scenarios", [{"scenario": name, "what": known[name].description} for name in known]))
+        show(console, "scenarios", [{"scenario": name, "what": known[name].description} for name in known])
         return
     with _plain_errors(context):
         with console.status("simulating"):
-            rows = simulation.run_ablation(seeds) if ablation else simulation.run(list(scenarios or known), seeds)
+            rows = comparison.run_ablation(seeds) if ablation else comparison.run(list(scenarios or known), seeds)
         shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
         what = "ablation" if ablation else "simulation"
-        console.print(table(f"{what}, mean of {seeds} seeds (every column: --json -)", shown))
+        show(console, f"{what}, mean of {seeds} seeds (every column: --json -)", shown)
         asked = [] if ablation else list(scenarios or known)
         settings = {"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}
         _leave_rows(settings, rows, json_path)
@@ -227,8 +227,8 @@ def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "stage": row["stage"],
             "runs as": row["implementation"],
             "samples": row["samples"],
-            "largest (limit)": f"{row['max_deviation']:.3g} ({row['limit_max']:g})",
-            "mean (limit)": f"{row['mean_deviation']:.3g} ({row['limit_mean']:g})",
+            "largest (limit)": f"{row['max_deviation']:.3f} ({row['limit_max']:g})",
+            "mean (limit)": f"{row['mean_deviation']:.3f} ({row['limit_mean']:g})",
             "passed": row["passed"],
             **({"problem": row["problem"]} if troubled else {}),
         }

@@ -1,8 +1,17 @@
-"""How commands show things: where to, and rows as a table."""
+"""How commands show things: where to, and rows as tables that fit the width.
+
+No header is broken in the middle of a word, and no line is longer than the console is wide. Where not all columns fit
+beside each other, several tables follow: each begins with the rows' numbers and the columns that name them. All numbers
+of a column have as many digits behind the point, and so few that they can be read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +21,30 @@ if TYPE_CHECKING:
 # A log or a pipe has no width of its own, and a table folded to 80 columns is hard to read there.
 _WIDTH_IN_FILES = 160
 _WIDEST_UNFOLDED = 20  # characters of a column of text
+_GAP = 2  # characters between two columns
+_DIGITS = 3  # behind the point, of numbers around 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """``cells`` under a ``heading``; ``number``: they stand to the right, and are ``whole``, that is never folded."""
+
+    heading: str
+    cells: Sequence[str]
+    number: bool = False
+    whole: bool = False
+
+    @cached_property
+    def least(self) -> int:
+        """The width below which a word of the heading would be broken, or a number."""
+        cells = max(map(len, self.cells), default=0)
+        words = max(map(len, self.heading.split()), default=0)
+        return max(words, cells if self.number or self.whole else min(cells, _WIDEST_UNFOLDED))
+
+    @cached_property
+    def most(self) -> int:
+        """The width in which nothing is folded."""
+        return max([len(self.heading), *(len(line) for cell in self.cells for line in cell.splitlines())])
 
 
 def open_console(json_path: str | None) -> Console:
@@ -19,35 +52,98 @@ def open_console(json_path: str | None) -> Console:
     from rich.console import Console
 
     console = Console(stderr=json_path == "-")
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH_IN_FILES)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_IN_FILES
     return console
 
 
-def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Flat rows as a table: a column for each key, in the order in which keys first appear; numbers stay whole."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    for key in keys:
-        values = [row.get(key) for row in rows]
-        if all(isinstance(value, (int, float, type(None))) for value in values):
-            made.add_column(key.replace("_", " "), justify="right", min_width=6)
-        else:
-            widest = max(len(_cell(value)) for value in values)
-            made.add_column(key.replace("_", " "), overflow="fold", min_width=min(widest, _WIDEST_UNFOLDED))
-    for row in rows:
-        made.add_row(*(_cell(row.get(key)) for key in keys))
-    return made
+def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]], keys: Iterable[str] | None = None) -> None:
+    """Print flat rows: a column for each key that some row has (of ``keys``, where given), in the keys' order."""
+    wanted = dict.fromkeys(key for row in rows for key in row) if keys is None else keys
+    shown = [key for key in wanted if any(row.get(key) is not None for row in rows)]
+    show_columns(console, title, [column(key, [row.get(key) for row in rows]) for key in shown])
 
 
-def _cell(value: Any) -> str:
+def show_columns(console: Console, title: str, columns: Sequence[Column]) -> None:
+    """Print the columns beside each other, or as several tables where the console is too narrow for that."""
+    console.print()
+    console.print(title, style="italic", markup=False, highlight=False)
+    for group in _groups(columns, console.width):
+        console.print(_table(group, console.width))
+        console.print()
+
+
+def column(key: str, values: Sequence[Any]) -> Column:
+    """Values under the key's name in words: ``samples_per_s`` is "samples/s"."""
+    heading = key.replace("_per_", "/").replace("_", " ")
+    number = all(value is None or isinstance(value, (int, float)) for value in values)
+    floats = [value for value in values if isinstance(value, float)]
+    digits = _digits(floats) if number else 4
+    return Column(heading, [_cell(value, digits) for value in values], number)
+
+
+def _digits(values: Iterable[float]) -> int:
+    """How many digits behind the point tell such numbers apart: 1234, 123.4, 12.34, 1.234, 0.123, 0.0123.
+
+    The largest decides; a smaller one gets a digit that is not nought, where up to three behind the point do that.
+    """
+    finite = [abs(value) for value in values if math.isfinite(value) and value]
+    if all(value == int(value) for value in finite):
+        return 0
+    largest, smallest = (math.floor(math.log10(value)) for value in (max(finite), min(finite)))
+    wanted = _DIGITS - largest if largest >= 0 else _DIGITS - 1 - largest
+    return min(max(wanted, min(-smallest, _DIGITS), 0), 9)
+
+
+def _cell(value: Any, digits: int) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def _groups(columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """The columns of each table."""
+    if _least(columns) <= width:
+        return [list(columns)]
+    names = 0
+    while names < len(columns) - 1 and not columns[names].number:
+        names += 1
+    numbers = Column("#", [str(number) for number in range(1, len(columns[0].cells) + 1)], number=True)
+    named = columns[:names]
+    if sum(each.most for each in named) <= 2 * width // 5:
+        named = [replace(each, whole=True) for each in named]
+    first = [numbers, *named]
+    while len(first) > 1 and any(_least([*first, each]) > width for each in columns[names:]):
+        first.pop()  # names that would leave no room are shown once, by themselves
+    groups = [[*first]]
+    for each in columns[len(first) - 1 :]:
+        if len(groups[-1]) > len(first) and _least([*groups[-1], each]) > width:
+            groups.append([*first])
+        groups[-1].append(each)
+    return groups
+
+
+def _least(columns: Sequence[Column]) -> int:
+    return sum(each.least for each in columns) + _GAP * (len(columns) - 1)
+
+
+def _table(columns: Sequence[Column], width: int) -> Table:
+    """A table no wider than that: columns have their least widths, and those on the left what is left over."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    spare = max(width - _least(columns), 0)
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for each in columns:
+        more = min(each.most - each.least, spare)
+        spare -= more
+        wide = min(each.least + more, width)
+        made.add_column(Text(each.heading), justify="right" if each.number else "left", width=wide, overflow="fold")
+    for cells in zip(*(each.cells for each in columns), strict=True):
+        made.add_row(*map(Text, cells))
+    return made

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from minato_gpu import parity
 from minato_gpu.cli import main
-from minato_gpu.scheduling import simulation
+from minato_gpu.simulation import comparison
 
 ROW: dict[str, Any] = {
     "stage": "flip",
@@ -99,25 +99,25 @@ def test_simulate_writes_a_row_for_each_scenario(monkeypatch: pytest.MonkeyPatch
         asked.append((names, seeds))
         return [{"scenario": name, "of_bound": 0.9} for name in names]
 
-    monkeypatch.setattr(simulation, "run", run)
+    monkeypatch.setattr(comparison, "run", run)
     document = json.loads(_run("simulate", "hybrid", "tail", "--seeds", "2", "--json", "-").stdout)
     assert asked == [(["hybrid", "tail"], 2)]
     assert [row["scenario"] for row in document["rows"]] == ["hybrid", "tail"]
     assert document["settings"]["scenarios"] == ["hybrid", "tail"]
     assert document["settings"]["seeds"] == 2
     _run("simulate")
-    assert asked[-1] == (list(simulation.SCENARIOS), 10)
+    assert asked[-1] == (list(comparison.SCENARIOS), 10)
 
 
 def test_simulate_lists_its_scenarios_and_refuses_others() -> None:
     listed = _run("simulate", "--list").output
-    assert all(name in listed for name in simulation.SCENARIOS)
+    assert all(name in listed for name in comparison.SCENARIOS)
     assert "no scenario nonsense; there are hybrid" in _run("simulate", "nonsense", code=2).output
     assert "name none" in _run("simulate", "hybrid", "--ablation", code=2).output
 
 
 def test_simulate_runs_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "run_ablation", lambda seeds: [{"without": "threshold", "of_bound": 0.1 * seeds}])
+    monkeypatch.setattr(comparison, "run_ablation", lambda seeds: [{"without": "threshold", "of_bound": 0.1 * seeds}])
     assert "threshold" in _run("simulate", "--ablation", "--seeds", "3").output
 
 

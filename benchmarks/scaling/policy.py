@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.scaling.cells import BATCH_SIZE
 from benchmarks.scaling.measure import Plan
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.bounds import held_bound
-from minato_gpu.scheduling.virtual import VirtualLoader
-from minato_gpu.scheduling.work import Work
+from minato_gpu.simulation.bounds import held_bound
+from minato_gpu.simulation.virtual import VirtualLoader
+from minato_gpu.simulation.work import Work
 
 _EPOCHS = 3
 _PREFETCH = 2  # batches of the window for each worker: the default

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Column as TableColumn
 
 from minato_gpu import DataLoader
+from minato_gpu.console import Column
 from minato_gpu.demo.training import Tally
 
 # Statistics cost the consumer's time, so they are asked for a few times in a second, not with every batch.
@@ -39,8 +39,8 @@ class LiveBars:
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=TableColumn(no_wrap=True)),
+            TextColumn("{task.fields[figures]}", table_column=TableColumn(no_wrap=True)),
             console=console,
             expand=True,
         )
@@ -74,9 +74,9 @@ def figures(tally: Tally, stats: Mapping[str, Any]) -> str:
     elapsed = tally.elapsed_s or 1e-9
     lanes = {lane: known["samples"] for lane, known in stats["lanes"].items()}
     total = sum(lanes.values()) or 1
-    shares = " ".join(f"{lane} {count / total:.0%}" for lane, count in lanes.items())
+    shares = " ".join(f"{lane} {count / total:4.0%}" for lane, count in lanes.items())
     waiting = stats["wait_s"]["total"] / elapsed
-    return f"{tally.samples / elapsed:.0f} samples/s  {shares}  wait {waiting:.0%}"
+    return f"{tally.samples / elapsed:6,.0f} samples/s  {shares}  wait {waiting:4.0%}"
 
 
 _LINES: tuple[tuple[str, str, str], ...] = (
@@ -99,15 +99,14 @@ _LINES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A column for each epoch."""
-    table = Table(title="What the loader did", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for row in rows:
-        table.add_column(f"epoch {row['epoch'] + 1}", justify="right")
-    for name, key, form in _LINES:
-        table.add_row(name, *(_said(row[key], name, form) for row in rows))
-    return table
+def summary_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """A column for each epoch, after one that names the figures."""
+    names = Column("", [name for name, _, _ in _LINES])
+    epochs = [
+        Column(f"epoch {row['epoch'] + 1}", [_said(row[key], name, form) for name, key, form in _LINES], number=True)
+        for row in rows
+    ]
+    return [names, *epochs]
 
 
 def _said(value: Any, name: str, form: str) -> str:

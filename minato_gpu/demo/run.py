@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from minato_gpu import report
+from minato_gpu.console import show_columns
 from minato_gpu.demo import display, photographs, picture, summary
 from minato_gpu.demo.training import Settings, train
 
@@ -39,7 +40,7 @@ def run(
     report.write(document, out / "summary.json")
     samples = f"{document['samples_expected'] // epochs:,}"
     picture.draw(outcome.timelines, out / "timeline.png", f"How the loader spent its time on {samples} photographs")
-    console.print(display.summary_table(document["rows"]))
+    show_columns(console, "What the loader did", display.summary_columns(document["rows"]))
     console.print(f"left {out / 'summary.json'} and {out / 'timeline.png'}")
     return document
 

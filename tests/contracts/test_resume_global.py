@@ -209,7 +209,7 @@ def test_the_users_own_wins_for_a_stream(kind: str) -> None:
 
 
 def test_who_sets_it_to_the_same_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A script that keeps torch.get_rng_state() with the loader's state, as README once asked for."""
+    """A script that keeps torch.get_rng_state() with the loader's state, which was once needed."""
     torch.manual_seed(1)
     loader = loader_of(shuffle=True, num_workers=1)
     next(iter(loader))

@@ -71,9 +71,9 @@ def test_the_totals_of_the_document_are_sums_over_the_epochs() -> None:
 
 def test_the_live_line_and_the_table_fit_a_terminal() -> None:
     tally, stats = _tally(0, [0, 0, 1, 1]), _stats(3, 1)
-    assert display.figures(tally, stats) == "2 samples/s  cpu 75% device 25%  wait 25%"
-    table = display.summary_table([summary.epoch_row(tally, stats)])
-    cells = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert display.figures(tally, stats) == "     2 samples/s  cpu  75% device  25%  wait  25%"
+    names, epoch = display.summary_columns([summary.epoch_row(tally, stats)])
+    cells = dict(zip(names.cells, epoch.cells, strict=True))
     assert cells["consumer's wait, ms, p99"] == "20.0"
     assert cells["error of predicted costs (sigma of the log)"] == "-"
     assert cells["training accuracy"] == "50.0%"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.scheduling.bounds import lp_bound
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
 from minato_gpu.scheduling.waiting import Entry
-from minato_gpu.scheduling.work import Cut, Work
 
 COST = st.floats(1e-3, 10.0)
 BETWEEN = st.lists(st.tuples(COST, COST), max_size=5).map(
@@ -71,27 +68,3 @@ def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
 def test_what_it_took_to_lay_a_sample_down_is_no_part_of_what_was_done() -> None:
     between = [Plan(1, 1.0, 4.0, 0.25), Plan(2, 3.0, 0.5, 0.5)]
     assert rest(6.0, between, 1) == (5.25, 4.0, (Plan(2, 2.25, 0.5, 0.5),))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_bound_is_the_linear_program_over_all_plans(seed: int) -> None:
-    optimize = pytest.importorskip("scipy.optimize")
-    rng = np.random.default_rng(seed)
-    n, slots, devices = 20, 3, 2
-    first, second = rng.lognormal(size=(2, n))
-    on_device = rng.lognormal(size=(2, n)) / 4
-    moved = rng.lognormal(size=n) / 20
-    cut = Cut(1, first, on_device[1] + moved, first, on_device[1] + moved)
-    device = on_device.sum(axis=0)
-    work = Work(first + second, first + second, 5, (n,), slots, device, device, devices, cuts=(cut,))
-    cpu_of, device_of = np.array([first + second, first, 0 * first]), np.array([0 * device, cut.device, device])
-    solved = optimize.linprog(
-        [0.0] * (3 * n) + [1.0],
-        A_ub=[[*(cpu_of.ravel() / slots), -1.0], [*(device_of.ravel() / devices), -1.0]],
-        b_ub=[0.0, 0.0],
-        A_eq=[[float(at % n == serial) for at in range(3 * n)] + [0.0] for serial in range(n)],
-        b_eq=[1.0] * n,
-        bounds=[(0, 1)] * (3 * n) + [(0, None)],
-    )
-    alone = float((cpu_of + device_of).min(axis=0).max())
-    assert lp_bound(work) == pytest.approx(max(solved.fun, alone))

@@ -1,4 +1,4 @@
-"""The threshold against all possible cuts, and against the linear program itself."""
+"""The threshold against all possible cuts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.scheduling.bounds import lp_bound, threshold_limit
 from minato_gpu.scheduling.routing import threshold
-from minato_gpu.scheduling.work import Work
 
 COST = st.floats(1e-3, 10.0)
 
@@ -46,20 +44,3 @@ def test_without_one_kind_of_lane_the_other_takes_all() -> None:
     assert threshold([1.0], [1.0], 4, 0)[0] == float("inf")
     assert threshold([1.0], [1.0], 0, 4)[0] == 0.0
     assert threshold([], [], 4, 4) == (float("inf"), 0.0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_bound_is_the_linear_program(seed: int) -> None:
-    optimize = pytest.importorskip("scipy.optimize")
-    rng = np.random.default_rng(seed)
-    n, slots, devices = 30, 3, 2
-    cpu, device = rng.lognormal(size=n), rng.lognormal(size=n) / 4
-    work = Work(cpu, cpu, 5, (n,), slots, device, device, devices)
-    solved = optimize.linprog(
-        [0.0] * n + [1.0],
-        A_ub=[[*(-device / devices), -1.0], [*(cpu / slots), -1.0]],
-        b_ub=[-device.sum() / devices, 0.0],
-        bounds=[(0, 1)] * n + [(0, None)],
-    )
-    assert lp_bound(work) == pytest.approx(max(solved.fun, float(np.minimum(cpu, device).max())))
-    assert threshold_limit(work) >= lp_bound(work)

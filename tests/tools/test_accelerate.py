@@ -14,7 +14,6 @@ import torch
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
 from tests.contracts.test_ranks import results_of
-from tests.test_readme import EXAMPLES
 
 RANKS = 2
 
@@ -134,14 +133,6 @@ def test_training_that_draws_goes_on(accelerator: Any) -> None:
     got, state = trained(stop=2)
     torch.manual_seed(9)
     assert got + trained(state) == reference
-
-
-def test_the_example_of_the_readme(accelerator: Any) -> None:
-    model = torch.nn.Linear(1, 1)
-    names: dict[str, Any] = {"accelerator": accelerator, "model": model, "loader": DataLoader(Costly(8), 2)}
-    exec(EXAMPLES[3], {"optimizer": torch.optim.SGD(model.parameters(), 1.0), **names}, names)
-    assert [len(batch) for batch in names["loader"]] == [2, 2, 2, 2]
-    assert names["loader"].stats()["samples_delivered"] == 8
 
 
 def test_accelerate_is_only_needed_where_it_is_used() -> None:

@@ -99,7 +99,7 @@ class _Stream(IterableDataset[list[torch.Tensor]]):
 
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined:UserWarning")
 def test_a_stream_with_a_length_is_not_read_ahead(tmp_path: Path) -> None:
-    """As the README says: of a stream without one, the batch that Lightning has read ahead would be left out."""
+    """Of a stream without one, the batch that Lightning has read ahead would be left out."""
     whole, first, second = _model(), _model(), _model()
     _trainer(tmp_path / "whole", BATCHES).fit(whole, DataLoader(_Stream(), BATCH))
     _trainer(tmp_path / "cut", 5).fit(first, DataLoader(_Stream(), BATCH))

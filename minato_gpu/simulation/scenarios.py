@@ -8,16 +8,15 @@ shape between them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from minato_gpu.scheduling.work import Array, Cut, Work
+from minato_gpu.simulation.work import Array, Cut, Work
 
 Costs = Callable[[np.random.Generator, int], tuple[Array, Array | None]]
-
 
 Parts = Callable[[np.random.Generator, int], tuple[Array, Array, Array]]
 """Draws the seconds of each part of n samples on the CPU and on the device, shape (parts, n) each, and those that it
@@ -52,38 +51,30 @@ class Scenario:
     surprise: tuple[float, float, float] = (0.0, 1.0, 1.0)
 
     def work(self, seed: int, error: float) -> Work:
-        """The work of one seed, with log-normal prediction errors of sigma ``error``, drawn apart for each lane."""
+        """The work of one seed, with log-normal prediction errors of sigma ``error``, apart for each part and lane."""
         samples = sum(self.epoch_samples)
-        if self.parts is not None:
-            return self._cuttable(self.parts, seed, error, samples)
-        cpu, device = self.costs(np.random.default_rng([seed, 1]), samples)
+        cpu, device, moving = self._drawn(np.random.default_rng([seed, 1]), samples)
         noise = np.random.default_rng([seed, 2])
-        told_cpu = cpu * np.exp(error * noise.standard_normal(samples))
-        told_device = None if device is None else device * np.exp(error * noise.standard_normal(samples))
-        return Work(
-            cpu=cpu,
-            predicted_cpu=told_cpu,
+        told_cpu = cpu * np.exp(error * noise.standard_normal(cpu.shape))
+        share, on_cpu, on_device = self.surprise
+        slow = np.random.default_rng([seed, 3]).random(samples) < share
+        cpu = cpu * np.where(slow, on_cpu, 1.0)
+        work = Work(
+            cpu=cpu.sum(axis=0),
+            predicted_cpu=told_cpu.sum(axis=0),
             batch=self.batch,
             epoch_samples=self.epoch_samples,
             slots=self.slots,
-            device=device,
-            predicted_device=told_device,
             devices=self.devices,
             startup_s=self.startup_s,
             stagger_s=self.stagger_s,
             device_run_s=self.device_run_s,
         )
-
-    def _cuttable(self, parts: Parts, seed: int, error: float, samples: int) -> Work:
-        """The same, with an error of its own for each part on each lane."""
-        cpu, device, moving = parts(np.random.default_rng([seed, 1]), samples)
-        noise = np.random.default_rng([seed, 2])
-        told_cpu = cpu * np.exp(error * noise.standard_normal(cpu.shape))
+        if device is None:
+            return work
         told_device = device * np.exp(error * noise.standard_normal(device.shape))
-        share, on_cpu, on_device = self.surprise
-        slow = np.random.default_rng([seed, 3]).random(samples) < share
-        cpu, device = cpu * np.where(slow, on_cpu, 1.0), device * np.where(slow, on_device, 1.0)
-        cuts = tuple(
+        device = device * np.where(slow, on_device, 1.0)
+        whole, *cuts = [
             Cut(
                 split,
                 cpu[:split].sum(axis=0),
@@ -91,22 +82,16 @@ class Scenario:
                 told_cpu[:split].sum(axis=0),
                 told_device[split:].sum(axis=0) + moving[split],
             )
-            for split in range(1, len(cpu))
-        )
-        return Work(
-            cpu=cpu.sum(axis=0),
-            predicted_cpu=told_cpu.sum(axis=0),
-            batch=self.batch,
-            epoch_samples=self.epoch_samples,
-            slots=self.slots,
-            device=device.sum(axis=0) + moving[0],
-            predicted_device=told_device.sum(axis=0) + moving[0],
-            devices=self.devices,
-            startup_s=self.startup_s,
-            stagger_s=self.stagger_s,
-            device_run_s=self.device_run_s,
-            cuts=cuts,
-        )
+            for split in range(len(cpu))
+        ]
+        return replace(work, device=whole.device, predicted_device=whole.predicted_device, cuts=tuple(cuts))
+
+    def _drawn(self, rng: np.random.Generator, samples: int) -> tuple[Array, Array | None, Array]:
+        """As ``Parts``; samples that cannot be cut have one part."""
+        if self.parts is not None:
+            return self.parts(rng, samples)
+        cpu, device = self.costs(rng, samples)
+        return cpu[None], None if device is None else device[None], np.zeros((1, samples))
 
 
 def hybrid_costs(rng: np.random.Generator, n: int) -> tuple[Array, Array]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.work import Outcome, Work
+from minato_gpu.simulation.progress import Progress
+from minato_gpu.simulation.work import Outcome, Work
 
 
 class _Lane:
@@ -39,6 +40,9 @@ class _Run:
     def done(self, now: float) -> int:
         return sum(end <= now for end in self.ends)
 
+    def serials(self) -> list[int]:
+        return [serial for lo, hi in self.chunk.spans for serial in range(lo, hi)][: len(self.ends)]
+
 
 class VirtualLoader:
     """One simulated run; ``run`` returns its outcome.
@@ -56,8 +60,7 @@ class VirtualLoader:
         self._period = period
         self._overlap = overlap
         self._trip_s = trip_s
-        self._cpu: list[float] = work.cpu.tolist()
-        self._device: list[float] = [] if work.device is None else work.device.tolist()
+        self._progress = Progress(work)
         self._told_cpu: list[float] = work.predicted_cpu.tolist()
         self._told_device = None if work.predicted_device is None else work.predicted_device.tolist()
         self._events: list[tuple[float, int, str, object]] = []
@@ -72,12 +75,7 @@ class VirtualLoader:
         self._asked = False
         self._step_s = 0.0  # of the consumer's last step
         self._device_s = 0.0  # device work that the next step will feel
-        self.device_samples = 0
-        self.rescued = 0  # samples that were told to, while they ran
-        self.handed = 0  # samples that went on from the CPU lane to a device
-        self._made_on: dict[int, str] = {}  # where each of the others was prepared, by serial
-        self._stage: dict[int, int] = {}  # of those samples
-        self._cuts = {cut.split: (cut.cpu.tolist(), cut.device.tolist()) for cut in work.cuts}
+        self.made_on: dict[int, str] = {}  # which device prepared a sample, by serial; the others are the CPU's
 
     def run(self) -> Outcome:
         """Simulate until every batch is delivered."""
@@ -129,34 +127,26 @@ class VirtualLoader:
         lane.free += 1
         self._start(lane)
         count = len(run.ends)
-        if lane.kind == m.DEVICE:
-            self._device_s += self._now - run.begin
-            self.device_samples += count
-            serials = (serial for lo, hi in run.chunk.spans for serial in range(lo, hi))
-            self._made_on.update(dict.fromkeys(serials, run.chunk.lane))
         spent = self._now - run.begin
+        if lane.kind == m.DEVICE:
+            self._device_s += spent
+            self.made_on.update(dict.fromkeys(run.serials(), run.chunk.lane))
         report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * count)
-        if run.chunk.stop >= 0:
-            report = self._handed(report, run.chunk)
+        stop = run.chunk.stop
+        if stop >= 0:
+            self._progress.came_to(run.serials(), stop)
+            handed = tuple((offset, stop) for offset in range(count))
+            report = replace(report, nbytes=0, handed=handed, handed_bytes=1000 * count)
         if self._trip_s:
             self._push(report.time, "report", report)
         else:
             self._tell(report)
 
-    def _handed(self, report: m.Finished, chunk: m.Chunk) -> m.Finished:
-        """The chunk's samples have come to its stop."""
-        count = report.done
-        serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)][:count]
-        self._stage.update(dict.fromkeys(serials, chunk.stop))
-        self.handed += count
-        handed = tuple((offset, chunk.stop) for offset in range(count))
-        return replace(report, nbytes=0, handed=handed, handed_bytes=1000 * count)
-
     def _look(self, now: float) -> None:
         """Report every unfinished chunk of several samples, as the shell does when ``wake_at`` comes."""
         self._now = now
         for run in list(self._runs.values()):
-            if run.chunk.kind == "run" and (len(run.ends) > 1 or self._cuts):
+            if run.chunk.kind == "run" and (len(run.ends) > 1 or self._work.cuts):
                 done = run.done(now)
                 since = now - (run.ends[done - 1] if done else run.begin)
                 if done < len(run.ends) and self._lanes[run.chunk.lane].kind == m.CPU:
@@ -187,7 +177,7 @@ class VirtualLoader:
             ends = []
             for lo, hi in chunk.spans:
                 for serial in range(lo, hi):
-                    time += self._seconds(serial, device, chunk.stop)
+                    time += self._progress.seconds(serial, device, chunk.stop)
                     ends.append(time)
             self._runs[chunk.number] = _Run(chunk, self._now, ends)
             self._push(time, "end", (chunk.number, 0))
@@ -198,25 +188,13 @@ class VirtualLoader:
         if run is None or len(run.ends) != 1:
             return
         serial = run.chunk.spans[0][0]
-        at = self._stage.get(serial)
-        begin = run.begin - (0.0 if at is None else self._cuts[at][0][serial])
-        for split in instruction.splits:
-            cpu = self._cuts[split][0]
-            if (at is None or split > at) and self._now <= begin + cpu[serial] < run.ends[0]:
-                run.chunk = replace(run.chunk, stop=split)
-                run.ends = [begin + cpu[serial]]
-                run.version += 1
-                self.rescued += 1
-                self._push(run.ends[0], "end", (instruction.chunk, run.version))
-                return
-
-    def _seconds(self, serial: int, device: bool, stop: int) -> float:
-        """What the rest of the sample takes on a slot, as far as ``stop``."""
-        at = self._stage.get(serial)
-        if device:
-            return self._device[serial] if at is None else self._cuts[at][1][serial]
-        upto = self._cpu[serial] if stop < 0 else self._cuts[stop][0][serial]
-        return upto if at is None else upto - self._cuts[at][0][serial]
+        found = self._progress.next_stop(serial, instruction.splits, run.begin, self._now, run.ends[0])
+        if found is not None:
+            split, time = found
+            run.chunk = replace(run.chunk, stop=split)
+            run.ends = [time]
+            run.version += 1
+            self._push(time, "end", (instruction.chunk, run.version))
 
     def _revoke(self, instruction: m.Revoke) -> None:
         run = self._runs.get(instruction.chunk)
@@ -247,23 +225,12 @@ class VirtualLoader:
             between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
             known = m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), between=between)
             homes = self.scheduler.policy.homes
-            self._tell(replace(known, home=homes[self._home(at) % len(homes)]))
+            self._tell(replace(known, home=homes[self.home(at) % len(homes)]))
 
-    def _home(self, batch: int) -> int:
-        """The device that a batch goes to."""
+    def home(self, batch: int) -> int:
+        """The number of the device that a batch goes to."""
         begins = int(np.searchsorted(self._work.epochs, self._work.epochs[batch]))
         return (batch - begins) % self.scheduler.policy.devices
-
-    @property
-    def crossed(self) -> int:
-        """Samples that one device has prepared, and another has got in a batch."""
-        return sum(
-            self._made_on.get(serial, home) != home
-            for number, (_, batch) in enumerate(self._delivered)
-            for home in [f"device:{self._home(number)}"]
-            for lo, hi in batch.spans
-            for serial in range(lo, hi)
-        )
 
     def _consume(self) -> None:
         while self._now >= self._consumer_ready:

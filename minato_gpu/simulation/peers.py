@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from minato_gpu.scheduling.work import Integers, Outcome, Work
+from minato_gpu.simulation.work import Integers, Outcome, Work
 
 BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION = "batch in order", "batch out of order", "sample by completion"
 PEERS = (BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION)

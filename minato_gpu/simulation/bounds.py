@@ -26,7 +26,7 @@ from __future__ import annotations
 import numpy as np
 
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, Step, hull
-from minato_gpu.scheduling.work import Array, Integers, Work
+from minato_gpu.simulation.work import Array, Integers, Work
 
 
 def lp_bound(work: Work) -> float:

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.bounds import held_bound, lp_bound, threshold_limit
-from minato_gpu.scheduling.catalogue import SCENARIOS
-from minato_gpu.scheduling.peers import PEERS, simulate_peer
-from minato_gpu.scheduling.scenarios import Scenario
-from minato_gpu.scheduling.virtual import VirtualLoader
-from minato_gpu.scheduling.work import Outcome, Work
+from minato_gpu.simulation.bounds import held_bound, lp_bound, threshold_limit
+from minato_gpu.simulation.catalogue import SCENARIOS
+from minato_gpu.simulation.peers import PEERS, simulate_peer
+from minato_gpu.simulation.scenarios import Scenario
+from minato_gpu.simulation.virtual import VirtualLoader
+from minato_gpu.simulation.work import Outcome, Work
 
 __all__ = ["OURS", "SCENARIOS", "run", "run_ablation"]
 
@@ -33,7 +33,8 @@ OURS = "minato"
 DEMAND = 0.95  # share of capacity that the consumer asks for
 
 Row = dict[str, Any]
-_Simulate = Callable[[Work, float], Outcome]
+Simulate = Callable[[Work, float], Outcome]
+"""What a policy makes of a work, with the seconds that the consumer takes for a batch."""
 
 
 def run(names: Sequence[str] | None = None, seeds: int = 10) -> list[Row]:
@@ -56,23 +57,25 @@ def _cell(scenario: Scenario, window: int, lateness: int, error: float, seeds: i
     for seed in range(seeds):
         work = scenario.work(seed, error)
         for policy, cells in measured.items():
-            simulate = _ours(scenario, window, lateness) if policy == OURS else _peer(policy, window, lateness)
+            simulate = ours(scenario, window, lateness) if policy == OURS else peer(policy, window, lateness)
             cells.append(_measure(work, window, lateness, simulate))
     key = {"window": window, "max_lateness": lateness, "prediction_error": error}
     return [{"scenario": scenario.name, "policy": policy, **key, **_mean(cells)} for policy, cells in measured.items()]
 
 
-def _ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: Any) -> _Simulate:
+def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: Any) -> Simulate:
+    """This scheduler in the setting; ``changes`` are arguments of its ``Policy``."""
     settings = {"window": window, "fixed": lateness == 0, "max_lateness": lateness, **scenario.policy, **changes}
     policy = m.Policy(**settings)
     return lambda work, period: VirtualLoader(work, policy, period, overlap).run()
 
 
-def _peer(policy: str, window: int, lateness: int) -> _Simulate:
+def peer(policy: str, window: int, lateness: int) -> Simulate:
+    """A peer's policy in the setting."""
     return lambda work, period: simulate_peer(policy, work, window, lateness, period)
 
 
-def _measure(work: Work, window: int, lateness: int, simulate: _Simulate) -> Row:
+def _measure(work: Work, window: int, lateness: int, simulate: Simulate) -> Row:
     """One seed: an unhindered run and one with the consumer."""
     bound, limit = lp_bound(work), threshold_limit(work)
     period = limit / (DEMAND * work.batches)
@@ -128,18 +131,18 @@ def run_ablation(seeds: int = 10) -> list[Row]:
         scenario = SCENARIOS[name]
         window, lateness = scenario.windows[-1], scenario.latenesses[-1]
         variants = {
-            "": (lateness, _ours(scenario, window, lateness)),
-            "cost model": (lateness, _blind(_ours(scenario, window, lateness))),
-            "threshold": (lateness, _ours(scenario, window, lateness, threshold=False)),
-            "pacing": (lateness, _ours(scenario, window, lateness, early=False, reserve=False)),
-            "free order": (0, _ours(scenario, window, 0)),
-            "pacing and free order": (0, _ours(scenario, window, 0, early=False, reserve=False)),
-            "epoch overlap": (lateness, _ours(scenario, window, lateness, overlap=False)),
+            "": (lateness, ours(scenario, window, lateness)),
+            "cost model": (lateness, _blind(ours(scenario, window, lateness))),
+            "threshold": (lateness, ours(scenario, window, lateness, threshold=False)),
+            "pacing": (lateness, ours(scenario, window, lateness, early=False, reserve=False)),
+            "free order": (0, ours(scenario, window, 0)),
+            "pacing and free order": (0, ours(scenario, window, 0, early=False, reserve=False)),
+            "epoch overlap": (lateness, ours(scenario, window, lateness, overlap=False)),
         }
         if scenario.parts is not None:
-            variants["split points"] = lateness, _uncut(_ours(scenario, window, lateness))
-            variants["rescue"] = lateness, _ours(scenario, window, lateness, rescue=False)
-            variants["rescue and free order"] = 0, _ours(scenario, window, 0, rescue=False)
+            variants["split points"] = lateness, _uncut(ours(scenario, window, lateness))
+            variants["rescue"] = lateness, ours(scenario, window, lateness, rescue=False)
+            variants["rescue and free order"] = 0, ours(scenario, window, 0, rescue=False)
         if not scenario.devices:
             del variants["threshold"]
         if len(scenario.epoch_samples) == 1:
@@ -151,7 +154,7 @@ def run_ablation(seeds: int = 10) -> list[Row]:
     return rows
 
 
-def _blind(simulate: _Simulate) -> _Simulate:
+def _blind(simulate: Simulate) -> Simulate:
     """The same, told only each lane's mean cost."""
 
     def told_means(work: Work, period: float) -> Outcome:
@@ -170,6 +173,6 @@ def _blind(simulate: _Simulate) -> _Simulate:
     return told_means
 
 
-def _uncut(simulate: _Simulate) -> _Simulate:
+def _uncut(simulate: Simulate) -> Simulate:
     """The same, all of a sample on one lane; the bounds stay those of samples that can be cut."""
     return lambda work, period: simulate(replace(work, cuts=()), period)

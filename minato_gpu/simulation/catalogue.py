@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
-from minato_gpu.scheduling.scenarios import Costs, Scenario, hybrid_costs, published_costs, two_part_costs
-from minato_gpu.scheduling.work import Array
+from minato_gpu.simulation.scenarios import Costs, Scenario, hybrid_costs, published_costs, two_part_costs
+from minato_gpu.simulation.work import Array
 
 _DETECTION = published_costs((11, 28, 30, 35, 176), 31, 19)
 _SEGMENTATION = published_costs((10, 470, 630, 750, 2230), 500, 197)
@@ -40,42 +41,43 @@ def _large(rng: np.random.Generator, n: int) -> tuple[Array, Array | None]:
     return 20e-3 * x, (0.5e-3 + 2.5e-3 * x) * factor
 
 
+_HYBRID = Scenario(
+    "hybrid",
+    "14 CPU slots and one device, 4,000 samples of log-normal size (the case of the design's table)",
+    hybrid_costs,
+    batch=64,
+    epoch_samples=(4000,),
+    slots=14,
+    devices=1,
+    windows=(128, 256),
+    errors=(0.0, 0.3, 1.0),
+    policy={"micro_batch": 1, "ahead_s": 2e-4},
+)
+_SPEECH_3S = Scenario(
+    "speech-3s",
+    "LibriSpeech with RNN-T's transforms: half a second, every fifth sample 3 s, batch 24, 12 workers",
+    _speech(3.0),
+    batch=24,
+    epoch_samples=(2400,),
+    slots=12,
+    windows=(576,),
+    stagger_s=5e-3,
+)
+
 _ALL = (
-    Scenario(
-        "hybrid",
-        "14 CPU slots and one device, 4,000 samples of log-normal size (the case of the design's table)",
-        hybrid_costs,
-        batch=64,
-        epoch_samples=(4000,),
-        slots=14,
-        devices=1,
-        windows=(128, 256),
-        errors=(0.0, 0.3, 1.0),
-        policy={"micro_batch": 1, "ahead_s": 2e-4},
-    ),
-    Scenario(
-        "hybrid-cut",
-        "The same sums in two parts, decoding and the rest, which can be done on different lanes",
-        hybrid_costs,
-        batch=64,
-        epoch_samples=(4000,),
-        slots=14,
-        devices=1,
-        windows=(128, 256),
-        errors=(0.0, 0.3, 1.0),
-        policy={"micro_batch": 1, "ahead_s": 2e-4},
+    _HYBRID,
+    replace(
+        _HYBRID,
+        name="hybrid-cut",
+        description="The same sums in two parts, decoding and the rest, which can be done on different lanes",
         parts=two_part_costs,
     ),
-    Scenario(
-        "surprise-cut",
-        "The same, but 1 % of the samples take 30 times as long on either lane, which nobody predicts",
-        hybrid_costs,
-        batch=64,
-        epoch_samples=(4000,),
-        slots=14,
-        devices=1,
+    replace(
+        _HYBRID,
+        name="surprise-cut",
+        description="The same, but 1 % of the samples take 30 times as long on either lane, which nobody predicts",
         windows=(128,),
-        policy={"micro_batch": 1, "ahead_s": 2e-4},
+        errors=(0.3,),
         parts=two_part_costs,
         surprise=(0.01, 30.0, 30.0),
     ),
@@ -99,25 +101,12 @@ _ALL = (
         windows=(72,),
         stagger_s=5e-3,
     ),
-    Scenario(
-        "speech-3s",
-        "LibriSpeech with RNN-T's transforms: half a second, every fifth sample 3 s, batch 24, 12 workers",
-        _speech(3.0),
-        batch=24,
-        epoch_samples=(2400,),
-        slots=12,
-        windows=(576,),
-        stagger_s=5e-3,
-    ),
-    Scenario(
-        "speech-10s",
-        "LibriSpeech with RNN-T's transforms: half a second, every fifth sample 10 s, batch 24, 12 workers",
-        _speech(10.0),
-        batch=24,
-        epoch_samples=(2400,),
-        slots=12,
-        windows=(576,),
-        stagger_s=5e-3,
+    _SPEECH_3S,
+    replace(
+        _SPEECH_3S,
+        name="speech-10s",
+        description="LibriSpeech with RNN-T's transforms: half a second, every fifth sample 10 s, batch 24, 12 workers",
+        costs=_speech(10.0),
     ),
     Scenario(
         "tail",

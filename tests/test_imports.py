@@ -1,0 +1,134 @@
+"""What may be imported: decisions need NumPy alone, and nothing that runs in production needs the simulation."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minato_gpu
+
+PACKAGE = Path(minato_gpu.__file__).parent
+# Rooms, and modules beside them: each may import what stands before it, and what stands with it in the same line.
+ORDER = """
+notices threads snapshots extras console report nvjpeg samples stages packing
+pipeline
+scheduling
+spans event_log
+simulation
+memory
+lanes
+telemetry parity
+sampling
+checkpoint
+window
+estimates
+faults
+options
+engine
+delivery
+session
+inline iterator
+loader
+accelerated
+pipelines
+demo
+cli
+"""
+SCRIPT = """
+import importlib, sys, types
+package = types.ModuleType("minato_gpu")  # the package without its public names, which bring PyTorch
+package.__path__ = [sys.argv[1]]
+sys.modules["minato_gpu"] = package
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+standard = {*sys.stdlib_module_names, "cython_runtime"}  # the latter is part of NumPy's extensions
+found = {name.partition(".")[0] for name in sys.modules}
+print(*sorted(name for name in found - standard if not name.startswith("_")))
+print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("minato_gpu.")}))
+"""
+# An epoch with the parts of a loader that are imported late: workers, a budget, a log of events, statistics.
+PRODUCTION = """
+import sys
+from minato_gpu import DataLoader
+loader = DataLoader(list(range(8)), 2, num_workers=2, host_memory_budget=1 << 20)
+loader.record_events("events.jsonl")
+assert sum(len(batch) for batch in loader) == 8
+assert loader.stats()["samples_delivered"] == 8 and loader.timeline()
+print(*sorted(name for name in sys.modules if name.startswith("minato_gpu")))
+"""
+
+
+@pytest.mark.parametrize(("room", "others"), [("scheduling", set()), ("simulation", {"scheduling"})])
+def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others: set[str]) -> None:
+    home = str(Path(np.__file__).parents[1])
+    modules = sorted(f"minato_gpu.{room}.{path.stem}" for path in (PACKAGE / room).glob("*.py"))
+    script = f"import sys; sys.path.append({home!r})\n{SCRIPT}"
+    command = [sys.executable, "-I", "-S", "-c", script, str(PACKAGE), *modules]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    third_parties, ours = done.stdout.splitlines()
+    assert third_parties.split() == ["minato_gpu", "numpy"]
+    assert set(ours.split()) <= {f"minato_gpu.{name}" for name in {room, "samples", *others}}
+
+
+def test_a_loader_at_work_does_not_load_the_simulation(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{PRODUCTION}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.split()
+    assert "minato_gpu.scheduling.scheduler" in loaded
+    assert [name for name in loaded if name.startswith("minato_gpu.simulation")] == []
+
+
+def test_no_room_imports_one_that_comes_after_it() -> None:
+    lines = [line.split() for line in ORDER.splitlines() if line]
+    rank = {name: number for number, line in enumerate(lines) for name in line}
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        taken = {name.split(".")[1] for name in imported(path) if name.startswith("minato_gpu.")} & rank.keys()
+        if own != "__init__" and (late := {name for name in taken - {own} if rank[name] > rank[own]}):
+            found[path.relative_to(PACKAGE).as_posix()] = late
+    assert found == {}
+    assert {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py")} - {"__init__", "__pycache__"} == {*rank}
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    parts = {path: path.relative_to(PACKAGE.parent).with_suffix("").parts for path in PACKAGE.rglob("*.py")}
+    needs = {".".join(names): set(imported(path)) for path, names in parts.items()}
+    for name, others in needs.items():
+        others |= {one.rpartition(".")[0] for one in others}
+        needs[name] = (others & needs.keys()) - {name}
+    list(TopologicalSorter(needs).static_order())  # CycleError names it
+
+
+def test_the_command_line_alone_imports_the_simulation() -> None:
+    importers = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(f"{name}.".startswith("minato_gpu.simulation.") for name in imported(path))
+    }
+    assert {name for name in importers if not name.startswith(("simulation/", "analysis/"))} == {"cli.py"}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, at its top or later, and of what it takes from them."""
+    package = ("minato_gpu", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (parents, node.module)))
+            yield from (f"{module}.{name.name}" for name in node.names)

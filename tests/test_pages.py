@@ -1,0 +1,106 @@
+"""Every page of documentation: links lead somewhere, and every example runs and delivers all samples."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines import image_classification
+from tests import pages
+
+# How many samples the page's loader has delivered after each example; None: the example has no loader.
+DELIVERED: dict[str, Sequence[int | None]] = {
+    "README.md": (100, 35),
+    "minato_gpu/README.md": (100,),
+    "minato_gpu/faults/README.md": (99,),
+    "minato_gpu/memory/README.md": (100,),
+    "minato_gpu/checkpoint/README.md": (36,),
+    "minato_gpu/scheduling/README.md": (100,),
+    "pipelines/README.md": (None, 8),
+}
+README_BYTES = 10_000
+
+
+class OneBad(list[Any]):
+    """A data set with a sample that cannot be prepared."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 17:
+            raise OSError("bad sector")
+        return super().__getitem__(index)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder, from which modules can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for module in tmp_path.glob("*.py"):
+        sys.modules.pop(module.stem, None)
+
+
+@pytest.fixture
+def given(request: pytest.FixtureRequest, here: Path) -> Iterator[dict[str, Any]]:
+    """What the examples of a page take for granted."""
+    page, signals = request.param, [np.full(3, number) for number in range(100)]
+    names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
+    if page == "README.md":
+        image_classification.example_data(here / "photographs")
+    if page != "minato_gpu/README.md":
+        yield names
+        return
+    import torch
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    from minato_gpu import DataLoader
+
+    model = torch.nn.Linear(1, 1)
+    names |= {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 1.0)}
+    yield {**names, "accelerator": Accelerator(cpu=True), "loader": DataLoader(names["dataset"], 20)}
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def test_every_page_with_examples_is_known() -> None:
+    assert {page: len(pages.examples(page)) for page in pages.PAGES if pages.examples(page)} == {
+        page: len(delivered) for page, delivered in DELIVERED.items()
+    }
+
+
+@pytest.mark.parametrize(("page", "given"), [(page, page) for page in DELIVERED], indirect=["given"], ids=DELIVERED)
+def test_examples_run(page: str, given: dict[str, Any], here: Path) -> None:
+    for example, delivered in zip(pages.examples(page), DELIVERED[page], strict=True):
+        pages.run(example, given, here)
+        if delivered is not None:
+            loader = given.get("again", given.get("loader"))
+            assert loader is not None and loader.stats()["samples_delivered"] == delivered
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    assert list(pages.broken_links(page)) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "# One `two`, three\n[a](#one-two-three) [b](#four) [c](no.md) [d](page.md#one) [e](https://x.y)\n```\n[f](g)\n```\n"
+    (tmp_path / "page.md").write_text(page)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    assert list(pages.broken_links("page.md")) == ["#four", "no.md", "page.md#one"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(pages.text("README.md").encode()) <= README_BYTES
+
+
+@pytest.mark.parametrize("room", [page for page in pages.PAGES if re.fullmatch(r"minato_gpu/\w+/README.md", page)])
+def test_a_room_says_what_it_takes_gives_promises_and_must_not_import(room: str) -> None:
+    rows = re.findall(r"^\| ([a-z][^|]*) \| \S.* \|$", pages.text(room), flags=re.MULTILINE)
+    assert rows[:4] == ["comes in", "goes out", "promises", "may not import"]
