@@ -101,7 +101,8 @@ def test_no_room_imports_one_that_comes_after_it() -> None:
         if own != "__init__" and (late := {name for name in taken - {own} if rank[name] > rank[own]}):
             found[path.relative_to(PACKAGE).as_posix()] = late
     assert found == {}
-    assert {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py")} - {"__init__", "__pycache__"} == {*rank}
+    units = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py")}
+    assert units - {"__init__", "__pycache__"} == {*rank}
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
