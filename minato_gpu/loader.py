@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -252,3 +253,7 @@ class DataLoader(TorchDataLoader[T]):
         if self.num_workers == 0 or isinstance(self.dataset, IterableDataset):
             raise ValueError("record_events needs num_workers > 0 and a map-style data set")
         self._session.record_events(Path(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the arguments, and a session of its own."""
+        return {**self.__dict__, "_session": copy(self._session)}

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from minato_gpu import DataLoader, Field, Pipeline, Stage
 from minato_gpu.engine import deaths
 from minato_gpu.engine.engine import Engine
+from minato_gpu.engine.handover import Handover
 from minato_gpu.event_log import EventLog
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
@@ -369,16 +370,17 @@ def test_among_samples_that_only_one_worker_can_join(on_error: str, in_order: bo
 
 def test_a_worker_dies_while_its_batch_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch has left the window, the consumer has no array of it yet: the memory is not the next worker's."""
-    hand_over = Engine._handed_over
+    hand_over, started = Handover.value, list[Engine]()
 
-    def late(engine: Engine, *batch: Any) -> Any:
+    def late(handover: Handover, *batch: Any) -> Any:
+        engine = started[0]
         if not engine.log.workers["replaced"]:
             lane: Any = engine.pump.lanes[m.CPU]
             os.kill(lane.pids[0], signal.SIGKILL)
             assert wait_until(lambda: engine.log.workers["replaced"])
-        return hand_over(engine, *batch)
+        return hand_over(handover, *batch)
 
-    monkeypatch.setattr(Engine, "_handed_over", late)
+    monkeypatch.setattr(Handover, "value", late)
     loader = DataLoader(
         Made(16, lambda key: np.full(200_000, key, np.uint8)),
         2,
@@ -386,7 +388,9 @@ def test_a_worker_dies_while_its_batch_is_handed_over(monkeypatch: pytest.Monkey
         collate_fn=lambda samples: [torch.from_numpy(sample) for sample in samples],
         on_worker_death="replace",
     )
-    batches = list(loader)
+    iterator = iter(loader)
+    started.append(iterator._engine)
+    batches = list(iterator)
     assert [[sample.unique().tolist() for sample in batch] for batch in batches] == [
         [[first], [first + 1]] for first in range(0, 16, 2)
     ]

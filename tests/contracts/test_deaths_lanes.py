@@ -71,7 +71,7 @@ def test_what_was_read_for_samples_that_cannot_be_sent_is_let_go() -> None:
         assert sum(len(batch) for batch in loader) == 64
         engine = loader._session.engine
         kept.append(sum(os.fstat(arena.fd).st_blocks for arena in engine._links.arenas) // 2)
-    assert engine.assembly.unshippable
+    assert engine.assembly.samples.unshippable
     assert kept[-1] <= kept[2] + 1500, f"KiB in the workers' arenas, by epoch: {kept}"
 
 

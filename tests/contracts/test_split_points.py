@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
-import minato_gpu.window.assembly
+import minato_gpu.window.samples
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.lanes.device_lane import DeviceLane
@@ -253,6 +253,6 @@ def test_where_nothing_can_be_cut_no_sample_is_looked_at_for_it(monkeypatch: pyt
     def handed(*_: Any) -> Any:
         raise AssertionError("nothing can have been handed over")
 
-    monkeypatch.setattr(minato_gpu.window.assembly.Assembly, "handed", handed)
+    monkeypatch.setattr(minato_gpu.window.samples.Samples, "handed", handed)
     words: Any = [f"word {n}" for n in range(20)]
     assert [word for batch in DataLoader(words, 4, num_workers=1) for word in batch] == words
