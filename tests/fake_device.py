@@ -86,6 +86,7 @@ class FakeDevice(FakeStreams):
     def enter(self) -> None:
         """See Accelerator."""
         self.entered.append(threading.current_thread().name)
+        self._threads.device = self.everyone.index(self)
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""

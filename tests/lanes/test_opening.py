@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import Dataset
 
+import minato_gpu.building
 import minato_gpu.lanes.device_lane
+import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
@@ -20,7 +24,7 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
-from tests.fake_device import FakeDevice
+from tests.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.lanes.device_bench import bench
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.lanes import of_kind
@@ -209,3 +213,39 @@ def test_threads_of_a_lane_are_on_its_device() -> None:
         assert one.reported(1)
         assert wait_until(lambda: {"minato-copies", "minato-device"} <= set(device.entered))
         one.reports.clear()
+
+
+class Current(Dataset[int]):
+    """A sample is the number of the device that is its thread's current one."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, n: int) -> int:
+        return self._device.current_device
+
+
+def test_worker_threads_are_on_their_loaders_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set, and nvImageCodec when a worker imports it, use the current one."""
+    second = FakeDevice(LAZY_CONSUMER, beside=[FakeDevice()])
+    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.building, "open_accelerator", lambda _: second)
+    loader = DataLoader(Current(second), 4, num_workers=2, worker_kind="thread", device="cuda")
+    assert all(batch.tolist() == [1] * 4 for batch in loader)
+
+
+def test_worker_threads_of_a_loader_without_a_device_are_on_that_of_who_starts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: dict[str, int] = {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda number: chosen.update({threading.current_thread().name: number})
+    )
+    numbers: Any = range(64)
+    assert len(list(DataLoader(numbers, 4, num_workers=2, worker_kind="thread"))) == 16
+    assert wait_until(lambda: chosen == {"minato-worker-0": 3, "minato-worker-1": 3})
