@@ -64,6 +64,18 @@ def test_what_a_micro_batch_leaves_is_copied_home_once() -> None:
     assert device.waited == [], "it goes to pinned memory"
 
 
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
+def test_a_device_without_room_for_that_copies_them_one_by_one(order: Any) -> None:
+    device = FakeDevice(order, capacity=9 * 12)
+    with device.running(device.stream()):
+        tensors = Upload(device).bring([np.arange(3, dtype=np.int32)] * 6)
+        assert device.used > device.capacity // 2
+        download = Download(device, [*tensors, *tensors])
+        event = device.event()
+        event.synchronize()
+    assert all(value.tolist() == [0, 1, 2] for value in download.values()) and len(download.values()) == 12
+
+
 def test_no_more_is_under_way_than_may_be() -> None:
     device = FakeDevice(LAZY_COPIES)
     stream = device.stream()
