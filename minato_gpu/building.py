@@ -71,8 +71,13 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
             enter = enter_same() if loading is None else loading.transfers[0].accelerator.enter
             lanes[m.CPU] = ThreadLane(links, job, enter)
         if "device" in options.lanes:
+            devices: list[DeviceLane] = []
             for number, name in enumerate(policy.device_lanes):
-                lanes[name] = _device_lane(loader, links, None if loading is None else loading.transfers[number], name)
+                transfers = None if loading is None else loading.transfers[number]
+                devices.append(_device_lane(loader, links, transfers, name))
+                lanes[name] = devices[-1]
+            for lane in devices:
+                lane.await_graphs()
         engine = _engine(loader, links, lanes, loading, policy)
     except BaseException:
         for lane in lanes.values():

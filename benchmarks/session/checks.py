@@ -106,7 +106,7 @@ CHECKS = (
         "building a lane's graphs stops training for less than a tenth of a second",
         waits.opening_stops_nobody,
         "nothing to do",
-        "where CPU samples are delivered meanwhile, let the first batch wait for the lane's Opened",
+        "where DALI is imported first, training has begun by then: let it wait as well, in DeviceLane.await_graphs",
         anywhere=True,
     ),
     Check(

@@ -10,7 +10,8 @@ What holds the interpreter lock stops the training loop, so little here does:
   delivered, which hides nothing; in another process, which cannot hand a graph over; through DALI's C interface, whose
   graphs Python cannot feed.
 - A graph outlives the errors of its operators (``dali_errors``); it is built anew where its inputs have failed, or
-  where nothing else has come of it for so long that the graph itself is under suspicion.
+  where nothing else has come of it for so long that the graph itself is under suspicion. That stops the training loop
+  too, and there is no other way to go on; so it gets the rarer the more has failed, as of a folder of broken files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from minato_gpu.stages import DaliFragment, Stage
 Batch = Sequence[Mapping[str, Any]]
 Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 
-_SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph
+_SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
 
 
 class DaliGraph:
@@ -66,6 +67,7 @@ class DaliGraph:
         self._graph: Any = None
         self._kept = Kept()
         self._failed = 0  # runs, since one did not
+        self._suspect = _SUSPECT  # so many of them cost the next graph
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
@@ -101,11 +103,14 @@ class DaliGraph:
             self._failed += 1
             if self.stream is not None:
                 self._kept.keep(None, fed)
-            if not leaves_graph_usable(error) or self._failed % _SUSPECT == 0:
+            suspect = self._failed >= self._suspect
+            if suspect:
+                self._suspect += self._failed
+            if suspect or not leaves_graph_usable(error):
                 self._renew()
             # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
             raise error.with_traceback(None) from None
-        self._failed = 0
+        self._failed, self._suspect = 0, _SUSPECT
         return outputs
 
     def _keep(self, *things: Any) -> None:

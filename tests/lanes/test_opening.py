@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +19,7 @@ import minato_gpu.building
 import minato_gpu.lanes.device_lane
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.dali_graph import DaliGraph
@@ -145,6 +148,58 @@ def test_beside_another_one_it_retires(monkeypatch: pytest.MonkeyPatch, caplog: 
     with caplog.at_level(logging.WARNING):
         assert loaded(["cpu", "device"]) == list(range(1, 41))
     assert "the CPU lane goes on alone" in caplog.text
+
+
+class _Opening:
+    """Graphs are built when somebody waits for that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.awaited, self.opened = threading.Event(), list[bool]()
+        build, await_graphs, engine = BuildAhead.open, DeviceLane.await_graphs, minato_gpu.building._engine
+
+        def then_build(ahead: BuildAhead) -> None:
+            self.awaited.wait(20)
+            build(ahead)
+
+        def awaited(lane: DeviceLane) -> None:
+            self.awaited.set()
+            await_graphs(lane)
+
+        def look(loader: Any, links: Any, lanes: dict[str, Any], *rest: Any) -> Any:
+            self.opened.append(lanes["device"]._built.is_set())
+            self.awaited.set()
+            return engine(loader, links, lanes, *rest)
+
+        monkeypatch.setattr(BuildAhead, "open", then_build)
+        monkeypatch.setattr(DeviceLane, "await_graphs", awaited)
+        monkeypatch.setattr(minato_gpu.building, "_engine", look)
+
+
+def test_where_dali_is_there_already_graphs_are_built_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("nvidia.dali.fn")
+    opening = _Opening(monkeypatch)
+    assert loaded(["cpu", "device"]) == list(range(1, 41))
+    assert opening.opened == [True]
+
+
+def test_the_first_batch_does_not_wait_for_dali_to_be_imported(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
+    monkeypatch.delitem(sys.modules, "nvidia.dali.fn", raising=False)
+    opened = threading.Event()
+    monkeypatch.setattr(BuildAhead, "open", lambda ahead: opened.wait(20))
+    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
+    lane.await_graphs()
+    assert not lane._built.is_set()
+    opened.set()
+    assert lane.close(5.0)
+
+
+def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
+    importlib.import_module("nvidia.dali.fn")
+    monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", _boom)
+    monkeypatch.setattr(DeviceExecutor, "load", _boom)
+    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
+    assert lane._built.wait(20) and lane.retired
+    assert lane.close(5.0)
 
 
 def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: Links) -> None:
