@@ -76,8 +76,8 @@ def build_engine(loader: Any, base_seed: int) -> Engine:
                 transfers = None if loading is None else loading.transfers[number]
                 devices.append(_device_lane(loader, links, transfers, name))
                 lanes[name] = devices[-1]
-            for lane in devices:
-                lane.await_graphs()
+            for each in devices:
+                each.await_graphs()
         engine = _engine(loader, links, lanes, loading, policy)
     except BaseException:
         for lane in lanes.values():

@@ -14,6 +14,7 @@ import pytest
 
 from minato_gpu.lanes import dali_graph
 from minato_gpu.lanes.dali_graph import _SUSPECT, DaliGraph
+from minato_gpu.lanes.values import plain
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.stages import Fields, Params
 from tests.lock_held import least_hold
@@ -242,7 +243,7 @@ def test_others_get_time_while_a_micro_batch_is_fed_and_taken_apart(
 
     monkeypatch.setattr(graph._graph, "feed_input", noted("feed", graph._graph.feed_input))
     monkeypatch.setattr(graph._graph, "run", noted("run", graph._graph.run))
-    monkeypatch.setattr(dali_graph, "plain", noted("value", dali_graph.plain))
+    monkeypatch.setattr(dali_graph, "plain", noted("value", plain))
     graph.at.between = lambda: steps.append("pause")
     samples.check(batch, graph.run(batch, drawn))
     made, fed = ["pause", *["value"] * 8] * 4, ["pause", "feed"] * 4
