@@ -130,7 +130,7 @@ def _checked(asked: Asked, module: str) -> dict[str, Any]:
 
 
 PARTS: dict[str, Part] = {
-    "checks": Part(checks.checks, 170.0),
+    "checks": Part(checks.checks, 180.0),
     "tests": Part(tests, 240.0),
     "parity": Part(check, 120.0),
     "tune": Part(parts.tune, 170.0),

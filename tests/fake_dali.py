@@ -132,7 +132,7 @@ class Pipeline:
 
 
 class FakeDali:
-    """The modules nvidia.dali, nvidia.dali.fn and nvidia.dali.types. ``fails``: errors of the next runs."""
+    """The modules nvidia.dali, nvidia.dali.fn, .types and .tensors. ``fails``: errors of the next runs."""
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
@@ -143,6 +143,7 @@ class FakeDali:
         self.sources: dict[str, dict[str, Any]] = {}
         self.fn = SimpleNamespace(external_source=self._external_source)
         self.types = SimpleNamespace(to_numpy_type=lambda dtype: dtype)
+        self.tensors = SimpleNamespace(TensorCPU=lambda array: array)
 
     def Pipeline(self, **options: Any) -> Pipeline:
         """As DALI's class."""
@@ -159,7 +160,7 @@ class FakeDali:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Instead of the library; and what PyTorch takes of a GPU's memory is the fake device's."""
-        for name, module in (("", self), (".fn", self.fn), (".types", self.types)):
+        for name, module in (("", self), (".fn", self.fn), (".types", self.types), (".tensors", self.tensors)):
             monkeypatch.setitem(sys.modules, f"nvidia.dali{name}", module)
         empty = torch.empty
 

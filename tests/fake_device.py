@@ -86,6 +86,7 @@ class FakeDevice(FakeStreams):
     def enter(self) -> None:
         """See Accelerator."""
         self.entered.append(threading.current_thread().name)
+        self._threads.device = self.everyone.index(self)
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
@@ -107,11 +108,23 @@ class FakeDevice(FakeStreams):
 
     def host(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
-        return torch.full((nbytes,), CANARY, dtype=torch.uint8)
+        memory = np.full(nbytes, CANARY, np.uint8)
+        address = memory.ctypes.data
+        self.pinned[address] = nbytes
+        weakref.finalize(memory, self.pinned.pop, address)
+        return torch.from_numpy(memory)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""
+        if not all(map(self._reaches, (into, source))):
+            self.waits("a copy of memory that is not pinned")
         self._issue(Copy([self._raw(into)], [self._raw(source)]))
+
+    def _reaches(self, tensor: torch.Tensor) -> bool:
+        """Whether the device can read and write the memory by itself."""
+        address = tensor.data_ptr()
+        ours = any(a <= address and address + tensor.nbytes <= a + n for a, n in self.pinned.items())
+        return ours or not tensor.nbytes or self._block(tensor) is not None
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """See Accelerator."""
@@ -126,7 +139,7 @@ class FakeDevice(FakeStreams):
             return self._tensor(value.block, value.let_go).view(_dtype(value.dtype)).view(value.shape)
         array = np.array(value)
         tensor = self.empty(array.nbytes).view(_dtype(array.dtype)).view(array.shape)
-        self.copy(tensor, torch.from_numpy(array))
+        self._issue(Copy([self._raw(tensor)], [torch.from_numpy(array)]))
         return tensor
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> Any:

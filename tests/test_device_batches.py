@@ -186,7 +186,27 @@ def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream
     loader = _joined_by_a_worker()
     got = consume(device, loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
-    assert device.fetched > 0
+
+
+def test_what_a_worker_must_join_is_waited_for_once(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each sample: who waits is the training loop."""
+    device, waits = fake(LAZY_COPIES), list[int]()
+    references = Assembly.references
+
+    def counted(self: Assembly, spans: Any) -> Any:
+        before = len(_by_us(device))
+        found = references(self, spans)
+        waits.append(len(_by_us(device)) - before)
+        return found
+
+    monkeypatch.setattr(Assembly, "references", counted)
+    consume(device, _joined_by_a_worker())
+    assert waits == [1] and device.fetched == 0
+
+
+def _by_us(device: FakeDevice) -> list[str]:
+    """What this thread has waited for."""
+    return [what for who, what in device.waited if who == threading.current_thread().name]
 
 
 def test_what_a_worker_joins_is_not_brought_into_its_rows_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,14 +232,14 @@ def test_what_a_device_does_not_give_up_is_prepared_by_who_joins_it(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     device, errors = fake(), [error]
-    fetch = device.fetch
+    host = device.host
 
-    def once(tensor: torch.Tensor, event: Any) -> Any:
-        if errors:
+    def once(nbytes: int) -> torch.Tensor:
+        if errors and threading.current_thread().name != "minato-device":
             raise errors.pop()
-        return fetch(tensor, event)
+        return host(nbytes)
 
-    monkeypatch.setattr(device, "fetch", once)
+    monkeypatch.setattr(device, "host", once)
     loader = _joined_by_a_worker()
     got = consume(device, loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))

@@ -91,7 +91,7 @@ def test_who_waits_for_the_device_is_told_and_who_finds_it_done_is_not() -> None
     device = FakeDevice(LAZY_COPIES)
     with on(device):
         target = device.empty(4)
-        device.copy(target, torch.zeros(4, dtype=torch.uint8))
+        device.copy(target, device.host(4))
         event = device.event()
     assert not event.query() and device.waited == []
     event.synchronize()
@@ -100,6 +100,24 @@ def test_who_waits_for_the_device_is_told_and_who_finds_it_done_is_not() -> None
     assert device.waited == [(name, "an event")]
     device.fetch(target, event)
     assert device.waited[1:] == [(name, "a copy to the host")]
+
+
+def test_a_copy_waits_unless_memory_is_pinned() -> None:
+    device, array = FakeDevice(), np.zeros(4, np.uint8)
+    with on(device):
+        target, pageable = device.empty(4), torch.from_numpy(array)
+        for source in (device.host(4), device.empty(4), pageable[:0]):
+            device.copy(target[: len(source)], source)
+        assert device.waited == []
+        device.copy(pageable, target)
+        device.copy(target, pageable)
+        assert len(device.waited) == 2
+        device.pin(array.ctypes.data, array.nbytes)
+        device.copy(target, pageable)
+    assert len(device.waited) == 2
+    device.finish()
+    device.unpin(array.ctypes.data)
+    assert device.pinned == {}, "memory that was taken pinned is free again"
 
 
 def test_each_thread_has_a_current_device_on_which_other_libraries_make_what_they_make() -> None:

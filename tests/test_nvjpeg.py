@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from minato_gpu import DataLoader, nvjpeg
 from tests.numbers import PIPELINE, Numbers
@@ -42,6 +46,22 @@ def test_the_first_in_the_path_is_loaded(libraries: dict[str, Libraries]) -> Non
     assert nvjpeg.loaded() is None
     assert nvjpeg.found() == nvjpeg.loaded() == (13, 1, 9)
     assert not nvjpeg.decodes_regions()
+
+
+def test_the_path_of_the_environment_comes_before_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packages" / "nvidia"
+    package.mkdir(parents=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}/first::{tmp_path}/second")
+    found = SimpleNamespace(submodule_search_locations=[str(package)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    packages = [package / "cu13/lib", package / "nvjpeg/lib"]
+    assert nvjpeg._folders() == [tmp_path / "first", tmp_path / "second", *packages]
+
+
+def test_an_installation_for_cuda_13_brings_one_that_is_new_enough() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {one.name: one.specifier for one in map(Requirement, project["optional-dependencies"]["cuda13"])}
+    assert "13.2" in wanted["nvidia-nvjpeg"] and "13.1.9" not in wanted["nvidia-nvjpeg"]
 
 
 @pytest.mark.parametrize(("version", "regions"), [((13, 1, 99), False), ((13, 2, 0), True), ((14, 0, 0), True)])

@@ -103,10 +103,17 @@ CHECKS = (
         anywhere=True,
     ),
     Check(
+        "what the device has made is fed to DALI in time",
+        waits.resident_inputs_are_read_in_time,
+        "nothing to do; where issued_early is 0, feeding waits for the stage before: one micro-batch is in flight",
+        "DALI reads what lay there before: give feed_input the stream, in lanes/dali_graph.py, or wait for it",
+        anywhere=True,
+    ),
+    Check(
         "building a lane's graphs stops training for less than a tenth of a second",
         waits.opening_stops_nobody,
         "nothing to do",
-        "where CPU samples are delivered meanwhile, let the first batch wait for the lane's Opened",
+        "where DALI is imported first, training has begun by then: let it wait as well, in DeviceLane.await_graphs",
         anywhere=True,
     ),
     Check(
@@ -122,6 +129,12 @@ CHECKS = (
         "nothing to do",
         "a GPU's pipeline is lost with its first error: graphs must be built again, off the lock",
         anywhere=True,
+    ),
+    Check(
+        "an error that comes late is told",
+        questions.late_errors_are_told,
+        "nothing to do",
+        "without told, batches came that were never made: see DeviceWork._settle; or see what threads_left wait for",
     ),
     Check(
         "memory that PyTorch keeps in its pool is given to DALI",

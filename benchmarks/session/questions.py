@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import math
 import multiprocessing
+import threading
 import time
 from time import process_time
 from typing import Any
@@ -18,9 +19,9 @@ import torch
 from benchmarks.session import loaders
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
-from minato_gpu import nvjpeg
+from minato_gpu import DataLoader, nvjpeg
 from minato_gpu.lanes.device import DeviceExecutor, build_executor
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline import Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from pipelines import decoding, image_classification
 
@@ -170,6 +171,41 @@ def _fill_pool(nbytes: int) -> None:
     sizes = [1 << 30] * (nbytes >> 30) + [nbytes % (1 << 30)]
     taken = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
     del taken
+
+
+def late_errors_are_told(settings: Settings) -> Answer:
+    """A stage's kernel fails after the stage has returned: whether the consumer is told, and nothing is left then."""
+    field = Field(np.float32, (4,))
+    read = Stage("read", ("n",), {"x": field}, cpu=_read)
+    later = Stage("later", ("x",), {"x": field}, cpu=_as_it_is, device=TorchFunction(_fails_later))
+    pipeline = Pipeline((read, later), outputs=("x",), name="late")
+    source: Any = [{"n": number} for number in range(64)]
+    told = ""
+    try:
+        for _ in DataLoader(source, 8, num_workers=1, device="cuda", pipeline=pipeline, lanes=["device"]):
+            pass
+    except Exception as error:
+        told = str(error).strip().splitlines()[-1]
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("minato-")]
+    return bool(told) and not left, {"told": told, "threads_left": left}
+
+
+def _read(fields: Any, params: Any) -> Any:
+    return {"x": np.full(4, fields["n"], np.float32)}
+
+
+def _as_it_is(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"]}
+
+
+def _fails_later(fields: Any, params: Any) -> Any:
+    assert_later(fields["x"][0] != 5)
+    return _as_it_is(fields, params)
+
+
+def assert_later(holds: torch.Tensor) -> None:
+    """By a kernel, of which nobody hears before it has run."""
+    torch._assert_async(holds)
 
 
 def few_batches(settings: Settings) -> Answer:

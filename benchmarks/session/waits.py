@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.session.work import MIXED, job
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Accelerator, Cuda
 from minato_gpu.memory.staging import Download, Upload
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
 
 _SECOND = 2_000_000_000  # cycles of a kernel that keeps a stream busy
 _MOST_S = 1e-3
@@ -119,6 +120,34 @@ def spoilt_inputs_change_nothing(settings: Settings) -> Answer:
         wrong += sum(not isinstance(one, dict) for one in results)
     executor.close()
     return not wrong, {"wrong": wrong}
+
+
+def resident_inputs_are_read_in_time(settings: Settings) -> Answer:
+    """A graph reads what a torch stage makes on the device, behind work that keeps the stream busy: whether that is
+    what it reads. Whether the host has waited for it is told."""
+    field = Field(np.uint8, (None,))
+    add = Stage("add", ("x",), {"x": field}, cpu=_inverted, device=TorchFunction(_one_more))
+    flip = Stage("flip", ("x",), {"x": field}, cpu=_inverted, device=DaliFragment(_inverted_by_dali))
+    pipeline = Pipeline((add, flip), outputs=("x",), inputs={"x": field}, name="resident")
+    count, rounds = (4, 3) if settings.quick else (64, 50)
+    executor, wrong, early = executor_of(settings, pipeline, 0, count), 0, 0
+    device = Cuda(torch.device("cuda")) if settings.device == "cuda" else None
+    stream = None if device is None else device.stream()
+    for number in range(rounds):
+        items = [({"x": np.full(50_000, (number + n) % 200, np.uint8)}, n) for n in range(count)]
+        with nullcontext() if device is None else device.working(stream):
+            if device is not None:
+                torch.cuda._sleep(_SECOND // 100)
+            results = executor.run(items, stream)
+            early += device is not None and not device.event().query()
+        found = [to_numpy(one["x"]) if isinstance(one, dict) else None for one in results]
+        wrong += sum(one is None or not (one == 254 - (number + n) % 200).all() for n, one in enumerate(found))
+    executor.close()
+    return not wrong, {"wrong": wrong, "issued_early": early / rounds}
+
+
+def _one_more(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] + 1}
 
 
 def opening_stops_nobody(settings: Settings) -> Answer:

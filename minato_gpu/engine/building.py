@@ -26,7 +26,7 @@ from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
-from minato_gpu.memory.accelerator import open_accelerator
+from minato_gpu.memory.accelerator import enter_same, open_accelerator
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Host, Transfers
@@ -184,15 +184,20 @@ def build_engine(
     lanes: dict[str, Lane] = {}
     loading: Loading | None = None
     try:
-        if options.threads:
-            lanes[m.CPU] = ThreadLane(links, job)
-        else:
+        if not options.threads:
             lanes[m.CPU] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=plan.replaceable)
         if options.device.type == "cuda":  # after the fork of what makes the workers
             loading = plan.loading(links)
+        if options.threads:
+            enter = enter_same() if loading is None else loading.transfers[0].accelerator.enter
+            lanes[m.CPU] = ThreadLane(links, job, enter)
         if "device" in options.lanes:
+            devices: list[DeviceLane] = []
             for number, name in enumerate(policy.device_lanes):
-                lanes[name] = plan.device_lane(links, None if loading is None else loading.transfers[number], name)
+                devices.append(plan.device_lane(links, None if loading is None else loading.transfers[number], name))
+                lanes[name] = devices[-1]
+            for each in devices:
+                each.await_graphs()
         recorder = None if event_log is None else EventLog(event_log, policy)
         engine = _engine(plan, policy, links, lanes, loading, recorder, order_log)
     except BaseException:

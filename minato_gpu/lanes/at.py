@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+_TOGETHER = 8
 
 
 class Step(NamedTuple):
@@ -36,6 +39,19 @@ class At:
         """The thread goes on to this."""
         self.between()
         self.step = Step(perf_counter(), stage, sample, samples)
+
+    def pause(self) -> None:
+        """The step goes on after this; there is time for other things."""
+        step = self.step
+        self.between()
+        self.step = step
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, of which each takes a few microseconds, with a pause for every few of them."""
+        for number, item in enumerate(items):
+            if number % _TOGETHER == 0:
+                self.pause()
+            yield item
 
     def prepared(self, drawn: Sequence[Any], first: int) -> None:
         """The parameters of the micro-batch that runs now; its samples are numbered from ``first`` on."""

@@ -13,7 +13,7 @@ import threading
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -337,12 +337,17 @@ class ProcessLane(_CpuLane):
 
 
 class ThreadLane(_CpuLane):
-    """Worker threads. They cannot be killed: one that is stuck in a sample stays until Python ends."""
+    """Worker threads. They cannot be killed: one that is stuck in a sample stays until Python ends.
+
+    ``enter``: what each begins with: to choose a GPU, as libraries that look for theirs take memory of the current one,
+    which is the first one in a new thread.
+    """
 
     advice = "It was not replaced: threads cannot be ended from outside. worker_kind='process' can."
 
-    def __init__(self, links: Links, job: Job) -> None:
+    def __init__(self, links: Links, job: Job, enter: Callable[[], None] = lambda: None) -> None:
         super().__init__(links)
+        self._enter = enter
         addressed = len(links.task_senders) > 1
         self._channels = [QueueChannel(links) for _ in range(links.workers if addressed else 1)]
         self._ended: deque[Exit] = deque()  # appended to by threads
@@ -362,6 +367,7 @@ class ThreadLane(_CpuLane):
         """In the thread. What ends a process (``SystemExit``, a panic of compiled code) ends no more than this one: it
         is told, or the loader would wait for its samples for ever."""
         try:
+            self._enter()
             Worker(number, job, channel, store, self.links).run()
         except BaseException as error:
             ended = Exit(number, os.getpid(), None, error=type(error).__name__, raised=traceback.format_exc())

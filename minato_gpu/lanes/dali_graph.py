@@ -2,15 +2,17 @@
 
 What holds the interpreter lock stops the training loop, so little here does:
 - Inputs are fed without a copy (``no_copy``) and held until the run that reads them has ended. A copy of 64 inputs of
-  500 KB held the lock for 6 to 23 ms; what is left is half a millisecond. (What the device itself has made is copied
-  there, by DALI: it takes no list of separate arrays without a copy.)
+  500 KB held the lock for 6 to 23 ms; what is left is a quarter of a millisecond, in a call of DALI's for each input,
+  which is given DALI's own tensors, made one by one before. (What the device itself has made is copied there, by DALI:
+  it takes no list of separate arrays without a copy.)
 - ``build`` holds the lock for as long as DALI builds, 2 to 60 ms. So a graph is built before there is a sample, while
   its lane opens: which parameters are drawn is learned from the fragments, as they ask for them by name. A fragment
   that wants to see all names at once waits for a sample. Rejected: building in a thread beside batches that are being
   delivered, which hides nothing; in another process, which cannot hand a graph over; through DALI's C interface, whose
   graphs Python cannot feed.
 - A graph outlives the errors of its operators (``dali_errors``); it is built anew where its inputs have failed, or
-  where nothing else has come of it for so long that the graph itself is under suspicion.
+  where nothing else has come of it for so long that the graph itself is under suspicion. That stops the training loop
+  too, and there is no other way to go on; so it gets the rarer the more has failed, as of a folder of broken files.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from minato_gpu.stages import DaliFragment, Stage
 Batch = Sequence[Mapping[str, Any]]
 Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 
-_SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph
+_SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
 
 
 class DaliGraph:
@@ -66,6 +68,7 @@ class DaliGraph:
         self._graph: Any = None
         self._kept = Kept()
         self._failed = 0  # runs, since one did not
+        self._suspect = _SUSPECT  # so many of them cost the next graph
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
@@ -80,13 +83,13 @@ class DaliGraph:
         outputs = self._run(fed)
         columns: list[Sequence[Any]]
         if self._device == "cpu":
-            columns = [on_host(output) for output in outputs]
+            columns = [list(self.at.each(on_host(output))) for output in outputs]
         else:
             try:
                 columns = [on_device(output, self._device, self.stream) for output in outputs]
             finally:
                 self._keep(outputs, fed)
-        return [dict(zip(self._writes, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [dict(zip(self._writes, row, strict=True)) for row in self.at.each(zip(*columns, strict=True))]
 
     def _enter(self, drawn: Drawn) -> None:
         self.at.enter(self.stages.start, drawn[0] if len(drawn) == 1 else None, len(drawn))
@@ -95,17 +98,22 @@ class DaliGraph:
         self.runs += 1
         try:
             for source, values in fed.items():
+                self.at.pause()
                 self._graph.feed_input(source, values)
+            self.at.pause()
             outputs = self._graph.run(self.stream)
         except BaseException as error:
             self._failed += 1
             if self.stream is not None:
                 self._kept.keep(None, fed)
-            if not leaves_graph_usable(error) or self._failed % _SUSPECT == 0:
+            suspect = self._failed >= self._suspect
+            if suspect:
+                self._suspect += self._failed
+            if suspect or not leaves_graph_usable(error):
                 self._renew()
             # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
             raise error.with_traceback(None) from None
-        self._failed = 0
+        self._failed, self._suspect = 0, _SUSPECT
         return outputs
 
     def _keep(self, *things: Any) -> None:
@@ -152,17 +160,19 @@ class DaliGraph:
         self._kept.close()
 
     def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, list[Any]]:
+        tensor = importlib.import_module("nvidia.dali.tensors").TensorCPU
         feed = {}
         for n, name in enumerate(self._reads):
             if name in self._resident:
                 torch = importlib.import_module("torch")  # DALI takes nothing strided
-                feed[f"field{n}"] = [as_tensor(torch, fields[name], self._device).contiguous() for fields in batch]
+                made = self.at.each(batch)
+                feed[f"field{n}"] = [as_tensor(torch, fields[name], self._device).contiguous() for fields in made]
                 continue
             declared = np.dtype(self._known[name].dtype)
             dtype = None if declared == np.dtype(object) else declared
-            feed[f"field{n}"] = [plain(fields[name], dtype) for fields in batch]
+            feed[f"field{n}"] = [tensor(plain(fields[name], dtype)) for fields in self.at.each(batch)]
         for source, (number, key) in self._sources.items():
-            feed[source] = [plain(params[number][key]) for params in drawn]
+            feed[source] = [tensor(plain(params[number][key])) for params in self.at.each(drawn)]
         return {source: values for source, values in feed.items() if source in self._inputs}
 
     def _build(self) -> Any:

@@ -18,16 +18,16 @@ import ctypes
 import importlib
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 
-def on_host(output: Any) -> Sequence[npt.NDArray[Any]]:
+def on_host(output: Any) -> Iterator[npt.NDArray[Any]]:
     """The samples of an output on the CPU."""
-    return [np.asarray(output[n]) for n in range(len(output))]
+    return (np.asarray(output[n]) for n in range(len(output)))
 
 
 def on_device(output: Any, device: str, stream: Any) -> Sequence[Any]:

@@ -169,7 +169,7 @@ class DeviceExecutor:
     def _through(self, samples: Samples) -> list[Result]:
         known, params = [dict(fields) for fields, _ in samples], [drawn for _, drawn in samples]
         for segment in self._segments:
-            for fields, written in zip(known, segment.run(known, params), strict=True):
+            for fields, written in self.at.each(zip(known, segment.run(known, params), strict=True)):
                 self._check(segment, written)
                 fields.update(written)
         return [{name: fields[name] for name in self.makes} for fields in known]

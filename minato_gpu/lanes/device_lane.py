@@ -19,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
+import threading
 import traceback
 import warnings
 from collections import deque
@@ -119,8 +121,18 @@ class DeviceLane:
         self._hung = False
         self._may_retire = may_retire
         self.retired = False
+        self._loaded_before = "nvidia.dali.fn" in sys.modules
+        self._built = threading.Event()  # or never to be
         self._thread: OwnThread | None = OwnThread(target=self._main, name=f"minato-{name}", daemon=True)
         self._thread.start()
+
+    def await_graphs(self) -> None:
+        """Wait until graphs are built, for a second at most, where DALI has been imported before. It holds the
+        interpreter lock while it builds, so nobody loses by that, and no batch is delivered between two graphs. Where
+        it has to be imported first, that takes half a second, in which the CPU lane has batches to give: those are
+        worth more than that the training loop does not stop once, for as long as the graphs take."""
+        if self._loaded_before:
+            self._built.wait(1.0)
 
     def send(self, task: Task, worker: int = 0) -> None:
         """See Lane."""
@@ -240,6 +252,7 @@ class DeviceLane:
             self._open()
         except BaseException as error:
             self._break_down(error)
+        self._built.set()
         while work.under_way or not closing:
             try:
                 closing = self._go_on() or closing
@@ -300,6 +313,7 @@ class DeviceLane:
             for executor in self._executors.values():
                 executor.load()
             self._ahead.open()
+            self._built.set()
         except ImportError as error:
             how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
             say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")

@@ -14,8 +14,9 @@ thread calls them, who closes a loader, and who needs a sample on the host after
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -129,13 +130,13 @@ class Cuda:
 
     def running(self, stream: Any) -> AbstractContextManager[Any]:
         """See Accelerator."""
-        return torch.cuda.stream(stream)
+        return _on(self.device, stream)
 
     @contextmanager
     def working(self, stream: Any) -> Iterator[Any]:
         """See Accelerator."""
         with ExitStack() as stack:
-            stack.enter_context(torch.cuda.stream(stream))
+            stack.enter_context(_on(self.device, stream))
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
@@ -170,7 +171,7 @@ class Cuda:
         for device in {source.device for source in sources}:
             pairs = [pair for pair in zip(into, sources, strict=True) if pair[1].device == device]
             targets, found = [one for one, _ in pairs], [other for _, other in pairs]
-            with nullcontext() if device == self.device else torch.cuda.stream(self._beside(device)):
+            with nullcontext() if device == self.device else _on(device, self._beside(device)):
                 torch._foreach_copy_(targets, found, non_blocking=True)
 
     def _beside(self, device: torch.device) -> Any:
@@ -186,7 +187,7 @@ class Cuda:
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
         """See Accelerator."""
-        with torch.cuda.stream(self._beside(self.device)):
+        with _on(self.device, self._beside(self.device)):
             self.wait(event)
             array: NDArray[Any] = tensor.cpu().numpy()
         return array
@@ -227,6 +228,21 @@ class Cuda:
         # The runtime keeps a failed call's error for whoever asks next in this thread, an innocent kernel.
         with suppress(RuntimeError):
             torch.zeros(1, device=self.device)
+
+
+@contextmanager
+def _on(device: torch.device, stream: Any) -> Iterator[Any]:
+    """The calling thread's current device and stream. On leaving a stream of another device, PyTorch makes a context on
+    the one that was current before, the first one say; on leaving a device it only goes back to a context there is."""
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield stream
+
+
+def enter_same() -> Callable[[], None]:
+    """Called in another thread, it makes the device current that is so in this one, if this process has met CUDA."""
+    if not torch.cuda.is_initialized():
+        return lambda: None
+    return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
 def _for_cupy(cuda: Any, stream: Any) -> AbstractContextManager[Any]:

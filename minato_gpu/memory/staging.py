@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minato_gpu.memory.accelerator import Accelerator, Event
+from minato_gpu.memory.accelerator import Accelerator, Event, is_out_of_memory
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.copies import MOST
 
@@ -67,18 +67,18 @@ class Upload:
 class Download:
     """Tensors of a device on their way to the host; issued, with its constructor, on the current stream.
 
-    A few are copied one by one, more are laid side by side on the device before.
+    A few are copied one by one, more are laid side by side on the device before, if it has room for that.
     """
 
     def __init__(self, accelerator: Accelerator, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
         self._places, total = side_by_side([tensor.nbytes for tensor in tensors])
         self._host = accelerator.host(total)
-        if len(tensors) <= MOST:
+        together = self._room(accelerator, total) if len(tensors) > MOST else None
+        if together is None:
             for into, tensor in zip(self._parts(self._host), tensors, strict=True):
                 accelerator.copy(into, tensor)
             return
-        together = accelerator.empty(total)
         by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for into, tensor in zip(self._parts(together), tensors, strict=True):
             targets, sources = by_dtype.setdefault(tensor.dtype, ([], []))
@@ -88,14 +88,27 @@ class Download:
             accelerator.scatter(targets, sources)
         accelerator.copy(self._host, together)
 
+    @staticmethod
+    def _room(accelerator: Accelerator, nbytes: int) -> torch.Tensor | None:
+        try:
+            return accelerator.empty(nbytes)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+
     def _parts(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Where the tensors lie in it."""
         pairs = zip(self._places, self._tensors, strict=True)
         return [memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, tensor in pairs]
 
+    def values(self) -> list[NDArray[Any]]:
+        """The values where they lie. Called when an event after the copy has come to pass."""
+        return [part.numpy() for part in self._parts(self._host)]
+
     def arrays(self) -> list[NDArray[Any]]:
-        """The values, each in memory of its own. Called once, when an event after the copy has come to pass."""
-        arrays = [np.array(part.numpy()) for part in self._parts(self._host)]
+        """The values, each in memory of its own; what they were copied from is let go of."""
+        arrays = [np.array(value) for value in self.values()]
         self._tensors = ()
         return arrays
 

@@ -18,7 +18,6 @@ from minato_gpu.lanes.base import (
     Local,
     NoSample,
     Piece,
-    Resident,
     Unshippable,
     reraise,
 )
@@ -177,6 +176,8 @@ class Assembly:
 
     def references(self, spans: tuple[Span, ...]) -> list[Any] | None:
         """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
+        if self.loading is not None:
+            self.stacking.bring_to_host(self.window.parts(spans))
         references = [self._reference(serial) for lo, hi in spans for serial in range(lo, hi)]
         return None if any(isinstance(item, Unshippable) for item in references) else references
 
@@ -241,7 +242,9 @@ class Assembly:
             return
         for transfers in self.loading.short():
             try:
-                self.stacking.bring_to_host(transfers.accelerator)
+                records = self.window.records()
+                parts = ((record, record.first, record.first + record.rows) for record in records)
+                self.stacking.bring_to_host(parts, transfers.accelerator)
                 self.loading.let_go_of(transfers)
             finally:
                 transfers.room_made()
@@ -331,9 +334,6 @@ class Assembly:
         record = self.window.at(serial)
         item = record.items.get(serial)
         if item is None or isinstance(item, Extra):
-            if self.loading is not None and isinstance(item, Resident):
-                self.loading.fetch(self.stacking.row_views(record), serial - record.first, item)
-                item = record.items[serial] = Extra(item.objects)  # nobody is to write the row while a worker reads it
             return self.stacking.row(record, serial, None if item is None else item.objects)
         return item
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minato_gpu.lanes.base import Failure, Resident
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.copies import Run
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
+from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.spans import singles, without
@@ -26,6 +28,7 @@ class Loading:
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
         self.transfers = tuple(transfers)
         self._host = host
+        self._streams: dict[Accelerator, Any] = {}  # for what is brought to the host
 
     def _of(self, batch: Batch) -> Transfers:
         """The way to the batch's device."""
@@ -75,10 +78,21 @@ class Loading:
         """The batch, safe on the calling thread's current stream."""
         return batch.load.hand_over(self._of(batch).accelerator)
 
-    def fetch(self, views: Sequence[Any], row: int, item: Resident) -> None:
-        """Bring the leaves of a sample from the device into its row, where a worker is to join its batch."""
-        for leaf, tensor in item.leaves.items():
-            views[leaf][row] = item.made.accelerator.fetch(tensor, item.made.event)
+    def fetch(self, samples: Sequence[tuple[Sequence[Any], int, Resident]]) -> None:
+        """Bring samples from devices into rows of these views. Waits for each device once, on a stream on which nothing
+        else waits."""
+        for accelerator in {item.made.accelerator for _, _, item in samples}:
+            here = [one for one in samples if one[2].made.accelerator is accelerator]
+            leaves = [(views[leaf], row, tensor) for views, row, item in here for leaf, tensor in item.leaves.items()]
+            if accelerator not in self._streams:
+                self._streams[accelerator] = accelerator.stream()
+            with accelerator.running(self._streams[accelerator]):
+                for made in {item.made for _, _, item in here}:
+                    accelerator.wait(made.event)
+                home, event = Download(accelerator, [tensor for _, _, tensor in leaves]), accelerator.event()
+            event.synchronize()
+            for (into, row, _), value in zip(leaves, home.values(), strict=True):
+                into[row] = value
 
     def short(self) -> list[Transfers]:
         """The ways on which a batch is held up because its device has no memory for it."""

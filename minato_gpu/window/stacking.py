@@ -72,17 +72,21 @@ class Stacking:
         assert self.layout is not None
         return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
 
-    def bring_to_host(self, accelerator: Accelerator) -> None:
-        """All samples of the window that are on this device go to their rows."""
+    def bring_to_host(self, parts: Iterable[tuple[Record, int, int]], accelerator: Accelerator | None = None) -> None:
+        """Samples of these parts of places that are on a device, or on this one, go to their rows. They are on it no
+        more: nobody is to write the row again while a worker reads it."""
         assert self._loading is not None
-        for record in self._window.records():
-            there = [one for one in record.items.items() if isinstance(one[1], Resident)]
-            for serial, item in there:
-                if item.made.accelerator is accelerator:
-                    self._loading.fetch(self.row_views(record), serial - record.first, item)
-                    del record.items[serial]
-                    if item.objects:
-                        record.items[serial] = Extra(item.objects)
+        found: list[tuple[Record, int, Resident]] = []
+        for record, lo, hi in parts:
+            items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
+            there = [(record, serial, item) for serial, item in items if isinstance(item, Resident)]
+            found += [each for each in there if accelerator in (None, each[2].made.accelerator)]
+        views = {record.first: self.row_views(record) for record, _, _ in found}
+        self._loading.fetch([(views[record.first], serial - record.first, item) for record, serial, item in found])
+        for record, serial, item in found:
+            del record.items[serial]
+            if item.objects:
+                record.items[serial] = Extra(item.objects)
 
     # --- batches -------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import minato_gpu.engine.building
+import minato_gpu.memory.accelerator
 from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS, Part
 from benchmarks.isolate import MeasurementError, isolated
@@ -26,6 +28,7 @@ from benchmarks.session.parts import Asked, Rows
 from benchmarks.session.settings import Settings
 from benchmarks.turns import in_turns
 from minato_gpu import parity
+from tests.fake_device import FakeDevice
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
 PEERS = ["dali", "pytorch", "spdl"]
@@ -152,6 +155,21 @@ def test_the_driver_is_asked_for_a_context() -> None:
     assert [questions.has_context(Driver(0), number) for number in (0, 1)] == [False, True]
     with pytest.raises(RuntimeError, match="error 100"):
         questions.has_context(Driver(100))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_it_is_seen_whether_a_late_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    device = FakeDevice()
+    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
+
+    def later(holds: Any) -> None:
+        if fails and not holds:
+            device.fail(RuntimeError("device-side assert triggered"))
+
+    monkeypatch.setattr(questions, "assert_later", later)
+    holds, figures = questions.late_errors_are_told(settings(tmp_path))
+    assert holds is fails and ("device-side assert" in figures["told"]) is fails and figures["threads_left"] == []
 
 
 def test_a_machine_without_git_is_no_error() -> None:

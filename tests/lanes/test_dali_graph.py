@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,9 @@ import cv2
 import numpy as np
 import pytest
 
+from minato_gpu.lanes import dali_graph
 from minato_gpu.lanes.dali_graph import _SUSPECT, DaliGraph
+from minato_gpu.lanes.values import plain
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.stages import Fields, Params
 from tests.lock_held import least_hold
@@ -138,14 +141,19 @@ def test_where_feeding_fails_the_graph_is_built_anew(graph: DaliGraph, monkeypat
 
 
 def test_a_graph_that_does_nothing_but_fail_is_built_anew(graph: DaliGraph) -> None:
-    samples = Photographs()
-    for number in range(2 * _SUSPECT):
-        assert graph.builds == (0 if number == 0 else 1 + number // _SUSPECT)
+    """The rarer the more fails: to build stops the training loop."""
+    samples, builds = Photographs(), list[int]()
+    for _ in range(4 * _SUSPECT):
         batch, drawn = samples.some(1)
         spoil(batch[0], 0)
         with contextlib.suppress(RuntimeError):
             graph.run(batch, drawn)
-    assert graph.builds == 3 and graph.built
+        builds.append(graph.builds)
+    assert [builds.index(count) + 1 for count in (1, 2, 3, 4)] == [1, _SUSPECT, 2 * _SUSPECT, 4 * _SUSPECT]
+    assert graph.built
+    batch, drawn = samples.some(1)
+    samples.check(batch, graph.run(batch, drawn))
+    assert graph._suspect == _SUSPECT
 
 
 def test_inputs_are_fed_without_a_copy(dali: Any, monkeypatch: pytest.MonkeyPatch, graph: DaliGraph) -> None:
@@ -207,7 +215,39 @@ def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: 
     monkeypatch.setattr(graph._graph, "run", checked)
     samples.check(batch, graph.run(batch, drawn))
     assert held == [True] * 16
-    assert sum(ref() is None for ref in fed) == 8, "numbers and draws, of which arrays were made, are gone"
+    assert all(ref() is None for ref in fed), "and no longer"
+
+
+def test_a_tensor_of_dalis_holds_the_array_that_it_was_made_of() -> None:
+    array = np.arange(3)
+    held, made = weakref.ref(array), importlib.import_module("nvidia.dali.tensors").TensorCPU(array)
+    del array
+    assert held() is not None and np.asarray(made).tolist() == [0, 1, 2]
+    del made
+    assert held() is None
+
+
+def test_others_get_time_while_a_micro_batch_is_fed_and_taken_apart(
+    graph: DaliGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, steps = Photographs(), list[str]()
+    batch, drawn = samples.some(8)
+    graph.build(drawn[0])
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            steps.append(name)
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(graph._graph, "feed_input", noted("feed", graph._graph.feed_input))
+    monkeypatch.setattr(graph._graph, "run", noted("run", graph._graph.run))
+    monkeypatch.setattr(dali_graph, "plain", noted("value", plain))
+    graph.at.between = lambda: steps.append("pause")
+    samples.check(batch, graph.run(batch, drawn))
+    made, fed = ["pause", *["value"] * 8] * 4, ["pause", "feed"] * 4
+    assert steps == ["pause", *made, *fed, "pause", "run", *["pause"] * (2 + 1)], "of outputs, and of rows"
 
 
 @pytest.mark.parametrize("count", [1, 3])

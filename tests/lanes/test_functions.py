@@ -30,5 +30,6 @@ def test_a_gpus_torch_stage_does_not_wait_for_what_it_is_given() -> None:
     with device.running(stream):
         made = segment.run(batch, [{1: {}}] * 4)
     assert (stream.issued, stream.done) == (4, 0), "one copy for each, and none has run"
+    assert device.waited == []
     device.finish()
     assert [(one["x"].tolist(), int(one["n"])) for one in made] == [([float(n)] * 2, n) for n in range(4)]

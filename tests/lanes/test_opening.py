@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import Dataset
 
+import minato_gpu.engine.building
 import minato_gpu.lanes.device_lane
+import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.dali_graph import DaliGraph
@@ -20,7 +27,7 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.links import Links
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
-from tests.fake_device import FakeDevice
+from tests.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.lanes.device_bench import bench
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.lanes import of_kind
@@ -143,6 +150,56 @@ def test_beside_another_one_it_retires(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert "the CPU lane goes on alone" in caplog.text
 
 
+class _Opening:
+    """Graphs are built when somebody waits for that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.awaited, self.opened = threading.Event(), list[bool]()
+        build, await_graphs, engine = BuildAhead.open, DeviceLane.await_graphs, minato_gpu.engine.building._engine
+
+        def then_build(ahead: BuildAhead) -> None:
+            self.awaited.wait(20)
+            build(ahead)
+
+        def awaited(lane: DeviceLane) -> None:
+            self.awaited.set()
+            await_graphs(lane)
+
+        def look(loader: Any, links: Any, lanes: dict[str, Any], *rest: Any) -> Any:
+            self.opened.append(lanes["device"]._built.is_set())
+            self.awaited.set()
+            return engine(loader, links, lanes, *rest)
+
+        monkeypatch.setattr(BuildAhead, "open", then_build)
+        monkeypatch.setattr(DeviceLane, "await_graphs", awaited)
+        monkeypatch.setattr(minato_gpu.engine.building, "_engine", look)
+
+
+def test_where_dali_is_there_already_graphs_are_built_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("nvidia.dali.fn")
+    opening = _Opening(monkeypatch)
+    assert loaded(["cpu", "device"]) == list(range(1, 41))
+    assert opening.opened == [True]
+
+
+def test_the_first_batch_does_not_wait_for_dali_to_be_imported(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
+    monkeypatch.delitem(sys.modules, "nvidia.dali.fn", raising=False)
+    lane, waits = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True), list[float]()
+    monkeypatch.setattr(lane._built, "wait", waits.append)
+    lane.await_graphs()
+    assert not waits
+    assert lane.close(5.0)
+
+
+def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
+    importlib.import_module("nvidia.dali.fn")
+    monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", _boom)
+    monkeypatch.setattr(DeviceExecutor, "load", _boom)
+    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
+    assert lane._built.wait(20) and lane.retired
+    assert lane.close(5.0)
+
+
 def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: Links) -> None:
     """Also where it is the first of all, whose draws the graphs of split points might be built with."""
     lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
@@ -209,3 +266,39 @@ def test_threads_of_a_lane_are_on_its_device() -> None:
         assert one.reported(1)
         assert wait_until(lambda: {"minato-copies", "minato-device"} <= set(device.entered))
         one.reports.clear()
+
+
+class Current(Dataset[int]):
+    """A sample is the number of the device that is its thread's current one."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, n: int) -> int:
+        return self._device.current_device
+
+
+def test_worker_threads_are_on_their_loaders_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set, and nvImageCodec when a worker imports it, use the current one."""
+    second = FakeDevice(LAZY_CONSUMER, beside=[FakeDevice()])
+    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: second)
+    loader = DataLoader(Current(second), 4, num_workers=2, worker_kind="thread", device="cuda")
+    assert all(batch.tolist() == [1] * 4 for batch in loader)
+
+
+def test_worker_threads_of_a_loader_without_a_device_are_on_that_of_who_starts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: dict[str, int] = {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda number: chosen.update({threading.current_thread().name: number})
+    )
+    numbers: Any = range(64)
+    assert len(list(DataLoader(numbers, 4, num_workers=2, worker_kind="thread"))) == 16
+    assert wait_until(lambda: chosen == {"minato-worker-0": 3, "minato-worker-1": 3})

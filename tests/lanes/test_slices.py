@@ -65,21 +65,27 @@ def test_a_thread_that_has_waited_begins_anew() -> None:
 def test_every_sample_of_a_micro_batch_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read, drawn and checked, computed, written: none of it for all samples in one go."""
     steps: list[str] = []
-    fields, begin = DeviceWork._fields, Slices.between
+    fields, begin, then = DeviceWork._fields, Slices.begin, Slices.between
+
+    def anew(self: Slices) -> None:
+        steps.append("begin")
+        begin(self)
 
     def between(self: Slices) -> None:
         steps.append("between")
-        begin(self)
+        then(self)
 
     def read(self: DeviceWork, *sample: Any) -> Any:
         steps.append("read")
         return fields(self, *sample)
 
+    monkeypatch.setattr(Slices, "begin", anew)
     monkeypatch.setattr(Slices, "between", between)
     monkeypatch.setattr(DeviceWork, "_fields", read)
     with bench(FakeDevice()) as one:
         one.send(*range(20, 28), chunk=1)
         assert one.reported(1)
+    assert steps[0] == "begin", "until there was a task it has waited"
     reads = [number for number, step in enumerate(steps) if step == "read"]
     assert len(reads) == 8 and all("between" in steps[a:b] for a, b in pairwise(reads))
     assert steps[reads[-1] :].count("between") >= 8 * (2 + 2 + 1), "drawn for two stages, run in two, written"

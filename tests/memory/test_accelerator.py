@@ -3,7 +3,9 @@ wrong name or argument is found, and by CuPy's own classes, which need no device
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,25 +22,52 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class Driver:
-    """Takes the place of what ``Cuda`` asks ``torch.cuda``; ``asked`` says what was asked on which stream."""
+    """Takes the place of what ``Cuda`` asks ``torch.cuda``; ``asked`` says what was asked on which stream.
+
+    ``contexts``: the devices on which memory was taken; ``devices``: which one is current, by thread, the first one at
+    the beginning.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.current = "default"
         self.made: list[str] = []
+        self.contexts: set[int] = set()
+        self.devices: defaultdict[str, int] = defaultdict(int)
+        self._of: dict[Any, int] = {}
         instead = {
             "Stream": self._stream,
             "Event": self._event,
             "stream": self._within,
+            "set_device": self.choose,
+            "current_device": lambda: self.devices[threading.current_thread().name],
+            "is_initialized": lambda: True,
             "current_stream": self._current_stream,
             "get_device_properties": self._get_device_properties,
         }
         for name, function in instead.items():
             spec = mock.create_autospec(getattr(torch.cuda, name), side_effect=function)
             monkeypatch.setattr(torch.cuda, name, spec)
+        monkeypatch.setattr(torch.cuda, "device", self._on)
+
+    def choose(self, device: Any) -> None:
+        """As ``cudaSetDevice``, which makes a context."""
+        number = getattr(device, "index", device)
+        self.devices[threading.current_thread().name] = number
+        self.contexts.add(number)
+
+    @contextmanager
+    def _on(self, device: Any) -> Iterator[None]:
+        """It goes back to a device that has a context, or else when that is used."""
+        thread = threading.current_thread().name
+        before = self.devices[thread]
+        self.choose(device)
+        yield
+        self.devices[thread] = before
 
     def _stream(self, *arguments: Any, **options: Any) -> str:
         self.made.append(f"stream {len(self.made)}")
+        self._of[self.made[-1]] = arguments[0].index
         self.asked.append(("stream", *arguments, *options.items()))
         return self.made[-1]
 
@@ -48,8 +77,12 @@ class Driver:
 
     @contextmanager
     def _within(self, stream: Any) -> Iterator[Any]:
+        """It makes the stream's device current, and then the one that was so before."""
+        device = self.devices[threading.current_thread().name]
         before, self.current = self.current, stream
+        self.choose(self._of[stream])
         yield stream
+        self.choose(device)
         self.current = before
 
     def _current_stream(self, device: Any = None) -> Any:
@@ -85,6 +118,32 @@ def test_what_is_brought_to_the_host_does_not_wait_for_training(driver: Driver) 
     used = [asked for asked in driver.asked if asked[0] in ("wait", "cpu")]
     assert used == [("wait", own, "made"), ("cpu", own)] * 2
     assert driver.current == "default"
+
+
+def test_nobody_makes_a_context_on_a_device_that_is_not_used(driver: Driver) -> None:
+    """A thread's current device is the first one at the beginning, whatever the rank."""
+    tensor: Any = Tensor(driver)
+    device = Cuda(torch.device("cuda", 1))
+    stream: Any = device.stream()
+    for use in (device.running, device.working):
+        with use(stream):
+            assert driver.current == stream and torch.cuda.current_device() == 1
+    device.fetch(tensor, "made")
+    assert driver.contexts == {1} and torch.cuda.current_device() == 0
+
+
+def test_a_thread_begins_with_the_device_of_who_starts_it(driver: Driver) -> None:
+    torch.cuda.set_device(2)
+    thread = threading.Thread(target=accelerator.enter_same(), name="another")
+    thread.start()
+    thread.join()
+    assert driver.devices["another"] == 2
+
+
+def test_who_has_not_met_cuda_does_not_meet_it_by_that(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    accelerator.enter_same()()
+    assert not driver.contexts and not driver.devices
 
 
 def test_who_waits_for_an_event_leaves_the_core_to_others(driver: Driver) -> None:

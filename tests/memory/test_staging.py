@@ -50,6 +50,7 @@ def test_what_a_sample_brings_is_one_copy_and_nobody_waits_for_it() -> None:
     with device.running(stream):
         Upload(device).bring(VALUES)
         assert sum(isinstance(work, Copy) for work in stream.work) == 1 and stream.done == 0
+    assert device.waited == [], "it comes from pinned memory"
 
 
 def test_what_a_micro_batch_leaves_is_copied_home_once() -> None:
@@ -60,6 +61,19 @@ def test_what_a_micro_batch_leaves_is_copied_home_once() -> None:
         Download(device, tensors)
         copies = [work for work in stream.work if isinstance(work, Copy)]
         assert [len(work.targets) for work in copies] == [9, 1] and stream.done == 0, "laid side by side before"
+    assert device.waited == [], "it goes to pinned memory"
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
+def test_a_device_without_room_for_that_copies_them_one_by_one(order: Any) -> None:
+    device = FakeDevice(order, capacity=9 * 12)
+    with device.running(device.stream()):
+        tensors = Upload(device).bring([np.arange(3, dtype=np.int32)] * 6)
+        assert device.used > device.capacity // 2
+        download = Download(device, [*tensors, *tensors])
+        event = device.event()
+        event.synchronize()
+    assert all(value.tolist() == [0, 1, 2] for value in download.values()) and len(download.values()) == 12
 
 
 def test_no_more_is_under_way_than_may_be() -> None:
