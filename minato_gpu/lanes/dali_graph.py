@@ -28,12 +28,9 @@ from minato_gpu.lanes.at import At
 from minato_gpu.lanes.dali_errors import leaves_graph_usable
 from minato_gpu.lanes.dali_inputs import AskedFor, boundary, is_input
 from minato_gpu.lanes.dali_outputs import Kept, on_device, on_host
-from minato_gpu.lanes.values import as_tensor, device_number, plain
+from minato_gpu.lanes.values import Batch, Drawn, as_tensor, device_number, plain
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import DaliFragment, Stage
-
-Batch = Sequence[Mapping[str, Any]]
-Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 
 _SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
 

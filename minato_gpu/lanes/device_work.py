@@ -28,12 +28,12 @@ from minato_gpu.lanes.device import DeviceExecutor, Result
 from minato_gpu.lanes.device_run import Part, Run
 from minato_gpu.lanes.issued import Issued
 from minato_gpu.lanes.outlet import Outlet
-from minato_gpu.lanes.slices import Slices
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.board import Claim
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
+from minato_gpu.slices import Slices
 
 
 class Unreported(BaseException):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from minato_gpu.lanes.at import At
-from minato_gpu.lanes.values import as_tensor, to_numpy
+from minato_gpu.lanes.values import Batch, Drawn, as_tensor, to_numpy
 from minato_gpu.memory.accelerator import open_accelerator
 from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import CupyFunction, Stage, TorchFunction
-
-Batch = Sequence[Mapping[str, Any]]
-Drawn = Sequence[Mapping[int, Mapping[str, Any]]]
 
 
 class FunctionSegment:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from minato_gpu.lanes.at import At
-from minato_gpu.lanes.dali_graph import Batch, DaliGraph, Drawn
+from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.functions import FunctionSegment
+from minato_gpu.lanes.values import Batch, Drawn
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.stages import DaliFragment
 

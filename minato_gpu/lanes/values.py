@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+Batch = Sequence[Mapping[str, Any]]  # fields of samples
+Drawn = Sequence[Mapping[int, Mapping[str, Any]]]  # what was drawn for each, by stage
 
 
 def to_numpy(value: Any) -> Any:

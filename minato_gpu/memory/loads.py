@@ -22,6 +22,7 @@ from minato_gpu.memory.copies import MOST, Run, plan
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.pinning import Pinned
+from minato_gpu.slices import Slices
 
 
 class Made:
@@ -45,12 +46,14 @@ class DeviceRows(NamedTuple):
 
 
 class Port:
-    """What issuing a load needs: the device, the arena on the host, and counters."""
+    """What issuing a load needs: the device, the arena on the host, slices of time of the thread that issues, and
+    counters."""
 
     def __init__(self, accelerator: Accelerator, arena: Arena, pinned: Pinned) -> None:
         self.accelerator = accelerator
         self.arena = arena
         self.pinned = pinned
+        self.slices = Slices()
         self.copies = self.gathered = 0
         self.crossed = 0  # micro-batches of other devices that a batch has taken of
 
@@ -155,6 +158,7 @@ class RowsLoad(Load):
         blocks = [slab[at : at + nbytes] for at, nbytes in self._places()]
         for leaf, numbers, sources, _ in self._on_device:
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
+            port.slices.between()
             accelerator.scatter([into[number] for number in numbers], sources)
         self._blocks = [self._apart(accelerator, block) for block in blocks]
 
@@ -192,6 +196,7 @@ class RowsLoad(Load):
         for run in self._runs:
             rows = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
             np.copyto(staging[run.target : run.target + run.nbytes], rows)
+            port.slices.between()
         port.copy(slab, [Run(offset, 0, self._whole)], most=1 << 16)
         port.gathered += 1
 

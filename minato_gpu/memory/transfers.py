@@ -197,6 +197,7 @@ class Transfers:
         with contextlib.suppress(Exception):  # of the device: its first load will say so
             self.accelerator.enter()
         while (load := self._next()) is not None:
+            self._port.slices.begin()
             self.sweep()
             if load.cancelled:
                 self.slabs.done(load.slabs)

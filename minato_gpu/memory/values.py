@@ -89,6 +89,7 @@ class ValueLoad(Load):
                 np.copyto(staging[at:end], tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
                 found[number] = memory[at:end].view(tensor.dtype).view(tensor.shape)
                 self._copied[id(found[number])] = _Copied(memory, at, end)
+                port.slices.between()
             port.copy(memory, [Run(block, 0, total)], most=1 << 16)
         return [found[number] for number in range(len(tensors))]
 

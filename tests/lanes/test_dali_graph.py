@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from minato_gpu.lanes import dali_graph
+from minato_gpu.lanes.at import Step
 from minato_gpu.lanes.dali_graph import _SUSPECT, DaliGraph
 from minato_gpu.lanes.values import plain
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
@@ -244,10 +245,16 @@ def test_others_get_time_while_a_micro_batch_is_fed_and_taken_apart(
     monkeypatch.setattr(graph._graph, "feed_input", noted("feed", graph._graph.feed_input))
     monkeypatch.setattr(graph._graph, "run", noted("run", graph._graph.run))
     monkeypatch.setattr(dali_graph, "plain", noted("value", plain))
-    graph.at.between = lambda: steps.append("pause")
+
+    def pause() -> None:
+        steps.append("pause")
+        graph.at.step = Step(0.0, -1, None, 1)  # another task is reported meanwhile
+
+    graph.at.between = pause
     samples.check(batch, graph.run(batch, drawn))
     made, fed = ["pause", *["value"] * 8] * 4, ["pause", "feed"] * 4
     assert steps == ["pause", *made, *fed, "pause", "run", *["pause"] * (2 + 1)], "of outputs, and of rows"
+    assert (graph.at.step.stage, graph.at.step.samples) == (0, 8), "an error is this step's"
 
 
 @pytest.mark.parametrize("count", [1, 3])

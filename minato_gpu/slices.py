@@ -1,7 +1,8 @@
 """Long work of a background thread in Python, cut into slices between which other threads may have the interpreter.
 
 A thread keeps the interpreter's lock until it waits for something, or for five milliseconds where another thread asks
-for it. Work on a micro-batch of 64 samples takes one or two in one go, in which the training loop stands still.
+for it. Work on a micro-batch of 64 samples, or to gather a batch, takes one or two in one go, in which the training
+loop stands still.
 
 Decision: to let go has a price, five milliseconds where the other thread computes in Python all the time. So a thread
 waits for the lock for at most as long as it works: where coming back is slow it lets go the less often.

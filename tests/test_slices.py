@@ -6,11 +6,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from minato_gpu.lanes.device_work import DeviceWork
-from minato_gpu.lanes.slices import LENGTH_S, Slices
-from tests.fake_device import FakeDevice
+from minato_gpu.memory.loads import Load
+from minato_gpu.memory.values import ValueLoad
+from minato_gpu.slices import LENGTH_S, Slices
+from tests.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.lanes.device_bench import bench
+from tests.memory.bench import ROWS
+from tests.memory.bench import bench as copies
 
 STEP_S = 2e-5
 
@@ -89,3 +94,20 @@ def test_every_sample_of_a_micro_batch_is_a_step(monkeypatch: pytest.MonkeyPatch
     reads = [number for number, step in enumerate(steps) if step == "read"]
     assert len(reads) == 8 and all("between" in steps[a:b] for a, b in pairwise(reads))
     assert steps[reads[-1] :].count("between") >= 8 * (2 + 2 + 1), "drawn for two stages, run in two, written"
+
+
+@pytest.mark.parametrize("kind", ["gathered", "joined"])
+def test_rows_that_the_copies_thread_writes_are_steps(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(Slices, "begin", lambda self: steps.append("begin"))
+    monkeypatch.setattr(Slices, "between", lambda self: steps.append("between"))
+    with copies(FakeDevice(LAZY_CONSUMER)) as one:
+        if kind == "gathered":
+            load: Load = one.scattered(3)
+            runs = len(one.layout.leaves) * ROWS
+        else:
+            runs = 20
+            load = ValueLoad(lambda: [torch.zeros(n + 1) for n in range(runs)], 48)
+            one.submit(load)
+        one.take(load)
+    assert steps[: 1 + runs] == ["begin", *["between"] * runs]
