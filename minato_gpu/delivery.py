@@ -23,7 +23,7 @@ from minato_gpu.telemetry import Telemetry
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 
 
-class View(NamedTuple):
+class EpochView(NamedTuple):
     """What stays of an epoch for ``stats()`` when its iterator has gone. ``memory`` makes what ``in_memory`` does."""
 
     log: Telemetry

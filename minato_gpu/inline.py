@@ -25,13 +25,13 @@ from torch.utils.data.graph_settings import apply_sharding
 from minato_gpu.checkpoint import process_generators
 from minato_gpu.checkpoint.progress import is_iterable
 from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
-from minato_gpu.delivery import EpochIterator, View, in_memory
+from minato_gpu.delivery import EpochIterator, EpochView, in_memory
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream, StreamStart
 from minato_gpu.samples import Ticket, add_note
 from minato_gpu.sampling.sources import Drawn, Source
-from minato_gpu.sampling.streams import WorkerStreams
+from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.session import Session
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
@@ -46,8 +46,10 @@ class InlineIterator(EpochIterator):
         before = generator.get_state() if begun else None
         at_start = process_generators.every() if is_iterable(loader) and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
-        first = None if begun or not is_iterable(loader) else session.told_here(
-            loader, resumption.starts if resumption else []
+        first = (
+            None
+            if begun or not is_iterable(loader)
+            else session.told_here(loader, resumption.starts if resumption else [])
         )
         super().__init__(loader)
         if loader.timeout != 0:
@@ -77,7 +79,7 @@ class InlineIterator(EpochIterator):
             batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
         log.expected = expected_of(loader, source, resumption)
         session.progress = progress
-        self.view = View(log, self._deliver(loader, session.options, epoch, batches, progress), in_memory)
+        self.view = EpochView(log, self._deliver(loader, session.options, epoch, batches, progress), in_memory)
 
 
 def _opened(loader: Any, session: Session, job: Job, starts: list[StreamStart]) -> Stream:

@@ -11,7 +11,7 @@ import torch
 from minato_gpu import nvjpeg
 from minato_gpu.checkpoint.progress import EpochProgress, generators_of
 from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
-from minato_gpu.delivery import EpochIterator, View, in_memory
+from minato_gpu.delivery import EpochIterator, EpochView, in_memory
 from minato_gpu.engine.building import build_engine
 from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.deferred import DeferredError
@@ -78,9 +78,7 @@ class EngineIterator(EpochIterator):
         else:
             source, progress = self._fresh(resumption, workers, goes_on=goes_on)
         if engine is None or engine.closed:
-            engine = build_engine(
-                loader, session.options, self._base_seed, session.order_log, session.next_event_log()
-            )
+            engine = build_engine(loader, session.options, self._base_seed, session.order_log, session.next_event_log())
             weakref.finalize(loader if keeps else self, engine.close)
             if keeps:
                 session.base_seed = self._base_seed
@@ -93,7 +91,7 @@ class EngineIterator(EpochIterator):
         self._begin(source, expected_of(loader, source, resumption), ahead, holds=holds)
         session.progress = progress
         failures = self._deliver(loader, session.options, number, engine, progress)
-        self.view = View(engine.log, failures, _memory_of(engine))
+        self.view = EpochView(engine.log, failures, _memory_of(engine))
 
     def _prepared(
         self, source: Source, speculation: Speculation, workers: tuple[int, int] | None

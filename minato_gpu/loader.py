@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
-from minato_gpu.memory import room
+from minato_gpu.memory import shm_limits
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.sampling.samplers import Sampling
@@ -151,7 +151,7 @@ class DataLoader(TorchDataLoader[T]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         options = Options.check(self)
         if num_workers > 0:
-            room.check(self, processes=not options.threads)
+            shm_limits.check(self, processes=not options.threads)
         self._session = Session(self, options)
 
     # --- iterating -----------------------------------------------------------------------------------------

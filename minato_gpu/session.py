@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from minato_gpu.checkpoint.progress import EpochProgress, before_epoch, is_iterable
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
-from minato_gpu.delivery import View
+from minato_gpu.delivery import EpochView
 from minato_gpu.engine.engine import Engine
-from minato_gpu.lanes.streams import StreamStart, Told, told_of
+from minato_gpu.lanes.streams import StreamStart, StreamState, told_of
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
@@ -54,7 +54,7 @@ class Session:
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._user: weakref.ref[User] | None = None
-        self._shown: View | None = None
+        self._shown: EpochView | None = None
         self._events: Path | None = None
         self._event_logs = 0
 
@@ -100,7 +100,7 @@ class Session:
         """The engine stays for later epochs; ``user`` has it now."""
         self.engine, self._user = engine, weakref.ref(user)
 
-    def begun(self, number: int, view: View) -> None:
+    def begun(self, number: int, view: EpochView) -> None:
         """Epoch ``number`` has begun, or goes on."""
         self._shown, self._next_epoch, self._pending = view, number + 1, None
 
@@ -129,7 +129,7 @@ class Session:
             )
         self._pending = Resumption(loader, state)
 
-    def streams_between(self, loader: Any, *, keeps: bool = True) -> list[Told]:
+    def streams_between(self, loader: Any, *, keeps: bool = True) -> list[StreamState]:
         """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``:
         workers that have stayed are its own; where they do not, a thread has the data set of this process, as the
         loader has."""
@@ -142,7 +142,7 @@ class Session:
             return [self.told_here(loader)]
         return []
 
-    def told_here(self, loader: Any, given: Sequence[StreamStart] = ()) -> Told:
+    def told_here(self, loader: Any, given: Sequence[StreamStart] = ()) -> StreamState:
         """Where the data set of this process stands before an epoch. One that still tells what it told before it was
         ``given`` its state, or left with that of a stream at its end, or nothing, takes that up when it is iterated.
         Before its first ``iter()`` it need not be able to tell."""
@@ -151,7 +151,7 @@ class Session:
         starts = given or self._left()
         if starts and (told.state is None or told.state == self.over):
             return starts[0].told
-        return Told(None, False) if last is None and told.error else told
+        return StreamState(None, False) if last is None and told.error else told
 
     def left_of_thread(self, loader: Any) -> list[StreamStart]:
         """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
@@ -178,7 +178,7 @@ class Session:
         """See ``DataLoader.timeline``."""
         return self._view("timeline()").log.timeline()
 
-    def _view(self, asked: str) -> View:
+    def _view(self, asked: str) -> EpochView:
         if self._shown is None:
             raise RuntimeError(f"{asked} has nothing to tell before the first iter() of this loader")
         return self._shown

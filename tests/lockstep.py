@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.engine import engine
-from minato_gpu.lanes import cpu, delay, wire, worker
+from minato_gpu.lanes import cpu, cpu_time, wire, worker
 from minato_gpu.threads import OwnThread, await_event
 
 CONSUMER, PUMP, WORKERS = "consumer", "pump", "workers"
@@ -80,7 +80,7 @@ class Lockstep:
         patch.setattr(engine, "_wait", self._pump_waits)
         for name, own in (("await_event", self._await), ("OwnThread", self._beside)):  # where workers have watchers
             patch.setattr(worker, name, own, raising=False)
-        patch.setattr(delay.RunQueueDelay, "__call__", lambda _: 0.0)
+        patch.setattr(cpu_time.RunQueueDelay, "__call__", lambda _: 0.0)
         receive, send = wire.QueueChannel.receive, cpu.ThreadLane.send
         patch.setattr(wire.QueueChannel, "receive", lambda channel: self._receive(channel, receive))
 

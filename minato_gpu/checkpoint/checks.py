@@ -10,7 +10,7 @@ from typing import Any
 
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.progress import is_iterable
-from minato_gpu.sampling.delivered import Delivered
+from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
@@ -21,7 +21,7 @@ def match_kind(loader: Any, state: s.State) -> None:
         raise ValueError(f"the state is one of a data set of kind {state['kind']!r}, and this loader has another")
 
 
-def match_progress(loader: Any, delivered: Delivered, sampling: Sampling, source: Mapping[str, Any]) -> None:
+def match_progress(loader: Any, delivered: DeliveredPositions, sampling: Sampling, source: Mapping[str, Any]) -> None:
     """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
     if delivered.above and (loader.in_order or loader.max_lateness == 0):
         raise ValueError(
@@ -43,7 +43,7 @@ def match_progress(loader: Any, delivered: Delivered, sampling: Sampling, source
         raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")
 
 
-def match_place(source: Mapping[str, Any], delivered: Delivered, size: int | None) -> None:
+def match_place(source: Mapping[str, Any], delivered: DeliveredPositions, size: int | None) -> None:
     """The batch at which a stored order begins is the first that was not delivered whole."""
     place = s.number(source, "place", largest=delivered.batches)
     position = s.number(source, "position", largest=delivered.low)
@@ -51,7 +51,7 @@ def match_place(source: Mapping[str, Any], delivered: Delivered, size: int | Non
         raise ValueError(f"state: place {place} of batches of {size} is not at position {position}")
 
 
-def match_stored(source: Mapping[str, Any], delivered: Delivered, stored: list[list[Any]]) -> None:
+def match_stored(source: Mapping[str, Any], delivered: DeliveredPositions, stored: list[list[Any]]) -> None:
     """What was delivered lies before the end of the stored order."""
     batches, end = source["place"] + len(stored), source["position"] + sum(map(len, stored))
     if delivered.batches > batches or delivered.top > end:

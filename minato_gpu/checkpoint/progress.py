@@ -17,10 +17,10 @@ from torch.utils.data import IterableDataset
 from minato_gpu.checkpoint import process_generators, ranks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.streams import MOST_READ_AGAIN, between, check_read_again, plain_streams
-from minato_gpu.lanes.streams import Told, is_stateful
+from minato_gpu.lanes.streams import StreamState, is_stateful
 from minato_gpu.packing import packed, packed_state, packed_states
 from minato_gpu.samples import Ticket, witness_of
-from minato_gpu.sampling.delivered import HISTORY, Delivered
+from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.orders import KEYS, REPLAY, Order, SamplerSnapshot
 from minato_gpu.sampling.sampler_restore import ENOUGH
@@ -91,7 +91,7 @@ class EpochProgress:
         return self.source.delivered.batches if self.source.streams is None else self.source.streams.batches
 
     @property
-    def streams_at_end(self) -> list[Told]:
+    def streams_at_end(self) -> list[StreamState]:
         """Where the data sets of workers stand for the epoch after this one."""
         assert self.source is not None and self.source.streams is not None
         return self.source.streams.at_end()
@@ -142,7 +142,7 @@ class EpochProgress:
             out["global"] = process_generators.plain(before or process_generators.now(self._globals))
         return out
 
-    def _source_state(self, source: Source, delivered: Delivered) -> s.State:
+    def _source_state(self, source: Source, delivered: DeliveredPositions) -> s.State:
         out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._epoch_of_sampler}
         out["rank"] = ranks.rank_of(self._sampling.inner)
         if source.order.way == REPLAY:
@@ -284,7 +284,7 @@ def check_drawn_again(below: int, most: int) -> None:
 
 
 def before_epoch(
-    loader: Any, number: int, workers: tuple[int, int], last: EpochProgress | None, streams: Sequence[Told]
+    loader: Any, number: int, workers: tuple[int, int], last: EpochProgress | None, streams: Sequence[StreamState]
 ) -> s.State:
     """The state of a loader whose epoch ``number`` has not begun.
 

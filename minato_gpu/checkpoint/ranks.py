@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from minato_gpu.checkpoint import state as s
-from minato_gpu.sampling.delivered import Delivered
+from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
@@ -214,7 +214,7 @@ def _left(order: list[Any], world: Mapping[str, Any]) -> list[Any]:
     replicas = world["replicas"]
     gone = bytearray(len(order))
     for rank, part in enumerate(world["parts"]):
-        delivered = Delivered.of_bits(part["batches"], part["below"], s.unpacked(part, "above"))
+        delivered = DeliveredPositions.of_bits(part["batches"], part["below"], s.unpacked(part, "above"))
         for lo, hi in [(0, delivered.low), *delivered.above]:
             for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):
                 gone[entry] = 1

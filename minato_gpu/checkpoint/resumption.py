@@ -21,13 +21,13 @@ from minato_gpu.checkpoint.progress import (
 from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts_between, tell_read_again
 from minato_gpu.lanes.streams import StreamStart, load_dataset
 from minato_gpu.sampling import sampler_restore as ways
-from minato_gpu.sampling.delivered import Delivered
+from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.sampler_restore import ENOUGH, Following
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source, fresh_source, occurrences_of
-from minato_gpu.sampling.streams import WorkerStreams
+from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.snapshots import Snapshot
 
 _CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
@@ -128,7 +128,9 @@ class Resumption:
         if source["way"] == REPLAY and not self._sampling.replays:
             raise ValueError("the state says that the order can be drawn again, but this sampler gives no such promise")
         progress = self.state["progress"]
-        self.delivered = Delivered.of_bits(progress["batches"], progress["below"], s.unpacked(progress, "above"))
+        self.delivered = DeliveredPositions.of_bits(
+            progress["batches"], progress["below"], s.unpacked(progress, "above")
+        )
         self.delivered.survivor = s.survivor_of(progress, self.number)
         self.delivered.failed = s.failed_of(progress)
         checks.match_progress(loader, self.delivered, self._sampling, source)

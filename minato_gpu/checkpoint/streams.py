@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minato_gpu.checkpoint import state as s
-from minato_gpu.lanes.streams import ITSELF, StreamStart, Told, is_stateful
+from minato_gpu.lanes.streams import ITSELF, StreamStart, StreamState, is_stateful
 from minato_gpu.notices import LOGGER
-from minato_gpu.sampling.streams import StreamPlace, WorkerStreams
+from minato_gpu.sampling.worker_streams import StreamPlace, WorkerStreams
 from minato_gpu.snapshots import dumps
 
 MOST_READ_AGAIN = 1 << 28
@@ -40,14 +40,14 @@ def resumed_streams(saved: Mapping[str, Any]) -> tuple[WorkerStreams, list[Strea
     for own in saved["streams"]:
         since = _since(own)
         over = own["batches"] > 0 if own["ended"] else bool(own.get("over"))
-        told = Told(_pickled(own.get("state")), own["ended"], since=since, over=over)
+        told = StreamState(_pickled(own.get("state")), own["ended"], since=since, over=over)
         places.append(StreamPlace(own["batches"], own["ended"], told))
         starts.append(StreamStart(own["batches"], told.state, since, over))
     streams.go_on(places, starts)
     return streams, starts
 
 
-def _plain(number: int, told: Told) -> s.State:
+def _plain(number: int, told: StreamState) -> s.State:
     """What a state says of a stream besides its batches. Raises ValueError where the data set could not tell."""
     if told.error is not None:
         raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
@@ -65,7 +65,7 @@ def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
         return dumps((given["of"], given.get("state"), given.get("dataset")))
 
 
-def between(tolds: Sequence[Told]) -> s.State:
+def between(tolds: Sequence[StreamState]) -> s.State:
     """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
     plain = [{"batches": 0, "ended": False, **_plain(number, told)} for number, told in enumerate(tolds)]
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}

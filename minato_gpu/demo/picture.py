@@ -39,7 +39,7 @@ class Span(NamedTuple):
     slow: bool
 
 
-class HandOver(NamedTuple):
+class DeliveredBatch(NamedTuple):
     """A batch given to the consumer at ``at`` seconds, after the consumer had waited for ``wait`` seconds."""
 
     at: float
@@ -74,8 +74,8 @@ def figure(timelines: Sequence[Mapping[str, Any]], title: str) -> Figure:
     return made
 
 
-def _parsed(timeline: Mapping[str, Any]) -> tuple[list[Span], list[HandOver]]:
-    return [Span(*span) for span in timeline["spans"]], [HandOver(*batch) for batch in timeline["batches"]]
+def _parsed(timeline: Mapping[str, Any]) -> tuple[list[Span], list[DeliveredBatch]]:
+    return [Span(*span) for span in timeline["spans"]], [DeliveredBatch(*batch) for batch in timeline["batches"]]
 
 
 def _slots(spans: Sequence[Span]) -> list[tuple[str, int]]:
@@ -83,16 +83,16 @@ def _slots(spans: Sequence[Span]) -> list[tuple[str, int]]:
     return sorted({(span.lane, span.slot) for span in spans})
 
 
-def _own_epoch(batches: Sequence[HandOver]) -> int | None:
+def _own_epoch(batches: Sequence[DeliveredBatch]) -> int | None:
     return batches[-1].epoch if batches else None
 
 
-def _any_ahead(panels: Sequence[tuple[list[Span], list[HandOver]]]) -> bool:
+def _any_ahead(panels: Sequence[tuple[list[Span], list[DeliveredBatch]]]) -> bool:
     return any(span.epoch != _own_epoch(batches) for spans, batches in panels for span in spans)
 
 
 def _panel(
-    axis: Axes, slots: Sequence[tuple[str, int]], spans: Sequence[Span], batches: Sequence[HandOver], name: str
+    axis: Axes, slots: Sequence[tuple[str, int]], spans: Sequence[Span], batches: Sequence[DeliveredBatch], name: str
 ) -> None:
     own = _own_epoch(batches)
     end = max([span.end for span in spans] + [batch.at for batch in batches], default=1.0)
@@ -134,7 +134,7 @@ def _strip(axis: Axes, row: int, lane: str, spans: Sequence[Span], own: int | No
     axis.plot(middles, [low - 0.02] * len(slow), linestyle="", marker=7, markersize=5, color=_SLOW, zorder=4)
 
 
-def _consumer(axis: Axes, row: int, batches: Sequence[HandOver], end: float) -> None:
+def _consumer(axis: Axes, row: int, batches: Sequence[DeliveredBatch], end: float) -> None:
     """The consumer's strip: at work, or waiting for a batch; each hand-over is a tick up to the slots."""
     low = row - _ROW_HEIGHT / 2
     axis.broken_barh(list(_steps(batches, end)), (low, _ROW_HEIGHT), facecolors=_STEP, zorder=2)
@@ -146,7 +146,7 @@ def _consumer(axis: Axes, row: int, batches: Sequence[HandOver], end: float) -> 
     axis.text(1.005, row, f"{waited:4.0%} waiting", transform=axis.get_yaxis_transform(), va="center", color=_INK)
 
 
-def _steps(batches: Sequence[HandOver], end: float) -> Iterator[tuple[float, float]]:
+def _steps(batches: Sequence[DeliveredBatch], end: float) -> Iterator[tuple[float, float]]:
     """(start, length) of the stretches in which the consumer had a batch and worked on it."""
     for batch, following in pairwise(batches):
         yield batch.at, max(0.0, following.at - following.wait - batch.at)

@@ -24,8 +24,8 @@ from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.accelerator import enter_same, open_accelerator
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loans import Loans
@@ -36,7 +36,7 @@ from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 
@@ -128,7 +128,7 @@ class Plan:
         )
         return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
 
-    def device_lane(self, links: Links, transfers: Transfers | None, name: str) -> DeviceLane:
+    def device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
         """One device's, whose batches go there by ``transfers``."""
         device = str(self.options.device) if transfers is None else transfers.accelerator.compute
         both = "cpu" in self.options.lanes
@@ -136,7 +136,7 @@ class Plan:
         threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
 
-    def loading(self, links: Links) -> Loading:
+    def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
         devices = self.options.devices
         accelerators = {device: open_accelerator(device) for device in dict.fromkeys(devices)}
@@ -180,7 +180,9 @@ def build_engine(
     more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable}
     job = Job.of(loader, base_seed, init, seeds_samples=not options.threads, **more)
     policy = plan.policy
-    links = Links(loader.num_workers, addressed=plan.iterable, arenas=not options.threads, window=policy.window)
+    links = WorkerChannels(
+        loader.num_workers, addressed=plan.iterable, arenas=not options.threads, window=policy.window
+    )
     lanes: dict[str, Lane] = {}
     loading: Loading | None = None
     try:
@@ -223,7 +225,7 @@ def _register_again(engine: Engine) -> None:
 def _engine(
     plan: Plan,
     policy: m.Policy,
-    links: Links,
+    links: WorkerChannels,
     lanes: dict[str, Lane],
     loading: Loading | None,
     recorder: EventLog | None,

@@ -21,7 +21,7 @@ from minato_gpu.faults.watchdog import WorkerHung
 from minato_gpu.lanes.base import Failure, Task, failure
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
-from minato_gpu.memory.board import FETCHING, JOINING, REPORTING, Claim
+from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
 from minato_gpu.samples import Origin
 from minato_gpu.scheduling.flights import cut
 from minato_gpu.scheduling.messages import Chunk, Span

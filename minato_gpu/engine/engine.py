@@ -21,13 +21,13 @@ from minato_gpu.engine.handover import Handover
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.lanes.links import Links
-from minato_gpu.memory.board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.samples import Ticket
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
@@ -53,7 +53,7 @@ class Engine(Batches):
 
     def __init__(
         self,
-        links: Links,
+        links: WorkerChannels,
         pump: Pump,
         *,
         window: int,

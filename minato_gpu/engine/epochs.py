@@ -16,7 +16,7 @@ from typing import Any
 
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.deferred import DeferredError
-from minato_gpu.memory.board import Board
+from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling import messages as m
@@ -49,7 +49,14 @@ class Epochs:
     """
 
     def __init__(
-        self, pump: Pump, board: Board, *, window: int, homes: Sequence[str], streams: bool, order_log: OrderLog | None
+        self,
+        pump: Pump,
+        board: WorkerStatusBoard,
+        *,
+        window: int,
+        homes: Sequence[str],
+        streams: bool,
+        order_log: OrderLog | None,
     ) -> None:
         self._pump = pump
         self._board = board

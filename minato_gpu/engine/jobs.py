@@ -7,7 +7,7 @@ from typing import Any
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.lanes.base import Local, Task
 from minato_gpu.lanes.contract import Exit, Lane
-from minato_gpu.memory.board import JOINING, Claim
+from minato_gpu.memory.status_board import JOINING, Claim
 from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.window.assembly import Assembly

@@ -17,8 +17,8 @@ from minato_gpu.engine.run import AnyScheduler, Parts, Run
 from minato_gpu.lanes import contract as c
 from minato_gpu.lanes.base import Features, Handed, Report
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.links import Links
-from minato_gpu.memory.board import Claim
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import Claim
 from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
 
@@ -26,7 +26,7 @@ from minato_gpu.telemetry import Telemetry
 class Pump:
     """The lanes, and one run of the scheduler at a time."""
 
-    def __init__(self, links: Links, parts: Parts, make_scheduler: Callable[[], AnyScheduler]) -> None:
+    def __init__(self, links: WorkerChannels, parts: Parts, make_scheduler: Callable[[], AnyScheduler]) -> None:
         self.bell, self.completions = links.bell, links.completions
         self.lanes, self.assembly = parts.lanes, parts.assembly
         self.estimates, self.recorder, self.deaths = parts.estimates, parts.recorder, parts.deaths

@@ -19,9 +19,9 @@ from minato_gpu.event_log import EventLog
 from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamStart
-from minato_gpu.memory.board import Claim
+from minato_gpu.memory.status_board import Claim
 from minato_gpu.samples import Origin, Ticket
-from minato_gpu.sampling.streams import WorkerStreams
+from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
 from minato_gpu.telemetry import Telemetry
@@ -208,9 +208,7 @@ class Run:
         else:
             self._next_finished(chunk, report)
 
-    def _log(
-        self, lane: Lane, sent: Sent, spans: tuple[m.Span, ...], report: Report, shown: Telemetry | None
-    ) -> None:
+    def _log(self, lane: Lane, sent: Sent, spans: tuple[m.Span, ...], report: Report, shown: Telemetry | None) -> None:
         position = self._assembly.window.position(spans[0][0]) if spans else -1
         prepared = sent.chunk.kind in ("run", "next")
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0

@@ -22,7 +22,7 @@ from torch._utils import ExceptionWrapper
 
 from minato_gpu.lanes.base import Failure, reraise
 from minato_gpu.samples import Origin
-from minato_gpu.sampling.delivered import Delivered
+from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.telemetry import Telemetry
 
 RAISE, SKIP, RETRY = "raise", "skip", "retry"
@@ -84,13 +84,13 @@ class FailurePolicy:
         max_failures: float | None,
         expected: int | None,
         log: Telemetry,
-        before: Delivered | None = None,
+        before: DeliveredPositions | None = None,
     ) -> None:
         self._on_error = on_error
         self._limit = max_failures
         self._expected = expected
         self._log = log
-        before = Delivered() if before is None else before
+        before = DeliveredPositions() if before is None else before
         self.count = before.failed
         self._seen = before.samples - before.failed
         self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from minato_gpu.lanes.contract import AtWork, Lane
-from minato_gpu.memory.board import Claim
+from minato_gpu.memory.status_board import Claim
 
 _TWICE_S = 0.05
 _LOOKS = 4  # within the limit

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.memory import room
-from minato_gpu.memory.board import Claim
+from minato_gpu.memory import shm_limits
+from minato_gpu.memory.status_board import Claim
 
 Number = tuple[int, int]
 """Run and chunk of a task."""
@@ -132,7 +132,7 @@ class Exit:
                 "It is possible that the worker ran out of memory; see the kernel's log."
                 if self.code == -signal.SIGKILL
                 else f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
-                + (f"{room.SHORT} " if self.code == -signal.SIGBUS else "")
+                + (f"{shm_limits.SHORT} " if self.code == -signal.SIGBUS else "")
             )
         return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
 

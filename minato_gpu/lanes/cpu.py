@@ -34,14 +34,14 @@ from minato_gpu.lanes.contract import (
     Revoked,
 )
 from minato_gpu.lanes.leases import Leases
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE, QueueChannel
 from minato_gpu.lanes.worker import Worker
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
-from minato_gpu.memory.board import CHUNK, LIMIT, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.memory.status_board import CHUNK, LIMIT, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.threads import OwnThread
 
@@ -54,7 +54,7 @@ class _CpuLane:
     shows_progress = True
     advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: WorkerChannels) -> None:
         self.links = links
         self.slots = links.workers
         self.leases = Leases(links)
@@ -168,7 +168,7 @@ class ProcessLane(_CpuLane):
 
     can_kill = True
 
-    def __init__(self, links: Links, job: Job, context: Any, *, replaceable: bool = False) -> None:
+    def __init__(self, links: WorkerChannels, job: Job, context: Any, *, replaceable: bool = False) -> None:
         super().__init__(links)
         context = context or torch.multiprocessing
         method = context.get_start_method() if hasattr(context, "get_start_method") else None
@@ -345,7 +345,7 @@ class ThreadLane(_CpuLane):
 
     advice = "It was not replaced: threads cannot be ended from outside. worker_kind='process' can."
 
-    def __init__(self, links: Links, job: Job, enter: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, links: WorkerChannels, job: Job, enter: Callable[[], None] = lambda: None) -> None:
         super().__init__(links)
         self._enter = enter
         addressed = len(links.task_senders) > 1

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.lanes.at import At
+from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_errors import leaves_graph_usable
 from minato_gpu.lanes.dali_inputs import AskedFor, boundary, is_input
 from minato_gpu.lanes.dali_outputs import Kept, on_device, on_host
@@ -52,7 +52,7 @@ class DaliGraph:
         self.builds = 0
         self.runs = 0
         self.stream: Any = None
-        self.at = At()
+        self.at = CurrentStep()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._known = pipeline.fields_at(stages.start)
         self._device, self._max_batch, self._threads = device, max_batch, threads

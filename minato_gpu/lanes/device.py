@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minato_gpu.lanes.at import At
+from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_errors import stage_of
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.micro_batches import MicroBatches, Samples
@@ -46,7 +46,7 @@ class DeviceExecutor:
         device: str,
         max_batch: int,
         threads: int,
-        at: At | None = None,
+        at: CurrentStep | None = None,
         trim: Callable[[], None] | None = None,
     ) -> None:
         if max_batch < 1 or threads < 1:
@@ -58,7 +58,7 @@ class DeviceExecutor:
         self._stages = range(start, stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
         self._graphs = [segment for segment in self._segments if isinstance(segment, DaliGraph)]
-        self.at = At() if at is None else at
+        self.at = CurrentStep() if at is None else at
         for segment in self._segments:
             segment.at = self.at
         self._declared = {
@@ -186,7 +186,7 @@ def build_executor(
     device: str = "cpu",
     max_batch: int = 64,
     threads: int = 1,
-    at: At | None = None,
+    at: CurrentStep | None = None,
     trim: Callable[[], None] | None = None,
 ) -> DeviceExecutor:
     """The executor of the stages from ``split`` on, on ``device`` ("cpu", "cuda" or "cuda:N").

@@ -28,8 +28,6 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from minato_gpu.lanes import stacks
-from minato_gpu.lanes.ahead import BuildAhead
-from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
     AtWork,
@@ -42,14 +40,16 @@ from minato_gpu.lanes.contract import (
     Recalled,
     Retired,
 )
+from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork, Unreported
-from minato_gpu.lanes.links import Links
-from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.graph_prebuild import BuildAhead
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.board import ATTENTION, PUMP
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.rate import measured_rate
+from minato_gpu.memory.status_board import ATTENTION, PUMP
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
@@ -73,7 +73,7 @@ class DeviceLane:
 
     def __init__(
         self,
-        links: Links,
+        links: WorkerChannels,
         pipeline: Pipeline,
         device: str,
         micro_batch: int,
@@ -87,7 +87,7 @@ class DeviceLane:
         self._device = device
         self._cuts = pipeline.cuts
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
-        at, trim = At(), None if transfers is None else transfers.accelerator.trim
+        at, trim = CurrentStep(), None if transfers is None else transfers.accelerator.trim
         self._executors = {
             split: build_executor(
                 pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at, trim=trim
@@ -99,7 +99,7 @@ class DeviceLane:
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
         store = Store(-1, links, None, links.board)
-        self._outlet = Outlet(store, transfers)
+        self._outlet = DeviceOutput(store, transfers)
         self._work = DeviceWork(
             pipeline,
             self._executors,

@@ -25,7 +25,7 @@ class Part:
     ran: list[int]
 
 
-class Run:
+class DeviceRun:
     """``items`` and ``times``: reference and seconds of each sample, in the order of ``tickets`` (of one that could not
     be read: 0.0, which nobody is to learn from).
 

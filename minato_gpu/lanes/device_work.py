@@ -20,17 +20,17 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.ahead import BuildAhead
-from minato_gpu.lanes.at import At
 from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, failure
-from minato_gpu.lanes.delay import CoreTime
+from minato_gpu.lanes.cpu_time import CoreTime
+from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.device import DeviceExecutor, Result
-from minato_gpu.lanes.device_run import Part, Run
+from minato_gpu.lanes.device_output import DeviceOutput
+from minato_gpu.lanes.device_run import DeviceRun, Part
+from minato_gpu.lanes.graph_prebuild import BuildAhead
 from minato_gpu.lanes.issued import Issued
-from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
-from minato_gpu.memory.board import Claim
+from minato_gpu.memory.status_board import Claim
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
 from minato_gpu.slices import Slices
@@ -54,9 +54,9 @@ class DeviceWork:
         self,
         pipeline: Pipeline,
         executors: dict[int, DeviceExecutor],
-        at: At,
+        at: CurrentStep,
         store: Store,
-        outlet: Outlet,
+        outlet: DeviceOutput,
         *,
         depth: int,
         counts_cores: bool,
@@ -74,8 +74,8 @@ class DeviceWork:
         self._ahead = ahead
         self._no_memory = no_memory
         self._report = report
-        self._runs: deque[Run] = deque()  # issued, and not reported
-        self._current: Run | None = None  # the one that is issued or waited for
+        self._runs: deque[DeviceRun] = deque()  # issued, and not reported
+        self._current: DeviceRun | None = None  # the one that is issued or waited for
         self._ending = False  # a step of ``end`` itself ends no other
         self._reported = 0.0  # when the last one was
         self._looked = 0  # graphs built when their threads were last looked for
@@ -120,7 +120,7 @@ class DeviceWork:
 
     def begin(self, task: Task) -> None:
         """Issue all of a task, and end those before it that have to be for that."""
-        run = self._current = Run(task, self._pipeline.host_prefix)
+        run = self._current = DeviceRun(task, self._pipeline.host_prefix)
         self._slices.begin()
         self._at.enter()
         self._look()
@@ -164,7 +164,7 @@ class DeviceWork:
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 
-    def _begin_parts(self, run: Run, split: int, left: list[int], *, trimmed: bool = False) -> None:
+    def _begin_parts(self, run: DeviceRun, split: int, left: list[int], *, trimmed: bool = False) -> None:
         """``trimmed``: pools of memory have just been, for these samples."""
         executor = self._executors[split]
         while left:
@@ -174,7 +174,7 @@ class DeviceWork:
             self._begin_part(run, split, left[:count], trimmed)
             left = left[count:]
 
-    def _begin_part(self, run: Run, split: int, numbers: list[int], trimmed: bool) -> None:
+    def _begin_part(self, run: DeviceRun, split: int, numbers: list[int], trimmed: bool) -> None:
         begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
         issued: Issued | None = None
         short: str | None = None
@@ -200,7 +200,7 @@ class DeviceWork:
         executor = self._executors[split]
         return executor.builds, executor.batches.short
 
-    def _begin_again(self, run: Run, split: int, numbers: list[int], trimmed: bool) -> bool:
+    def _begin_again(self, run: DeviceRun, split: int, numbers: list[int], trimmed: bool) -> bool:
         """There is no memory for what was made of the samples together: pools are trimmed, or there are fewer samples
         at once. Whether either can be."""
         batches = self._executors[split].batches
@@ -218,7 +218,7 @@ class DeviceWork:
             self._begin_parts(run, split, some, trimmed=True)
         return True
 
-    def _without_device(self, run: Run, split: int, numbers: list[int], short: str | None = None) -> list[Any]:
+    def _without_device(self, run: DeviceRun, split: int, numbers: list[int], short: str | None = None) -> list[Any]:
         """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
         has no memory (``short``) for even one."""
         found = [self._fields(*run.tickets[number], run.task) for number in numbers]
@@ -232,7 +232,7 @@ class DeviceWork:
                 self._no_memory(MemoryError(short))
         return items
 
-    def _settle(self, run: Run, part: Part) -> None:
+    def _settle(self, run: DeviceRun, part: Part) -> None:
         """Wait until the device is through with the part, if that has not been done."""
         issued = part.issued
         if issued is None:
@@ -247,7 +247,7 @@ class DeviceWork:
         run.settle(part, found, seconds)
         self._executors[part.split].sweep()
 
-    def _issue(self, run: Run, split: int, numbers: list[int]) -> Issued:
+    def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
         executor, task = self._executors[split], run.task
         found = [self._fields(*run.tickets[number], task) for number in numbers]
         items: list[Any] = [one if isinstance(one, Failure) else None for one in found]
@@ -292,7 +292,7 @@ class DeviceWork:
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
             return self._failure(task, piece, at, error, "device")
 
-    def _take(self, run: Run, split: int, number: int, given: tuple[dict[str, Any], int], result: Any) -> Any:
+    def _take(self, run: DeviceRun, split: int, number: int, given: tuple[dict[str, Any], int], result: Any) -> Any:
         """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
         if not isinstance(result, StageError):
             try:
@@ -302,7 +302,7 @@ class DeviceWork:
                     raise
         return self._repeat(run, split, number, *given)
 
-    def _repeat(self, run: Run, split: int, number: int, fields: dict[str, Any], seed: int) -> Any:
+    def _repeat(self, run: DeviceRun, split: int, number: int, fields: dict[str, Any], seed: int) -> Any:
         """The reference of a sample that the CPU's implementations prepare in the device's place, or its failure."""
         run.repeated += 1
         sample, (piece, at) = run.given.index(number), run.tickets[number]

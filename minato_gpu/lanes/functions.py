@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato_gpu.lanes.at import At
+from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.values import Batch, Drawn, as_tensor, to_numpy
 from minato_gpu.memory.accelerator import open_accelerator
 from minato_gpu.memory.staging import Upload
@@ -37,7 +37,7 @@ class FunctionSegment:
     ) -> None:
         self.stages = stages
         self.stream: Any = None
-        self.at = At()
+        self.at = CurrentStep()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._made = made
         self._device = device

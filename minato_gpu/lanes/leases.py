@@ -10,16 +10,16 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from minato_gpu.lanes.base import Blob, Part, Report, Task
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, READY, ROW, Lying
 
 Number = tuple[int, int]
 """Run and chunk."""
 
 
-def lay_down(item: Any, part: Part | None, mark: int, store: Store, links: Links) -> Lying:
+def lay_down(item: Any, part: Part | None, mark: int, store: Store, links: WorkerChannels) -> Lying:
     """In the worker: where the parent finds the reference of a finished sample, and what its ``part`` took.
 
     Raises what pickling them does.
@@ -66,7 +66,7 @@ class Lease:
 class Leases:
     """The leases that are under way, those of runs that were given up among them."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: WorkerChannels) -> None:
         self._links = links
         self._completions = links.completions
         self._leases: dict[Number, Lease] = {}

@@ -34,13 +34,13 @@ from torch.utils.data._utils import worker as torch_worker
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.contract import Exit
-from minato_gpu.lanes.links import Links, close_inherited_ends
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import LOST, Gate, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
+from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.threads import OwnThread
 
 _PR_SET_PDEATHSIG = 1
@@ -60,7 +60,9 @@ class KilledWorkers(WorkerDied):
     """A sample, or a batch that was to be joined, ended one worker after the other: it is bad, and others go on."""
 
 
-def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> None:
+def worker_main(
+    number: int, job: Job, links: WorkerChannels, tie: Tie, blocks: Blocks = (), gate: Gate | None = None
+) -> None:
     """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
     gc.freeze()  # else the first full collection would copy every page that was inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -77,7 +79,7 @@ def worker_main(number: int, job: Job, links: Links, tie: Tie, blocks: Blocks = 
         raise
 
 
-def _work(number: int, job: Job, links: Links, blocks: Blocks) -> None:
+def _work(number: int, job: Job, links: WorkerChannels, blocks: Blocks) -> None:
     give_way()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -121,7 +123,7 @@ def collate_in_own_memory() -> None:
 class Tie:
     """What ends a worker with its parent. Made there, ``hold`` is called in the worker."""
 
-    def __init__(self, context: Any, links: Links, *, forks: bool) -> None:
+    def __init__(self, context: Any, links: WorkerChannels, *, forks: bool) -> None:
         self._parent = os.getpid()
         self._by_kernel = forks and threading.current_thread() is threading.main_thread()
         self._ours: Any = None
@@ -138,7 +140,7 @@ class Tie:
         if self._theirs is not None:
             self._theirs.close()
 
-    def loosen(self, links: Links) -> None:
+    def loosen(self, links: WorkerChannels) -> None:
         """In the parent: the only worker that held it has ended."""
         if self._ours is not None:
             with contextlib.suppress(ValueError):
@@ -174,7 +176,7 @@ class Workers:
     """The worker processes of one lane. ``replaceable``: one that has ended can be replaced."""
 
     def __init__(
-        self, context: Any, links: Links, job: Job, count: int, *, forks: bool, replaceable: bool = False
+        self, context: Any, links: WorkerChannels, job: Job, count: int, *, forks: bool, replaceable: bool = False
     ) -> None:
         self.pids: list[int] = []
         self._context, self._links, self._job = context, links, job

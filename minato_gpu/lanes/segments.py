@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from minato_gpu.lanes.at import At
+from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.values import Batch, Drawn
@@ -29,7 +29,7 @@ class Segment(Protocol):
     stages: range
     builds: int
     stream: Any
-    at: At
+    at: CurrentStep
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
         """The fields written for each sample; ``drawn`` holds each sample's parameters by stage number."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.lanes.links import Links, close_inherited_ends
+from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
 
 LOST = "both processes that start replacements have been killed"
@@ -104,7 +104,7 @@ class _Side:
 class Spawner:
     """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, whose arena holds blocks."""
 
-    def __init__(self, context: Any, links: Links, start: Start) -> None:
+    def __init__(self, context: Any, links: WorkerChannels, start: Start) -> None:
         self._links = links
         self._watch = select.epoll()
         self._sides: list[_Side] = []  # the first is asked for workers
@@ -265,7 +265,7 @@ def _main(*arguments: Any) -> None:
         os._exit(0)
 
 
-def _serve(end: socket.socket, context: Any, links: Links, start: Start, parent: int) -> None:
+def _serve(end: socket.socket, context: Any, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
     gc.freeze()  # what was inherited stays shared with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -304,7 +304,7 @@ def _serve(end: socket.socket, context: Any, links: Links, start: Start, parent:
                 _fork_worker(end, links, start, asked, workers, poll)
 
 
-def _fork_spare(context: Any, end: socket.socket, links: Links, start: Start, parent: int) -> None:
+def _fork_spare(context: Any, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
     """One that cannot be forked closes its end."""
     spare = context.Process(target=_main, args=(end, context, links, start, parent), daemon=False)
     with end, contextlib.suppress(OSError):
@@ -312,7 +312,12 @@ def _fork_spare(context: Any, end: socket.socket, links: Links, start: Start, pa
 
 
 def _fork_worker(
-    end: socket.socket, links: Links, start: Start, asked: tuple[int, int, int], workers: dict[int, Any], poll: Any
+    end: socket.socket,
+    links: WorkerChannels,
+    start: Start,
+    asked: tuple[int, int, int],
+    workers: dict[int, Any],
+    poll: Any,
 ) -> None:
     number, offset, count = asked
     blocks = np.ndarray((count, 2), np.int64, links.engine_arena.buffer, offset).tolist()

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from minato_gpu.lanes.base import Blob, Local, Row
 from minato_gpu.memory import blobs
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.board import Board
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.shared import Handover
+from minato_gpu.memory.status_board import WorkerStatusBoard
 
 
 class Buffers(Protocol):
@@ -29,7 +29,7 @@ class Buffers(Protocol):
 class Store:
     """A worker's way to write and to read samples."""
 
-    def __init__(self, worker: int, buffers: Buffers, arena: Arena | None, board: Board) -> None:
+    def __init__(self, worker: int, buffers: Buffers, arena: Arena | None, board: WorkerStatusBoard) -> None:
         self._worker = worker
         self._buffers = buffers
         # None: threads hand objects over as they are

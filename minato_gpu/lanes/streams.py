@@ -59,9 +59,9 @@ class StreamStart(NamedTuple):
         return None if state is None else StreamStart(0, state, over=self.over)
 
     @property
-    def told(self) -> Told:
+    def told(self) -> StreamState:
         """What is said of it before its first batch."""
-        return Told(self.state, False, over=self.over)
+        return StreamState(self.state, False, over=self.over)
 
     @property
     def within_itself(self) -> bool:
@@ -74,7 +74,7 @@ class StreamStart(NamedTuple):
         return self.batches if self.state is None else self.since
 
 
-class Told(NamedTuple):
+class StreamState(NamedTuple):
     """What a worker says of its stream after a batch: ``state`` pickled (None: it cannot tell), ``ended``: no more.
 
     ``error``: what asking for the state raised; it matters to nobody but who saves. ``since``: the state is one of so
@@ -113,15 +113,15 @@ def dataset_part(state: bytes | None) -> bytes | None:
     return None if dataset is None else dumps(("dataset", dataset, None))
 
 
-def told_of(dataset: Any, *, over: bool = False) -> Told:
+def told_of(dataset: Any, *, over: bool = False) -> StreamState:
     """The state of a data set that is not being iterated."""
     if not is_stateful(dataset):
-        return Told(None, False)
+        return StreamState(None, False)
     try:
         kind = ITSELF if isinstance(dataset, Iterator) else "dataset"
-        return Told(dumps((kind, dataset.state_dict(), None)), False, over=over)
+        return StreamState(dumps((kind, dataset.state_dict(), None)), False, over=over)
     except Exception as error:
-        return Told(None, False, _said(dataset, error))
+        return StreamState(None, False, _said(dataset, error))
 
 
 def load_dataset(dataset: Any, state: bytes | None) -> bytes | None:
@@ -254,7 +254,7 @@ class Stream:
         """The next batch. Raises StopIteration at the end."""
         return self.fetcher.fetch([None] * samples)
 
-    def told(self, *, exactly: bool = True) -> Told:
+    def told(self, *, exactly: bool = True) -> StreamState:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
         iterator, ended = self.fetcher.dataset_iter, bool(getattr(self.fetcher, "ended", False))
@@ -265,14 +265,14 @@ class Stream:
             if is_stateful(part):
                 if since is not None and since + 1 < EVERY and not exactly:
                     self._since = since + 1
-                    return Told(None, ended, since=self._since)
+                    return StreamState(None, ended, since=self._since)
                 both = part is not self._dataset and is_stateful(self._dataset)
                 try:
                     own = part.state_dict()
                     part = self._dataset if both else part
                     state = dumps((name, own, part.state_dict() if both else None))
                 except Exception as error:
-                    return Told(None, ended, _said(part, error))
+                    return StreamState(None, ended, _said(part, error))
                 self._since = 0 if len(state) > LARGE else None
-                return Told(state, ended)
-        return Told(None, ended)
+                return StreamState(state, ended)
+        return StreamState(None, ended)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 
 LARGE = 96 * 1024
@@ -37,7 +37,7 @@ class Channel(Protocol):
 class SocketChannel:
     """For worker processes."""
 
-    def __init__(self, links: Links, worker: int) -> None:
+    def __init__(self, links: WorkerChannels, worker: int) -> None:
         self._links = links
         self._worker = worker
         self._tasks = links.receiver(worker)
@@ -73,7 +73,7 @@ class SocketChannel:
 class QueueChannel:
     """For worker threads, which share objects with the engine."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: WorkerChannels) -> None:
         self._links = links
         self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self.reports: deque[Report] = deque()

@@ -15,17 +15,18 @@ from time import perf_counter
 from typing import Any
 
 from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Task
-from minato_gpu.lanes.delay import RunQueueDelay
+from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.leases import lay_down
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import Progress
+from minato_gpu.lanes.report_sending import send
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream, share_seed
-from minato_gpu.lanes.unsent import send
 from minato_gpu.lanes.wire import Channel
-from minato_gpu.memory.board import (
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.completions import Lying
+from minato_gpu.memory.status_board import (
     CHUNK,
     FETCHING,
     HAND,
@@ -40,7 +41,6 @@ from minato_gpu.memory.board import (
     STAGE,
     STARTED,
 )
-from minato_gpu.memory.completions import Lying
 from minato_gpu.samples import no_end
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
@@ -49,7 +49,7 @@ _SINCE_S = 50e-6  # the board says that precisely how long a sample has been run
 class Worker:
     """Worker ``number``: ``run`` takes tasks until the channel ends."""
 
-    def __init__(self, number: int, job: Job, channel: Channel, store: Store, links: Links) -> None:
+    def __init__(self, number: int, job: Job, channel: Channel, store: Store, links: WorkerChannels) -> None:
         self._number = number
         self._job = job
         self._channel = channel

@@ -27,7 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.memory.board import ATTENTION, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, CONSUMER, PUMP, Board
+from minato_gpu.memory.status_board import (
+    ATTENTION,
+    AWAITED_BEGIN,
+    AWAITED_END,
+    AWAITED_NEED,
+    CONSUMER,
+    PUMP,
+    WorkerStatusBoard,
+)
 
 _IN_ROW, _ELSEWHERE, _TAKEN = b"\x01", b"\x02", b"\x03"  # else the ticket is open
 _READY = _IN_ROW + _ELSEWHERE
@@ -184,7 +192,7 @@ class Bell:
     ``pump`` and ``consumer`` are event descriptors, one for each thread.
     """
 
-    def __init__(self, board: Board, completions: Completions, pump: int, consumer: int) -> None:
+    def __init__(self, board: WorkerStatusBoard, completions: Completions, pump: int, consumer: int) -> None:
         self._board = board
         self._words = board.words
         self._fence, self._unfence = board.barrier.acquire, board.barrier.release

@@ -16,7 +16,7 @@ MOST = 8
 """Copies issued from Python for one batch: each takes the interpreter about ten microseconds from the training loop."""
 
 
-class Run(NamedTuple):
+class CopyRange(NamedTuple):
     """``nbytes`` bytes from offset ``source`` of an arena on the host to offset ``target`` of the batch."""
 
     source: int
@@ -24,7 +24,7 @@ class Run(NamedTuple):
     nbytes: int
 
 
-def plan(runs: Iterable[Run], ends: Sequence[int] = (), most: int = MOST) -> list[Run] | None:
+def plan(runs: Iterable[CopyRange], ends: Sequence[int] = (), most: int = MOST) -> list[CopyRange] | None:
     """At most ``most`` copies that cover the runs; None when they cannot be joined that far, and must be gathered.
 
     ``ends``: offsets in the arena that no copy may cross, because memory is pinned piece by piece. ``runs`` do not
@@ -39,32 +39,32 @@ def plan(runs: Iterable[Run], ends: Sequence[int] = (), most: int = MOST) -> lis
     return None
 
 
-def _gaps(runs: Sequence[Run]) -> list[int]:
+def _gaps(runs: Sequence[CopyRange]) -> list[int]:
     pairs = pairwise(runs)
     return [b.target - (a.target + a.nbytes) for a, b in pairs if _in_step(a, b)]
 
 
-def _in_step(a: Run, b: Run) -> bool:
+def _in_step(a: CopyRange, b: CopyRange) -> bool:
     return b.source - a.source == b.target - a.target
 
 
-def _joined(runs: Sequence[Run], gap: int) -> list[Run]:
+def _joined(runs: Sequence[CopyRange], gap: int) -> list[CopyRange]:
     """Neighbours in step with at most ``gap`` bytes between them become one."""
-    out: list[Run] = []
+    out: list[CopyRange] = []
     for run in runs:
         last = out[-1] if out else None
         if last is not None and _in_step(last, run) and run.target - (last.target + last.nbytes) <= gap:
-            out[-1] = Run(last.source, last.target, run.target + run.nbytes - last.target)
+            out[-1] = CopyRange(last.source, last.target, run.target + run.nbytes - last.target)
         else:
             out.append(run)
     return out
 
 
-def _split(runs: Sequence[Run], ends: Sequence[int]) -> list[Run]:
-    out: list[Run] = []
+def _split(runs: Sequence[CopyRange], ends: Sequence[int]) -> list[CopyRange]:
+    out: list[CopyRange] = []
     for run in runs:
         begin, stop = run.source, run.source + run.nbytes
         for end in (*(e for e in ends if begin < e < stop), stop):
-            out.append(Run(begin, run.target + begin - run.source, end - begin))
+            out.append(CopyRange(begin, run.target + begin - run.source, end - begin))
             begin = end
     return out

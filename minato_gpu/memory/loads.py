@@ -18,7 +18,7 @@ from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory.accelerator import Accelerator, Event
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.copies import MOST, Run, plan
+from minato_gpu.memory.copies import MOST, CopyRange, plan
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.pinning import Pinned
@@ -42,7 +42,7 @@ class DeviceRows(NamedTuple):
     leaf: int
     numbers: list[int]
     sources: list[torch.Tensor]
-    ways: list[tuple[Made, Run]]
+    ways: list[tuple[Made, CopyRange]]
 
 
 class Port:
@@ -57,7 +57,7 @@ class Port:
         self.copies = self.gathered = 0
         self.crossed = 0  # micro-batches of other devices that a batch has taken of
 
-    def copy(self, into: torch.Tensor, runs: Sequence[Run], most: int = MOST) -> bool:
+    def copy(self, into: torch.Tensor, runs: Sequence[CopyRange], most: int = MOST) -> bool:
         """Fill ``into`` from the arena; False, with nothing done, when that would take more than ``most`` copies."""
         self.pinned.cover(max((run.source + run.nbytes for run in runs), default=0))
         planned = plan(runs, self.pinned.ends, most)
@@ -130,7 +130,7 @@ class RowsLoad(Load):
         layout: Layout,
         rows: int,
         objects: list[list[Any]],
-        runs: list[Run],
+        runs: list[CopyRange],
         on_device: list[DeviceRows],
         made: set[Made],
         slabs: tuple[int, ...],
@@ -182,7 +182,7 @@ class RowsLoad(Load):
         for (at, nbytes), part in zip(self._places(), self._blocks, strict=True):
             if nbytes:
                 port.lay_down(port.accelerator.fetch(part, self.event), block + at)
-        self._blocks, self._runs = [], [Run(block, 0, self._whole)]
+        self._blocks, self._runs = [], [CopyRange(block, 0, self._whole)]
 
     def _places(self) -> list[tuple[int, int]]:
         offsets, _ = self._layout.offsets(self._rows)
@@ -197,7 +197,7 @@ class RowsLoad(Load):
             rows = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
             np.copyto(staging[run.target : run.target + run.nbytes], rows)
             port.slices.between()
-        port.copy(slab, [Run(offset, 0, self._whole)], most=1 << 16)
+        port.copy(slab, [CopyRange(offset, 0, self._whole)], most=1 << 16)
         port.gathered += 1
 
     def _apart(self, accelerator: Accelerator, block: torch.Tensor) -> torch.Tensor:

@@ -23,10 +23,10 @@ from minato_gpu.memory import nvml
 from minato_gpu.memory.accelerator import Accelerator, is_out_of_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.in_flight_copies import InFlightCopies
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
-from minato_gpu.memory.under_way import UnderWay
 from minato_gpu.notices import LOGGER
 from minato_gpu.threads import OwnThread
 
@@ -79,7 +79,7 @@ class Transfers:
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = self._unloaded = 0
-        self._under_way = UnderWay(self.slabs)
+        self._under_way = InFlightCopies(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._made_for = -1  # which batch the consumer waited for when room was last made
         self._squeezed = False  # nor is anything else to take memory

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from minato_gpu.memory.accelerator import Accelerator
-from minato_gpu.memory.copies import MOST, Run
+from minato_gpu.memory.copies import MOST, CopyRange
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.staging import side_by_side
@@ -90,7 +90,7 @@ class ValueLoad(Load):
                 found[number] = memory[at:end].view(tensor.dtype).view(tensor.shape)
                 self._copied[id(found[number])] = _Copied(memory, at, end)
                 port.slices.between()
-            port.copy(memory, [Run(block, 0, total)], most=1 << 16)
+            port.copy(memory, [CopyRange(block, 0, total)], most=1 << 16)
         return [found[number] for number in range(len(tensors))]
 
     def forget(self) -> None:

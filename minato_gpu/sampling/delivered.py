@@ -21,7 +21,7 @@ HISTORY = 256  # batches that can be taken back
 _MOST_SPANS = 1 << 17  # above the line, in a state from a file
 
 
-class Delivered:
+class DeliveredPositions:
     """Positions delivered in one epoch, in ``batches`` batches: all below ``low``, and the spans ``above`` it.
 
     ``survivor``: the last sample that did not fail, in a job where a batch that loses all of its own repeats it.
@@ -87,7 +87,7 @@ class Delivered:
                 joined.append((lo, hi))
         self.above = joined
 
-    def rewound(self, batches: int) -> Delivered:
+    def rewound(self, batches: int) -> DeliveredPositions:
         """The record as it was before the last so many batches that the consumer got. Raises ValueError where that is
         further back than is remembered."""
         if batches == 0:
@@ -102,7 +102,7 @@ class Delivered:
         back = sorted(span for *_, spans, _ in taken for span in spans)
         low, survivor, failed, *_ = taken[0]
         spans = [(low, self.low), *self.above] if self.low > low else self.above
-        return Delivered(self.batches - len(taken), low, without(spans, back), survivor, failed)
+        return DeliveredPositions(self.batches - len(taken), low, without(spans, back), survivor, failed)
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
         """What is still to be delivered of the positions ``lo`` to ``hi``."""
@@ -121,7 +121,7 @@ class Delivered:
         return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
 
     @classmethod
-    def of_bits(cls, batches: int, low: int, bits: bytes) -> Delivered:
+    def of_bits(cls, batches: int, low: int, bits: bytes) -> DeliveredPositions:
         """The record that ``bits`` and the two numbers describe. Raises ValueError for more spans than can be true."""
         ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
         changes = np.diff(ones, prepend=np.uint8(0), append=np.uint8(0))

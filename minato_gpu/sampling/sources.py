@@ -14,12 +14,12 @@ import numpy as np
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.samples import witness_of
-from minato_gpu.sampling.delivered import Delivered
+from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.orders import REPLAY, Coming, Order, SamplerSnapshot
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.speculation import yields_once
-from minato_gpu.sampling.streams import WorkerStreams
+from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling.messages import Span
 
 
@@ -97,7 +97,7 @@ class Source:
         occurrences: Occurrences,
         place: int = 0,
         position: int = 0,
-        delivered: Delivered | None = None,
+        delivered: DeliveredPositions | None = None,
         multiple: int = 1,
         digests: bool = False,
         whole: bool = False,
@@ -109,7 +109,7 @@ class Source:
         self.occurrences = occurrences
         self.place = place
         self.position = position
-        self.delivered = Delivered() if delivered is None else delivered
+        self.delivered = DeliveredPositions() if delivered is None else delivered
         self.marks: deque[Mark] = deque()
         self.digests = deque([(0, 0)] if digests else [])  # position, and digest of all before it
         self.expected: tuple[int, int] | None = None  # one of those, of an earlier run
@@ -119,7 +119,7 @@ class Source:
         self.starts: list[StreamStart] = []
         self._saved = place  # when a state was last asked for, or might have been: what came next then
         self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
-        self._before = Delivered(self.delivered.batches, self.delivered.low, self.delivered.above)
+        self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = batched
         self._whole = whole
         self._gone = place  # batches drawn that an earlier run has delivered whole

@@ -14,7 +14,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
 from minato_gpu.scheduling.flights import Flight, cut
-from minato_gpu.scheduling.harm import Harm
+from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 
@@ -32,7 +32,7 @@ class Scheduler:
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger)
         self._intake = self._work.intake
-        self.harm = Harm(policy.spares_device, policy.devices)
+        self.harm = DeviceInterference(policy.spares_device, policy.devices)
         self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
         self._empty: set[int] = set()  # those of them of which every sample has failed
         self._undelivered = 0

@@ -21,8 +21,8 @@ from minato_gpu.lanes.base import (
     Unshippable,
     reraise,
 )
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Compose, Span
@@ -44,7 +44,7 @@ class Assembly:
 
     def __init__(
         self,
-        links: Links,
+        links: WorkerChannels,
         loans: Loans,
         *,
         stacks: bool,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from minato_gpu.lanes.base import Blob, Handed, Joined, Local
-from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.memory.loans import Loans
 from minato_gpu.window.loading import Loading
@@ -26,7 +26,7 @@ def lying(item: Any) -> Any:
 class HostMemoryAccount:
     """Blocks of the workers' arenas and slabs of the engine's. ``bytes``: of samples and batches not delivered."""
 
-    def __init__(self, links: Links, loans: Loans, loading: Loading | None) -> None:
+    def __init__(self, links: WorkerChannels, loans: Loans, loading: Loading | None) -> None:
         self._links = links
         self._loans = loans
         self._loading = loading

@@ -7,7 +7,7 @@ from typing import Any
 
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.memory.accelerator import Accelerator
-from minato_gpu.memory.copies import Run
+from minato_gpu.memory.copies import CopyRange
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
 from minato_gpu.memory.staging import Download
@@ -139,7 +139,7 @@ class _Rows:
     """The rows of a batch as they are collected, part by part."""
 
     def __init__(self, layout: Layout, rows: int) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[CopyRange] = []
         self.on_device: dict[int, DeviceRows] = {}
         self.made: set[Made] = set()
         self._layout = layout
@@ -156,7 +156,7 @@ class _Rows:
             source = record.slab + sources[number] - record.first * leaf.nbytes
             target = self._targets[number] + (self._at - lo) * leaf.nbytes
             for a, b in without([(lo, hi)], singles(serial for serial, item in residents if number in item.leaves)):
-                self.runs.append(Run(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
+                self.runs.append(CopyRange(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
         self._at += hi - lo
 
     def _residents(self, record: Record, lo: int, hi: int) -> list[tuple[int, Resident]]:
@@ -174,5 +174,5 @@ class _Rows:
                 source = record.slab + offsets[number] + (serial - record.first) * nbytes
                 rows.numbers.append(row)
                 rows.sources.append(tensor)
-                rows.ways.append((item.made, Run(source, self._targets[number] + row * nbytes, nbytes)))
+                rows.ways.append((item.made, CopyRange(source, self._targets[number] + row * nbytes, nbytes)))
         return found

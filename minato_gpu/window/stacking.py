@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from minato_gpu.lanes.base import Blob, Extra, Local, Resident, Row, Unshippable
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.memory.loans import Loans
@@ -32,7 +32,7 @@ class Stacking:
 
     def __init__(
         self,
-        links: Links,
+        links: WorkerChannels,
         loans: Loans,
         window: Window,
         store: Store,

@@ -11,10 +11,10 @@ import pytest
 
 from minato_gpu import DataLoader
 from minato_gpu.checkpoint.streams import plain_streams
-from minato_gpu.lanes.streams import Told
-from minato_gpu.memory.board import Board
-from minato_gpu.sampling.delivered import Delivered
-from minato_gpu.sampling.streams import WorkerStreams
+from minato_gpu.lanes.streams import StreamState
+from minato_gpu.memory.status_board import WorkerStatusBoard
+from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.worker_streams import WorkerStreams
 from tests.alone import alone
 from tests.numbers import LENGTH, Plain
 
@@ -25,18 +25,18 @@ def test_a_state_may_be_asked_for_while_batches_are_delivered(
     monkeypatch: pytest.MonkeyPatch, workers: int, ahead: int
 ) -> None:
     """By a thread that saves now and then, say."""
-    add, rewound, inside = Delivered.add, Delivered.rewound, threading.Lock()
+    add, rewound, inside = DeliveredPositions.add, DeliveredPositions.rewound, threading.Lock()
 
-    def adds(self: Delivered, *given: Any, **more: Any) -> None:
+    def adds(self: DeliveredPositions, *given: Any, **more: Any) -> None:
         with alone(inside, "a state is made meanwhile"):
             add(self, *given, **more)
 
-    def looks(self: Delivered, batches: int) -> Delivered:
+    def looks(self: DeliveredPositions, batches: int) -> DeliveredPositions:
         with alone(inside, "a batch is delivered meanwhile"):
             return rewound(self, batches)
 
-    monkeypatch.setattr(Delivered, "add", adds)
-    monkeypatch.setattr(Delivered, "rewound", looks)
+    monkeypatch.setattr(DeliveredPositions, "add", adds)
+    monkeypatch.setattr(DeliveredPositions, "rewound", looks)
     more: dict[str, Any] = {"worker_kind": "thread"} if workers else {}
     loader: Any = DataLoader(Plain(), 4, num_workers=workers, **more)
     over, states = threading.Event(), list[Any]()
@@ -62,8 +62,8 @@ def test_a_state_may_be_asked_for_while_batches_are_delivered(
     assert states and all(one["below"] == min(4 * one["batches"], LENGTH) for one in states)
 
 
-def _told(at: int, *, ended: bool = False) -> Told:
-    return Told(pickle.dumps(("dataset", {"at": at}, None)), ended)
+def _told(at: int, *, ended: bool = False) -> StreamState:
+    return StreamState(pickle.dumps(("dataset", {"at": at}, None)), ended)
 
 
 def test_a_state_says_that_a_stream_is_at_its_end_only_with_what_it_told_there() -> None:
@@ -92,7 +92,7 @@ def test_a_state_says_that_a_stream_is_at_its_end_only_with_what_it_told_there()
 
 
 def test_a_board_that_is_being_closed_is_told_nothing() -> None:
-    board = Board(1)
+    board = WorkerStatusBoard(1)
     board.words.release()
     board.expect_saves(True)
     board.words = memoryview(bytearray(8)).cast("q")

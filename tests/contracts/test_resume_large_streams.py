@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.streams import EVERY, LARGE
-from minato_gpu.sampling import streams
+from minato_gpu.sampling import worker_streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 
 _SAMPLES = 150
@@ -170,7 +170,7 @@ def test_what_is_refused(since: Any) -> None:
 def test_states_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones: so many batches can be taken back, and who wants more is told."""
     one = len(json.dumps(_WORDS)) // 3  # about as many bytes as a pickled one has
-    monkeypatch.setattr(streams, "MOST_BYTES", 8 * one)
+    monkeypatch.setattr(worker_streams, "MOST_BYTES", 8 * one)
     loader = _loader(IN_ORDER, 1)
     iterator, found = iter(loader), list[Any]()
     for _ in range(30):

@@ -19,7 +19,7 @@ import minato_gpu.window.samples
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.lanes.device_lane import DeviceLane
-from minato_gpu.memory.board import Board
+from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
@@ -171,14 +171,14 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
 ) -> None:
     """It says so while it runs; no stage is applied twice, and the recorded run replays to the same instructions."""
     plan_for(monkeypatch, 1e-3, 1.0, Plan(2, 1.1e-3, 5e-4), Plan(3, 1.2e-3, 4e-4))  # no plan is worth having
-    hand_over, asked = Board.hand_over, []
+    hand_over, asked = WorkerStatusBoard.hand_over, []
 
-    def tell(self: Board, run: int, chunk: int, splits: tuple[int, ...]) -> None:
+    def tell(self: WorkerStatusBoard, run: int, chunk: int, splits: tuple[int, ...]) -> None:
         hand_over(self, run, chunk, splits)
         asked.append(chunk)
         told.set()
 
-    monkeypatch.setattr(Board, "hand_over", tell)
+    monkeypatch.setattr(WorkerStatusBoard, "hand_over", tell)
     log = tmp_path / "events.jsonl"
     loader = loader_for(
         pipeline=pipeline(_slow_shift), lanes=["cpu", "device"], worker_kind="thread", persistent_workers=True

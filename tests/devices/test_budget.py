@@ -12,7 +12,7 @@ import pytest
 import minato_gpu.engine.building
 from minato_gpu import DataLoader
 from minato_gpu.lanes import device_lane
-from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
@@ -183,7 +183,7 @@ def test_the_rows_of_a_whole_place_are_announced_where_a_piece_of_it_is_left(mac
         loading.admit(whole.part(2, 5))
         assert whole.part(2, 5).rows == 3 and loading.transfers[0].rows == 8
         store = Store(-1, links, None, links.board)
-        outlet = Outlet(store, loading.transfers[0])
+        outlet = DeviceOutput(store, loading.transfers[0])
         given = piece(range(3), slab=0)
         outlet.reserve(task(given, layout=pickle.dumps(LAYOUT)), frozenset({"x"}), 3)
         assert loading.transfers[0].batch_bytes == rows_bytes(LAYOUT, 8)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ import pytest
 from minato_gpu.engine.deaths import LOOPS, Deaths
 from minato_gpu.lanes.base import Features, Handed
 from minato_gpu.lanes.contract import Exit
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import WorkerDied
-from minato_gpu.memory.board import JOINING, REPORTING, Claim
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import JOINING, REPORTING, Claim
 from minato_gpu.scheduling.messages import Chunk
 from tests.lanes.harness import open_links
 from tests.window.test_assembly import Floor
@@ -23,13 +23,13 @@ CHUNK = Chunk(7, "cpu", "run", ((0, 4), (6, 8)), 0.0)
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[WorkerChannels]:
     with open_links(1) as links:
         yield links
 
 
 @pytest.fixture
-def floor(links: Links) -> Floor:
+def floor(links: WorkerChannels) -> Floor:
     return Floor(links)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from minato_gpu.faults.watchdog import Hung, Watchdog
 from minato_gpu.lanes.contract import AtWork
-from minato_gpu.memory.board import Claim
+from minato_gpu.memory.status_board import Claim
 
 LIMIT = 10.0
 

@@ -14,7 +14,7 @@ from minato_gpu import Pipeline, Stage
 from minato_gpu.lanes.base import Handed, Local, Report
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
-from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
@@ -61,7 +61,7 @@ def pipeline(
 class Bench:
     """One lane on a fake device, and the slabs that its results go to."""
 
-    def __init__(self, links: Links, device: FakeDevice, pipeline: Pipeline, budget: DeviceBudget) -> None:
+    def __init__(self, links: WorkerChannels, device: FakeDevice, pipeline: Pipeline, budget: DeviceBudget) -> None:
         self.links, self.pipeline = links, pipeline
         self.host = Host(links.engine_arena, device)
         self.transfers = Transfers(device, self.host, budget)

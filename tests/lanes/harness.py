@@ -15,10 +15,10 @@ from torch.utils.data import default_collate
 
 from minato_gpu.lanes.base import Piece, Report, Task
 from minato_gpu.lanes.leases import Leases
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker import Worker
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
 
 
@@ -49,9 +49,9 @@ class Listed:
 
 
 @contextmanager
-def open_links(workers: int = 1, *, addressed: bool = False, arenas: bool = True) -> Iterator[Links]:
+def open_links(workers: int = 1, *, addressed: bool = False, arenas: bool = True) -> Iterator[WorkerChannels]:
     """Links that are closed again."""
-    links = Links(workers, addressed=addressed, arenas=arenas)
+    links = WorkerChannels(workers, addressed=addressed, arenas=arenas)
     try:
         yield links
     finally:
@@ -85,7 +85,7 @@ def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None
     return Task(1, chunk, kind, 0, 77, pieces, layout, **more)
 
 
-def marked(links: Links, sent: Task) -> Task:
+def marked(links: WorkerChannels, sent: Task) -> Task:
     """The same task, whose tickets have marks."""
     marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces]
     return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))
@@ -94,7 +94,7 @@ def marked(links: Links, sent: Task) -> Task:
 class Bench:
     """A worker on links, run in this thread, and what its reports refer to."""
 
-    def __init__(self, links: Links, what: Job, *, number: int = 0) -> None:
+    def __init__(self, links: WorkerChannels, what: Job, *, number: int = 0) -> None:
         self.links = links
         self.job = what
         self.number = number
@@ -148,7 +148,7 @@ class Bench:
 class Slab:
     """Rows of the engine's arena for samples like ``sample``."""
 
-    def __init__(self, links: Links, sample: Any, rows: int) -> None:
+    def __init__(self, links: WorkerChannels, sample: Any, rows: int) -> None:
         layout = Layout.of(sample)
         assert layout is not None
         self.layout, self.bytes, self.rows = layout, pickle.dumps(layout), rows

@@ -16,8 +16,8 @@ from minato_gpu.lanes.base import Local, Task
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import DeviceLane
-from minato_gpu.lanes.links import Links
-from minato_gpu.memory.board import ATTENTION, CONSUMER
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import ATTENTION, CONSUMER
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.scheduling.messages import DEVICE
 from tests.lanes.contract import LaneContract, Made, Trace
@@ -28,22 +28,22 @@ X = Field(np.float32, ())
 
 
 @contextmanager
-def _links(*, arenas: bool = True) -> Iterator[Links]:
+def _links(*, arenas: bool = True) -> Iterator[WorkerChannels]:
     with open_links(arenas=arenas) as links:
         links.board.words[ATTENTION] = CONSUMER
         yield links
 
 
-def _marked(links: Links, keys: Sequence[int], chunk: int, run: int) -> Task:
+def _marked(links: WorkerChannels, keys: Sequence[int], chunk: int, run: int) -> Task:
     return marked(links, task(piece(keys), chunk=chunk)._replace(run=run))
 
 
-def _by_message(links: Links, keys: Sequence[int], chunk: int, run: int) -> Task:
+def _by_message(links: WorkerChannels, keys: Sequence[int], chunk: int, run: int) -> Task:
     return task(piece(keys), chunk=chunk)._replace(run=run)
 
 
 class TestProcesses(LaneContract):
-    made_by: Callable[[Links, Sequence[int], int, int], Task] = staticmethod(_marked)
+    made_by: Callable[[WorkerChannels, Sequence[int], int, int], Task] = staticmethod(_marked)
 
     @contextmanager
     def made(self, trace: Trace) -> Iterator[Made]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minato_gpu.lanes import dali_graph
-from minato_gpu.lanes.at import Step
+from minato_gpu.lanes.current_step import StepState
 from minato_gpu.lanes.dali_graph import _SUSPECT, DaliGraph
 from minato_gpu.lanes.values import plain
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
@@ -248,7 +248,7 @@ def test_others_get_time_while_a_micro_batch_is_fed_and_taken_apart(
 
     def pause() -> None:
         steps.append("pause")
-        graph.at.step = Step(0.0, -1, None, 1)  # another task is reported meanwhile
+        graph.at.step = StepState(0.0, -1, None, 1)  # another task is reported meanwhile
 
     graph.at.between = pause
     samples.check(batch, graph.run(batch, drawn))

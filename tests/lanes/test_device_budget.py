@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.lanes.base import Failure, Local, Resident
+from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.functions import FunctionSegment
-from minato_gpu.lanes.outlet import Outlet
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
@@ -142,12 +142,12 @@ def test_a_sample_that_cannot_be_unpickled_fails_alone_and_keeps_no_room() -> No
 
 
 def test_what_was_reserved_for_samples_that_were_not_begun_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def boom(self: Outlet) -> Any:
+    def boom(self: DeviceOutput) -> Any:
         raise RuntimeError("not even begun")
 
     with bench(FakeDevice(LAZY_CONSUMER), limit=1 << 20) as one:
         with monkeypatch.context() as patch:
-            patch.setattr(Outlet, "working", boom)
+            patch.setattr(DeviceOutput, "working", boom)
             one.send(20, 21, chunk=1)
             assert one.reported(1)
         assert one.transfers.budget.held["samples"] == 0 < one.transfers.budget.peak

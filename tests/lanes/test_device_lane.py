@@ -21,9 +21,9 @@ from minato_gpu.lanes.base import Extra, Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
-from minato_gpu.lanes.links import Links
-from minato_gpu.memory.board import ATTENTION
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.status_board import ATTENTION
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.samples import sample_seed
@@ -81,13 +81,13 @@ def expected(key: int, seed: int) -> Any:
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[WorkerChannels]:
     with open_links(1) as links:
         yield links
 
 
 @pytest.fixture
-def lane(links: Links) -> Iterator[DeviceLane]:
+def lane(links: WorkerChannels) -> Iterator[DeviceLane]:
     lane = DeviceLane(links, PIPELINE, "cpu", 4)
     yield lane
     assert lane.close(5.0)
@@ -123,7 +123,7 @@ def test_results_are_those_of_the_cpu(lane: DeviceLane) -> None:
         assert np.allclose(item.value["x"], want["x"], atol=1e-6) and item.value["label"] == key
 
 
-def test_rows_are_written(lane: DeviceLane, links: Links) -> None:
+def test_rows_are_written(lane: DeviceLane, links: WorkerChannels) -> None:
     slab = Slab(links, expected(1, 0), 3)
     lane.send(task(piece([4, 5, 6], slab=slab.offset, sources=sources([4, 5, 6])), layout=slab.bytes))
     assert report_of(lane).items is None
@@ -164,7 +164,7 @@ def test_a_failed_host_read_stays_that_failure(lane: DeviceLane) -> None:
     assert report.repeated == 0
 
 
-def test_recall_wake_up_and_close(lane: DeviceLane, links: Links) -> None:
+def test_recall_wake_up_and_close(lane: DeviceLane, links: WorkerChannels) -> None:
     links.board.words[ATTENTION] = 1
     lane.send(task(piece([1], sources=sources([1])), chunk=1))
     report_of(lane)
@@ -282,7 +282,7 @@ class _Gated(FakeDevice):
 
 
 @pytest.fixture
-def gated(links: Links) -> Iterator[tuple[_Gated, DeviceLane]]:
+def gated(links: WorkerChannels) -> Iterator[tuple[_Gated, DeviceLane]]:
     device = _Gated()
     host = Host(links.engine_arena, device)
     transfers = Transfers(device, host, DeviceBudget(None))
@@ -295,7 +295,7 @@ def gated(links: Links) -> Iterator[tuple[_Gated, DeviceLane]]:
 
 
 def test_a_device_has_two_micro_batches_in_flight(
-    gated: tuple[_Gated, DeviceLane], links: Links, monkeypatch: pytest.MonkeyPatch
+    gated: tuple[_Gated, DeviceLane], links: WorkerChannels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second is issued while the first is waited for; a third is not; reports come in order, each with its own."""
     begun: list[int] = []
@@ -331,7 +331,7 @@ def test_a_device_has_two_micro_batches_in_flight(
     assert not any(overlaps), "no second of the device counts twice"
 
 
-def test_closing_waits_for_what_is_in_flight(gated: tuple[_Gated, DeviceLane], links: Links) -> None:
+def test_closing_waits_for_what_is_in_flight(gated: tuple[_Gated, DeviceLane], links: WorkerChannels) -> None:
     device, lane = gated
     slab = Slab(links, expected(1, 0), 2)
     for number in range(2):

@@ -17,7 +17,7 @@ import torch
 from minato_gpu import Pipeline, Stage
 from minato_gpu.lanes.base import Failure, Handed, Local, Report
 from minato_gpu.lanes.device_lane import DeviceLane
-from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.rate import measured_rate
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
@@ -83,12 +83,12 @@ def _fresh() -> None:
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[WorkerChannels]:
     with open_links(1) as links:
         yield links
 
 
-def bench(links: Links, pipeline: Pipeline = PIPELINE) -> Bench:
+def bench(links: WorkerChannels, pipeline: Pipeline = PIPELINE) -> Bench:
     return Bench(links, job(lambda n: {"n": n}, pipeline=pipeline, cuts=pipeline.cuts))
 
 
@@ -125,7 +125,7 @@ def test_only_where_both_sides_have_something_to_do_may_a_sample_be_cut() -> Non
     assert Pipeline(stages, outputs=("x",)).cuts == ()
 
 
-def test_a_worker_stops_where_it_is_told_and_says_what_each_part_took(links: Links) -> None:
+def test_a_worker_stops_where_it_is_told_and_says_what_each_part_took(links: WorkerChannels) -> None:
     worker = bench(links)
     keys = [4, 13, 5]
     reports = worker.run(task(piece(keys, sources=read(worker, keys)), stop=2))
@@ -137,7 +137,7 @@ def test_a_worker_stops_where_it_is_told_and_says_what_each_part_took(links: Lin
     assert {part and (part[0], len(part[1])) for part in parts} <= {(1, 1), None}
 
 
-def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: Links) -> None:
+def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: WorkerChannels) -> None:
     worker = bench(links)
     keys = list(range(20, 26))
     handed = items_of(worker, task(piece(keys, sources=read(worker, keys)), stop=2))
@@ -158,7 +158,7 @@ def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: Link
     assert [part and part[0] for part in on_device.parts or []] == [1, 1, 1, 2, 2, 2]
 
 
-def test_a_sample_that_runs_is_handed_over_at_its_next_cut(links: Links) -> None:
+def test_a_sample_that_runs_is_handed_over_at_its_next_cut(links: WorkerChannels) -> None:
     worker = bench(links)
     gates[30] = threading.Event(), threading.Event()
     chunk = task(piece([30], sources=read(worker, [30])), chunk=8)
@@ -176,7 +176,7 @@ def test_a_sample_that_runs_is_handed_over_at_its_next_cut(links: Links) -> None
     assert runs["shift", 30] == 1, "no stage is applied twice"
 
 
-def test_a_sample_that_is_not_asked_for_goes_on_to_its_end(links: Links) -> None:
+def test_a_sample_that_is_not_asked_for_goes_on_to_its_end(links: WorkerChannels) -> None:
     worker = bench(links)
     gates[31] = threading.Event(), threading.Event()
     with worker.running(task(piece([31], sources=read(worker, [31])), chunk=8)) as reports:
@@ -187,7 +187,7 @@ def test_a_sample_that_is_not_asked_for_goes_on_to_its_end(links: Links) -> None
     assert not isinstance(item, Handed)
 
 
-def test_a_sample_is_handed_over_only_where_it_is_asked_for(links: Links) -> None:
+def test_a_sample_is_handed_over_only_where_it_is_asked_for(links: WorkerChannels) -> None:
     """At another cut it would wait for a CPU worker: no device has a plan for it."""
     again = replace(PIPELINE.stages[2], name="again")
     worker = bench(links, Pipeline((*PIPELINE.stages, again), outputs=("x", "label"), name="tests"))
@@ -211,7 +211,7 @@ class _Stubborn:
 
 
 @pytest.mark.parametrize("error", [RuntimeError(), ValueError(), RecursionError(), TypeError()], ids=repr)
-def test_what_cannot_be_sent_goes_on_where_it_is(links: Links, error: Exception) -> None:
+def test_what_cannot_be_sent_goes_on_where_it_is(links: WorkerChannels, error: Exception) -> None:
     wrap = Stage("wrap", ("x",), {"h": Field(object)}, cpu=lambda fields, params: {"h": _Stubborn(error)})
     unwrap = Stage("unwrap", ("h",), {"x": X}, cpu=lambda fields, params: {"x": np.zeros(2, np.float32)})
     wrap, unwrap = (replace(stage, device=CupyFunction(_double_on_device)) for stage in (wrap, unwrap))
@@ -228,7 +228,9 @@ def test_the_rate_at_which_values_come_to_the_device_is_measured() -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(name: str, links: Links, tmp_path: Path) -> None:
+def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(
+    name: str, links: WorkerChannels, tmp_path: Path
+) -> None:
     module = importlib.import_module(f"pipelines.{name}")
     module.example_data(tmp_path)
     pipeline, data = module.pipeline(), module.dataset(tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minato_gpu.lanes.base import Local
-from minato_gpu.lanes.outlet import Outlet
+from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
@@ -32,7 +32,7 @@ def device(request: pytest.FixtureRequest) -> FakeDevice:
     return FakeDevice(request.param)
 
 
-def _single(outlet: Outlet) -> list[Copy]:
+def _single(outlet: DeviceOutput) -> list[Copy]:
     """Copies of one block, which have been issued: what lies side by side was many."""
     return [work for work in outlet.stream.work if isinstance(work, Copy) and len(work.targets) == 1]
 
@@ -42,7 +42,7 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
     with open_links(1) as links:
         host = Host(links.engine_arena, device)
         transfers = Transfers(device, host, DeviceBudget(1 << 20))
-        outlet = Outlet(Store(-1, links, None, links.board), transfers)
+        outlet = DeviceOutput(Store(-1, links, None, links.board), transfers)
         asked = task(piece(range(COUNT)), layout=layout)
         issued = []
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_what_a_gpus_stage_leaves_on_the_host_stays_there(monkeypatch: pytest.Mo
     with open_links(1) as links:
         host = Host(links.engine_arena, device)
         transfers = Transfers(device, host, DeviceBudget(None))
-        outlet = Outlet(Store(-1, links, None, links.board), transfers)
+        outlet = DeviceOutput(Store(-1, links, None, links.board), transfers)
         asked = task(piece(range(1)))
         with outlet.working():
             item = outlet.put(asked, asked.pieces[0], 0, sample(3), MADE)

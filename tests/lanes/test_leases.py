@@ -8,23 +8,23 @@ import pytest
 
 from minato_gpu.lanes.base import Extra
 from minato_gpu.lanes.leases import Leases, lay_down
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from tests.lanes.harness import marked, open_links, piece, task
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[WorkerChannels]:
     with open_links(2) as links:
         yield links
 
 
-def _add(leases: Leases, links: Links, run: int, *chunks: int) -> None:
+def _add(leases: Leases, links: WorkerChannels, run: int, *chunks: int) -> None:
     for chunk in chunks:
         leases.add(marked(links, task(piece([chunk]), chunk=chunk)._replace(run=run)))
 
 
-def test_the_end_of_a_lease_is_worth_a_wake_up_once_half_of_those_that_wait_are_gone(links: Links) -> None:
+def test_the_end_of_a_lease_is_worth_a_wake_up_once_half_of_those_that_wait_are_gone(links: WorkerChannels) -> None:
     leases = Leases(links)
     _add(leases, links, 1, *range(10, 13))
     assert leases.low(2) == 0, "one that waits is not much"
@@ -32,7 +32,7 @@ def test_the_end_of_a_lease_is_worth_a_wake_up_once_half_of_those_that_wait_are_
     assert leases.low(2) == 13
 
 
-def test_leases_of_a_run_that_was_given_up_silence_none_of_the_next(links: Links) -> None:
+def test_leases_of_a_run_that_was_given_up_silence_none_of_the_next(links: WorkerChannels) -> None:
     """Its numbers are high, those of the next begin with 0: compared with them no end would ring."""
     leases = Leases(links)
     _add(leases, links, 1, 500, 501, 502)
@@ -40,7 +40,7 @@ def test_leases_of_a_run_that_was_given_up_silence_none_of_the_next(links: Links
     assert leases.low(3) == 0
 
 
-def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successor(links: Links) -> None:
+def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successor(links: WorkerChannels) -> None:
     leases = Leases(links)
     store = Store(0, links, links.arenas[0], links.board)
     sent = marked(links, task(piece([1, 2])))
@@ -62,7 +62,7 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
 
 
-def test_a_full_ring_is_told_later(links: Links) -> None:
+def test_a_full_ring_is_told_later(links: WorkerChannels) -> None:
     leases = Leases(links)
     while links.board.give_back(0, 7):
         pass
@@ -72,7 +72,7 @@ def test_a_full_ring_is_told_later(links: Links) -> None:
     assert links.board.returned(0) == [4096, 8192]
 
 
-def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: Links) -> None:
+def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:
     leases = Leases(links)
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)

@@ -19,13 +19,13 @@ import minato_gpu.engine.building
 import minato_gpu.lanes.device_lane
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.lanes.ahead import BuildAhead
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
-from minato_gpu.lanes.links import Links
+from minato_gpu.lanes.graph_prebuild import BuildAhead
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
 from tests.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.lanes.device_bench import bench
@@ -83,7 +83,7 @@ class Numbers(Dataset[Any]):
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[WorkerChannels]:
     with open_links(1) as links:
         yield links
 
@@ -118,7 +118,7 @@ def test_a_rate_that_cannot_be_measured_stops_nothing(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("both", [False, True])
 def test_the_rate_is_measured_only_where_parts_of_samples_may_come(
-    monkeypatch: pytest.MonkeyPatch, links: Links, both: bool
+    monkeypatch: pytest.MonkeyPatch, links: WorkerChannels, both: bool
 ) -> None:
     asked: list[Any] = []
 
@@ -182,7 +182,9 @@ def test_where_dali_is_there_already_graphs_are_built_before_the_first_batch(mon
     assert opening.opened == [True]
 
 
-def test_the_first_batch_does_not_wait_for_dali_to_be_imported(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
+def test_the_first_batch_does_not_wait_for_dali_to_be_imported(
+    monkeypatch: pytest.MonkeyPatch, links: WorkerChannels
+) -> None:
     monkeypatch.delitem(sys.modules, "nvidia.dali.fn", raising=False)
     lane, waits = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True), list[float]()
     monkeypatch.setattr(lane._built, "wait", waits.append)
@@ -191,7 +193,7 @@ def test_the_first_batch_does_not_wait_for_dali_to_be_imported(monkeypatch: pyte
     assert lane.close(5.0)
 
 
-def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
+def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.MonkeyPatch, links: WorkerChannels) -> None:
     importlib.import_module("nvidia.dali.fn")
     monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", _boom)
     monkeypatch.setattr(DeviceExecutor, "load", _boom)
@@ -200,7 +202,7 @@ def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.Monkey
     assert lane.close(5.0)
 
 
-def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: Links) -> None:
+def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: WorkerChannels) -> None:
     """Also where it is the first of all, whose draws the graphs of split points might be built with."""
     lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
     given = [Local(PIPELINE.run({"n": n}, 0, stop=1), 8) for n in (0, 1, 2)]
@@ -227,7 +229,7 @@ def test_a_graph_is_counted_when_its_threads_are_there(monkeypatch: pytest.Monke
     assert (seen, graph.builds, graph.built) == ([0], 1, True)
 
 
-def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: Links) -> None:
+def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: WorkerChannels) -> None:
     """Also those of split points. From then on nobody is stopped by one that is being built."""
     stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(_double_in_dali))
     pipeline = Pipeline((READ, stage, replace(stage, name="twice")), outputs=("x", "k"), name="tests")
@@ -242,7 +244,7 @@ def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: Links)
     assert lane.close(5.0)
 
 
-def test_a_graph_that_wants_to_know_all_names_is_built_with_the_first_sample(links: Links) -> None:
+def test_a_graph_that_wants_to_know_all_names_is_built_with_the_first_sample(links: WorkerChannels) -> None:
     def all_of_them(dali: Any, reads: Any, params: Any, device: str) -> Any:
         return {"x": reads["x"] + sum(params[name] for name in params)}
 

@@ -24,11 +24,11 @@ from torch.utils.data import default_collate, get_worker_info
 from minato_gpu import DataLoader
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.cpu import ProcessLane
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Gate
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
 from tests.leaks import child_pids
@@ -150,7 +150,7 @@ def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str,
 
 def _parent_of_workers(pipe: Any, method: str, thread: bool) -> None:
     lanes: list[Any] = []
-    links = Links(2, addressed=False, arenas=True)
+    links = WorkerChannels(2, addressed=False, arenas=True)
     job = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
     context = multiprocessing.get_context(method)
 

@@ -14,7 +14,7 @@ import torch
 from minato_gpu.lanes.base import Failure, Report
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import LARGE, QueueChannel, SocketChannel
-from minato_gpu.memory.board import ATTENTION
+from minato_gpu.memory.status_board import ATTENTION
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, open_lane, reports_of
 

@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset, default_collate
 
 from minato_gpu import DataLoader, Field, Pipeline, Stage
 from minato_gpu.lanes.base import Blob, Extra, Failure, Local, NoSample, Report, Row, Unshippable
-from minato_gpu.lanes.links import Links
-from minato_gpu.memory.board import CHUNK, LIMIT, NO_LIMIT, SINCE_NS, STARTED
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import CHUNK, LIMIT, NO_LIMIT, SINCE_NS, STARTED
 from minato_gpu.pipeline import TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.contracts.datasets import Made
@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[WorkerChannels]:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     with open_links(2) as links:
         yield links
@@ -62,7 +62,7 @@ _SOURCES: dict[str, Callable[[], float]] = {
 @pytest.mark.parametrize("first", [0, 13, 29], ids="first draw at {}".format)
 @pytest.mark.parametrize("source", _SOURCES.values(), ids=_SOURCES.keys())
 def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
-    links: Links, source: Callable[[], float], first: int, rows: bool
+    links: WorkerChannels, source: Callable[[], float], first: int, rows: bool
 ) -> None:
     """Same content as from chunks of one; samples before the first draw and the memory of the first try included."""
     calls: list[int] = []
@@ -93,7 +93,7 @@ def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
         assert bench.arena is not None and bench.arena.allocated == 30 * 4096, "blobs of the first try were not freed"
 
 
-def test_a_chunk_without_draws_is_done_once(links: Links) -> None:
+def test_a_chunk_without_draws_is_done_once(links: WorkerChannels) -> None:
     calls: list[int] = []
 
     def make(key: int) -> int:
@@ -106,7 +106,7 @@ def test_a_chunk_without_draws_is_done_once(links: Links) -> None:
     assert calls == [*range(20)] * 3
 
 
-def test_draws_depend_on_seed_key_and_occurrence_alone(links: Links) -> None:
+def test_draws_depend_on_seed_key_and_occurrence_alone(links: WorkerChannels) -> None:
     def drawn(bench: Bench, *keys: int, **more: Any) -> list[Any]:
         return values(bench, bench.run(task(piece(keys, **more))))
 
@@ -119,7 +119,7 @@ def test_draws_depend_on_seed_key_and_occurrence_alone(links: Links) -> None:
     assert other[0] not in in_order
 
 
-def test_seeds_are_those_of_samples(links: Links) -> None:
+def test_seeds_are_those_of_samples(links: WorkerChannels) -> None:
     """What a user can compute: the sample's own seed, from the epoch's."""
     bench = Bench(links, job(lambda key: draws()))
     got = values(bench, bench.run(task(piece(["a", 5]))))
@@ -129,7 +129,7 @@ def test_seeds_are_those_of_samples(links: Links) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 30])
-def test_a_samples_error_in_an_unseeded_chunk_does_not_hide_draws(links: Links, size: int) -> None:
+def test_a_samples_error_in_an_unseeded_chunk_does_not_hide_draws(links: WorkerChannels, size: int) -> None:
     def make(key: int) -> Any:
         if key % 10 == 5:
             raise ValueError(f"{key}: {random.random()}")
@@ -146,7 +146,7 @@ def test_a_samples_error_in_an_unseeded_chunk_does_not_hide_draws(links: Links, 
             assert bench.store.get(item) == other.store.get(alone)
 
 
-def test_worker_init_functions_seed_is_kept_in_samples(links: Links) -> None:
+def test_worker_init_functions_seed_is_kept_in_samples(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: torch.initial_seed(), worker_init_fn=lambda number: torch.manual_seed(31)))
     for keys in (range(3), range(30)):
         assert set(values(bench, bench.run(task(piece(keys))))) == {31}
@@ -159,7 +159,7 @@ def _sample(key: int) -> Any:
     return {"x": np.full(3, key, np.float32), "name": f"n{key}"}
 
 
-def test_rows_go_to_their_places(links: Links) -> None:
+def test_rows_go_to_their_places(links: WorkerChannels) -> None:
     """Two pieces of one chunk; a piece that begins in the middle of its slab; strings beside."""
     bench = Bench(links, job(_sample))
     one, two = Slab(links, _sample(0), 3), Slab(links, _sample(0), 5)
@@ -171,7 +171,7 @@ def test_rows_go_to_their_places(links: Links) -> None:
     assert two.batch([["", ""]] * 5)["x"][1:3].tolist() == [[11] * 3, [12] * 3]
 
 
-def test_a_sample_that_does_not_fit_travels_as_an_object(links: Links) -> None:
+def test_a_sample_that_does_not_fit_travels_as_an_object(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: np.full(3 + (key == 2), key, np.int16)))
     slab = Slab(links, np.zeros(3, np.int16), 4)
     items = items_of(bench.run(task(piece(range(4), slab=slab.offset), layout=slab.bytes)))
@@ -181,14 +181,16 @@ def test_a_sample_that_does_not_fit_travels_as_an_object(links: Links) -> None:
 
 
 @pytest.mark.parametrize(("sample", "stacks"), [(_sample(1), True), ("text", False), (None, False)])
-def test_a_sample_is_described_as_long_as_the_layout_is_unknown(links: Links, sample: Any, stacks: bool) -> None:
+def test_a_sample_is_described_as_long_as_the_layout_is_unknown(
+    links: WorkerChannels, sample: Any, stacks: bool
+) -> None:
     bench = Bench(links, job(lambda key: sample))
     described = bench.run(task(piece([1]), layout=b""))[0].layout
     assert described is not None and bool(described) == stacks
     assert bench.run(task(piece([1]), layout=b"x" if stacks else None))[-1].layout is None
 
 
-def test_threads_hand_objects_over(links: Links) -> None:
+def test_threads_hand_objects_over(links: WorkerChannels) -> None:
     with open_links(1, arenas=False) as links:
         made = object()
         bench = Bench(links, job(lambda key: made, seeds_samples=False))
@@ -196,7 +198,7 @@ def test_threads_hand_objects_over(links: Links) -> None:
         assert isinstance(item, Local) and item.value is made
 
 
-def test_blobs_that_the_parent_gave_back_are_used_again(links: Links) -> None:
+def test_blobs_that_the_parent_gave_back_are_used_again(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: np.zeros(10_000)))
     first = items_of(bench.run(task(piece([1]))))[0]
     assert links.board.give_back(0, first.blocks[0][0])
@@ -206,7 +208,7 @@ def test_blobs_that_the_parent_gave_back_are_used_again(links: Links) -> None:
 # --- failures ------------------------------------------------------------------------------------------------
 
 
-def test_one_samples_failure_is_its_own(links: Links) -> None:
+def test_one_samples_failure_is_its_own(links: WorkerChannels) -> None:
     def make(key: int) -> int:
         if key == 4:
             raise KeyError("no such file")
@@ -222,7 +224,7 @@ def test_one_samples_failure_is_its_own(links: Links) -> None:
 
 
 @pytest.mark.parametrize("fits", [False, True], ids=["no layout", "layout known"])
-def test_an_object_that_cannot_travel_is_said_to_be_one(links: Links, fits: bool) -> None:
+def test_an_object_that_cannot_travel_is_said_to_be_one(links: WorkerChannels, fits: bool) -> None:
     """A ``collate_fn`` may still join its batch, where all of it is prepared; also when others were stacked before."""
     bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key), collate_fn=list))
     slab = Slab(links, 1.0, 3)
@@ -232,14 +234,14 @@ def test_an_object_that_cannot_travel_is_said_to_be_one(links: Links, fits: bool
     assert slab.batch()[2] == 2.0 if fits else bench.store.get(items[2]) == 2.0
 
 
-def test_an_object_that_cannot_travel_has_failed_where_it_cannot_be_stacked_either(links: Links) -> None:
+def test_an_object_that_cannot_travel_has_failed_where_it_cannot_be_stacked_either(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key)))
     items = items_of(bench.run(task(piece(range(3), position=20))))
     assert bench.store.get(items[2]) == 2.0
     assert "pickle" in error_of(items[1])[1] and "position 21, index 1, stage 'send', lane cpu" in error_of(items[1])[1]
 
 
-def test_what_worker_init_fn_raises_comes_with_every_sample(links: Links) -> None:
+def test_what_worker_init_fn_raises_comes_with_every_sample(links: WorkerChannels) -> None:
     def init(number: int) -> None:
         raise OSError(f"no disk for worker {number}")
 
@@ -267,14 +269,14 @@ class _Many:
         return [(key, random.random() if key == 8 else 0.0) for key in keys if key != 9]
 
 
-def test_many_samples_are_asked_for_at_once(links: Links) -> None:
+def test_many_samples_are_asked_for_at_once(links: WorkerChannels) -> None:
     dataset = _Many()
     bench = Bench(links, job(dataset))
     assert values(bench, bench.run(task(piece(range(20, 40))))) == [(key, 0.0) for key in range(20, 40)]
     assert dataset.calls == [list(range(20, 40))]
 
 
-def test_samples_fetched_at_once_cost_the_same(links: Links) -> None:
+def test_samples_fetched_at_once_cost_the_same(links: WorkerChannels) -> None:
     """Not the first of them all the time, and the others none."""
 
     class Slow(_Many):
@@ -287,7 +289,7 @@ def test_samples_fetched_at_once_cost_the_same(links: Links) -> None:
     assert max(report.times) < 100 * min(report.times), "some ms each, however long the machine paused in one of them"
 
 
-def test_an_error_of_many_is_blamed_on_one(links: Links) -> None:
+def test_an_error_of_many_is_blamed_on_one(links: WorkerChannels) -> None:
     bench = Bench(links, job(_Many()))
     items = items_of(bench.run(task(piece([*range(20, 30), 7, 9, *range(30, 40)]))))
     wrong = {at: error_of(item) for at, item in enumerate(items) if isinstance(item, Failure)}
@@ -296,7 +298,7 @@ def test_an_error_of_many_is_blamed_on_one(links: Links) -> None:
     assert "returned 0 samples" in wrong[11][1]
 
 
-def test_draws_of_many_are_those_of_one(links: Links) -> None:
+def test_draws_of_many_are_those_of_one(links: WorkerChannels) -> None:
     bench, other = Bench(links, job(_Many())), Bench(links, job(_Many()), number=1)
     got = values(bench, bench.run(task(piece([*range(20, 30), 8, *range(30, 40)]))))
     assert got[10] == values(other, other.run(task(piece([8]))))[0]
@@ -306,7 +308,7 @@ def test_draws_of_many_are_those_of_one(links: Links) -> None:
 # --- limits, and what is told meanwhile ----------------------------------------------------------------------
 
 
-def test_the_board_shows_where_the_worker_is(links: Links) -> None:
+def test_the_board_shows_where_the_worker_is(links: WorkerChannels) -> None:
     seen: list[tuple[int, int]] = []
 
     def look(key: int) -> int:
@@ -321,7 +323,7 @@ def test_the_board_shows_where_the_worker_is(links: Links) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("draws_too", [False, True])
-def test_a_limit_stops_a_chunk_before_the_next_sample(links: Links, pieces: int, draws_too: bool) -> None:
+def test_a_limit_stops_a_chunk_before_the_next_sample(links: WorkerChannels, pieces: int, draws_too: bool) -> None:
     """Also when the chunk is being done again because it drew."""
     calls: list[int] = []
 
@@ -338,7 +340,7 @@ def test_a_limit_stops_a_chunk_before_the_next_sample(links: Links, pieces: int,
     assert len(items_of(bench.run(task(piece(range(100, 120)), chunk=2)))) == 20, "the limit stayed for the next chunk"
 
 
-def test_no_many_are_asked_for_beyond_a_limit(links: Links) -> None:
+def test_no_many_are_asked_for_beyond_a_limit(links: WorkerChannels) -> None:
     """Nor is a limit that grows meanwhile taken for one of the piece after that: it would count from another sample."""
 
     class Many(_Many):
@@ -354,7 +356,7 @@ def test_no_many_are_asked_for_beyond_a_limit(links: Links) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("draws_too", [False, True])
-def test_a_worker_stops_at_its_credit(links: Links, pieces: int, draws_too: bool) -> None:
+def test_a_worker_stops_at_its_credit(links: WorkerChannels, pieces: int, draws_too: bool) -> None:
     """At the first sample that comes to it, whether its lease is done twice or not, and says what is left."""
     sizes = [10, 20, 5_000, 10, 10, 10]
     bench = Bench(links, job(lambda key: torch.zeros(sizes[key], dtype=torch.uint8) + int(draws_too and draws()[0])))
@@ -365,7 +367,7 @@ def test_a_worker_stops_at_its_credit(links: Links, pieces: int, draws_too: bool
     assert len(items_of(bench.run(one._replace(chunk=3)))) == 6
 
 
-def test_what_is_finished_is_told_while_a_sample_blocks(links: Links) -> None:
+def test_what_is_finished_is_told_while_a_sample_blocks(links: WorkerChannels) -> None:
     gate = threading.Event()
 
     def make(key: int) -> int:
@@ -382,7 +384,7 @@ def test_what_is_finished_is_told_while_a_sample_blocks(links: Links) -> None:
     assert values(bench, reports) == list(range(8))
 
 
-def test_cheap_samples_of_a_place_are_told_before_those_of_the_next(links: Links) -> None:
+def test_cheap_samples_of_a_place_are_told_before_those_of_the_next(links: WorkerChannels) -> None:
     """A slow sample of the next batch does not hold up this one."""
     gate = threading.Event()
 
@@ -400,7 +402,7 @@ def test_cheap_samples_of_a_place_are_told_before_those_of_the_next(links: Links
 
 
 @pytest.mark.parametrize("when", ["in an earlier sample", "before it blocks", "after it blocks"])
-def test_an_unseeded_draw_is_never_told(links: Links, when: str) -> None:
+def test_an_unseeded_draw_is_never_told(links: WorkerChannels, when: str) -> None:
     """Also where what was finished before it had been told already."""
     gate = threading.Event()
     tries: list[int] = []
@@ -424,7 +426,7 @@ def test_an_unseeded_draw_is_never_told(links: Links, when: str) -> None:
     assert values(bench, reports) == got
 
 
-def test_costly_samples_are_told_one_by_one(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costly_samples_are_told_one_by_one(links: WorkerChannels, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what each took (fixed work, no clock)."""
     published: list[int] = []
     bench = Bench(links, job(lambda key: sum(range(200_000)) and key))
@@ -442,7 +444,7 @@ def test_costly_samples_are_told_one_by_one(links: Links, monkeypatch: pytest.Mo
     assert report.times is not None and len(report.times) == 6 and min(report.times) > 0
 
 
-def test_the_layout_comes_by_message_and_samples_are_marked(links: Links) -> None:
+def test_the_layout_comes_by_message_and_samples_are_marked(links: WorkerChannels) -> None:
     """Once for a task. While a later sample blocks, those before it are known of all the same."""
     bench = Bench(links, job(lambda key: np.full(3, key)))
     bench.give(task(piece(range(4)), layout=b""))
@@ -451,7 +453,7 @@ def test_the_layout_comes_by_message_and_samples_are_marked(links: Links) -> Non
     assert [value.tolist() for value in values(bench, bench.told())] == [[key] * 3 for key in range(4)]
 
 
-def test_marks_and_messages_of_one_task_tell_every_sample_once(links: Links) -> None:
+def test_marks_and_messages_of_one_task_tell_every_sample_once(links: WorkerChannels) -> None:
     """The third sample cannot be pickled where its ``collate_fn`` may make something of it."""
     bench = Bench(links, job(lambda key: (lambda: key) if key == 2 else key, collate_fn=list))
     items = items_of(bench.run(task(piece(range(5)))))
@@ -461,14 +463,14 @@ def test_marks_and_messages_of_one_task_tell_every_sample_once(links: Links) -> 
 # --- batches joined where they were prepared -----------------------------------------------------------------
 
 
-def test_whole_batches_are_joined_at_once(links: Links) -> None:
+def test_whole_batches_are_joined_at_once(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: key, collate_fn=list))
     items = items_of(bench.run(task(piece(range(3), whole=True), piece([7, 8], position=3, whole=True))))
     assert [type(item) for item in items] == [Blob, type(None), type(None), Blob, type(None)]
     assert items[0].collated and bench.store.get(items[0]) == [0, 1, 2] and bench.store.get(items[3]) == [7, 8]
 
 
-def test_a_whole_batch_cut_short_goes_out_in_single_samples(links: Links) -> None:
+def test_a_whole_batch_cut_short_goes_out_in_single_samples(links: WorkerChannels) -> None:
     def make(key: int) -> int:
         if key == 1:
             bench.set_word(LIMIT, 2)
@@ -480,7 +482,7 @@ def test_a_whole_batch_cut_short_goes_out_in_single_samples(links: Links) -> Non
     assert not any(item.collated for item in items)
 
 
-def test_a_batch_cut_short_after_a_batch_with_a_failure_keeps_its_samples(links: Links) -> None:
+def test_a_batch_cut_short_after_a_batch_with_a_failure_keeps_its_samples(links: WorkerChannels) -> None:
     """Two batches in one chunk: the first has a bad sample, the second is cut short by a limit."""
 
     def make(key: int) -> int:
@@ -496,7 +498,7 @@ def test_a_batch_cut_short_after_a_batch_with_a_failure_keeps_its_samples(links:
     assert [bench.store.get(item) for item in items[4:]] == [4, 5]
 
 
-def test_a_failure_in_one_batch_leaves_the_others_alone(links: Links) -> None:
+def test_a_failure_in_one_batch_leaves_the_others_alone(links: WorkerChannels) -> None:
     def make(key: int) -> int:
         if key == 1:
             raise ValueError("one")
@@ -509,7 +511,7 @@ def test_a_failure_in_one_batch_leaves_the_others_alone(links: Links) -> None:
 
 
 @pytest.mark.parametrize("kind", ["run", "collate"])
-def test_what_collate_raises_names_the_batch(links: Links, kind: str) -> None:
+def test_what_collate_raises_names_the_batch(links: WorkerChannels, kind: str) -> None:
     def collate(samples: list[int]) -> Any:
         raise TypeError(f"cannot join {samples}")
 
@@ -527,7 +529,7 @@ def test_what_collate_raises_names_the_batch(links: Links, kind: str) -> None:
         assert part in text
 
 
-def test_a_job_joins_rows_and_objects(links: Links) -> None:
+def test_a_job_joins_rows_and_objects(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: key, collate_fn=lambda samples: samples))
     slab = Slab(links, _sample(0), 2)
     slab.layout.write(slab.layout.views(links.engine_arena.buffer, slab.offset, 2), 1, _sample(6))
@@ -543,7 +545,7 @@ class _Unloadable:
         return int, ("no number",)
 
 
-def test_a_job_prepares_what_it_cannot_load(links: Links) -> None:
+def test_a_job_prepares_what_it_cannot_load(links: WorkerChannels) -> None:
     """All of its batch, and says so; a ``collate_fn`` makes something of it."""
     bench = Bench(links, job(lambda key: _Unloadable(), collate_fn=lambda samples: [type(one) for one in samples]))
     items = [bench.store.put(3), bench.store.put(_Unloadable())]
@@ -552,14 +554,14 @@ def test_a_job_prepares_what_it_cannot_load(links: Links) -> None:
     assert report.repeated == 2
 
 
-def test_a_batch_of_no_keys(links: Links) -> None:
+def test_a_batch_of_no_keys(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: key, collate_fn=lambda samples: ("joined", samples)))
     items = items_of(bench.run(task(piece([NoSample()], whole=True))))
     assert bench.store.get(items[0]) == ("joined", [])
 
 
 @pytest.mark.parametrize("again", ["repeats", "retries"])
-def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: Links, again: str) -> None:
+def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: WorkerChannels, again: str) -> None:
     """A worker that dies in a chunk leaves what a stage that works in place has made of it."""
 
     def double(fields: Any, _: Any) -> Any:
@@ -596,7 +598,7 @@ class _Stream(IterableDataset[int]):
         raise OSError("the disk is gone")
 
 
-def test_a_stream_yields_batches_then_its_error_then_nothing(links: Links) -> None:
+def test_a_stream_yields_batches_then_its_error_then_nothing(links: WorkerChannels) -> None:
     bench = Bench(links, job(_Stream()))
     tasks = [task(kind="next", chunk=number, items=2) for number in range(1, 5)]
     reports = bench.run(*tasks)
@@ -606,7 +608,7 @@ def test_a_stream_yields_batches_then_its_error_then_nothing(links: Links) -> No
     assert reports[3].status == "exhausted" and got[3] is None
 
 
-def test_a_new_epoch_begins_a_new_stream(links: Links) -> None:
+def test_a_new_epoch_begins_a_new_stream(links: WorkerChannels) -> None:
     bench = Bench(links, job(_Stream()))
     first, second = task(kind="next", items=4), task(kind="next", items=4, chunk=2)._replace(epoch=1)
     for report in bench.run(first, second):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.copies import Run
+from minato_gpu.memory.copies import CopyRange
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
@@ -57,8 +57,8 @@ class Bench:
         slab = self.slab(value)
         offsets, nbytes = self.layout.offsets(ROWS)
         image = self.layout.leaves[0].nbytes
-        runs = [Run(slab + n * image, n * image, image) for n in range(ROWS) if n not in on_device]
-        runs.append(Run(slab + offsets[1], offsets[1], nbytes - offsets[1]))
+        runs = [CopyRange(slab + n * image, n * image, image) for n in range(ROWS) if n not in on_device]
+        runs.append(CopyRange(slab + offsets[1], offsets[1], nbytes - offsets[1]))
         rows, made = [], set()
         if on_device:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
@@ -66,7 +66,7 @@ class Bench:
                 sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
                 one = Made(maker.event(), maker)
             made.add(one)
-            ways = [(one, Run(slab + n * image, n * image, image)) for n in on_device]
+            ways = [(one, CopyRange(slab + n * image, n * image, image)) for n in on_device]
             rows.append(DeviceRows(0, list(on_device), sources, ways))
         load = RowsLoad(self.layout, ROWS, [], runs, rows, made, (slab,))
         self.submit(load)
@@ -80,7 +80,7 @@ class Bench:
         runs = []
         for n, slab in enumerate(slabs):
             for leaf, at, begin in zip(self.layout.leaves, offsets, self.layout.offsets(n + 1)[0], strict=True):
-                runs.append(Run(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
+                runs.append(CopyRange(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
         load = RowsLoad(self.layout, ROWS, [], runs, [], set(), tuple(slabs))
         self.submit(load)
         for slab in slabs:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.samples import Ticket
-from minato_gpu.sampling.delivered import HISTORY, Delivered
+from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
 
 
 def _spans(positions: list[int]) -> list[tuple[int, int]]:
@@ -21,7 +21,7 @@ def _spans(positions: list[int]) -> list[tuple[int, int]]:
     return out
 
 
-def _set(record: Delivered) -> set[int]:
+def _set(record: DeliveredPositions) -> set[int]:
     return set(range(record.low)) | {position for lo, hi in record.above for position in range(lo, hi)}
 
 
@@ -31,7 +31,7 @@ _ORDERS = st.permutations(range(40)).flatmap(lambda order: st.tuples(st.just(ord
 @given(_ORDERS)
 def test_any_order_of_delivery(case: tuple[list[int], int]) -> None:
     order, size = case
-    record = Delivered()
+    record = DeliveredPositions()
     seen: list[set[int]] = [set()]
     for start in range(0, 40, size):
         batch = sorted(order[start : start + size])
@@ -44,12 +44,12 @@ def test_any_order_of_delivery(case: tuple[list[int], int]) -> None:
         for back in range(len(seen)):
             before = record.rewound(back)
             assert _set(before) == seen[-1 - back] and before.batches == record.batches - back
-        assert Delivered.of_bits(record.batches, record.low, record.bits()).above == record.above
+        assert DeliveredPositions.of_bits(record.batches, record.low, record.bits()).above == record.above
     assert (record.low, record.above, record.bits()) == (40, [], b"")
 
 
 def test_in_order_takes_no_bits_and_no_memory() -> None:
-    record = Delivered()
+    record = DeliveredPositions()
     for number in range(3 * HISTORY):
         record.add([(4 * number, 4 * number + 4)])
     assert (record.low, record.above) == (12 * HISTORY, [])
@@ -58,13 +58,13 @@ def test_in_order_takes_no_bits_and_no_memory() -> None:
 
 
 def test_a_record_with_more_spans_than_a_run_leaves() -> None:
-    Delivered.of_bits(1, 0, b"\xaa" * (1 << 15))
+    DeliveredPositions.of_bits(1, 0, b"\xaa" * (1 << 15))
     with pytest.raises(ValueError, match="'above' has 131076 spans"):
-        Delivered.of_bits(1, 0, b"\xaa" * ((1 << 15) + 1))
+        DeliveredPositions.of_bits(1, 0, b"\xaa" * ((1 << 15) + 1))
 
 
 def test_the_survivor_is_that_of_the_last_batch_that_has_one() -> None:
-    record = Delivered()
+    record = DeliveredPositions()
     tickets = [None, Ticket(0, 4, "a"), None, Ticket(0, 13, "b", 2)]
     for number, ticket in enumerate(tickets):
         record.add([(4 * number, 4 * number + 4)], ticket)
@@ -73,7 +73,7 @@ def test_the_survivor_is_that_of_the_last_batch_that_has_one() -> None:
 
 
 def test_further_back_than_was_delivered() -> None:
-    record = Delivered()
+    record = DeliveredPositions()
     record.add([(0, 4)])
     with pytest.raises(ValueError, match=r"ahead=2: this iterator has delivered 1 batches, and the last 1 can"):
         record.rewound(2)
@@ -82,7 +82,7 @@ def test_further_back_than_was_delivered() -> None:
 @given(st.binary(max_size=40), st.integers(0, 1000))
 def test_any_bits_are_a_record(bits: bytes, low: int) -> None:
     """Whatever a file says, the record it makes keeps its own rules."""
-    record = Delivered.of_bits(3, low, bits)
+    record = DeliveredPositions.of_bits(3, low, bits)
     assert record.samples == low + sum(byte.bit_count() for byte in bits)
     edges = [edge for span in record.above for edge in span]
     assert edges == sorted(set(edges)) and (not edges or edges[0] > record.low)

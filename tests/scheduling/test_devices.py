@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.harm import AFTER_WAIT, LEARNED, Harm
+from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, DeviceInterference
 from minato_gpu.scheduling.scheduler import Scheduler
 from tests.scheduling.model import Shell
 
@@ -77,7 +77,7 @@ def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
 
 
 def test_patience_after_a_wait_counts_rounds_of_batches() -> None:
-    harm = Harm(True, devices=DEVICES)
+    harm = DeviceInterference(True, devices=DEVICES)
     for _ in range(LEARNED * DEVICES):
         harm.stepped(0.1, 0.01)
     assert harm.spare

@@ -13,8 +13,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 
 from minato_gpu.lanes.base import Extra, Failure, NoSample, Row, Unshippable
-from minato_gpu.lanes.links import Links
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import Loans
 from minato_gpu.scheduling.messages import Compose
@@ -40,7 +40,9 @@ def failure(text: str = "broken") -> Failure:
 class Floor:
     """An assembly with one worker that does what the test says; places of four samples."""
 
-    def __init__(self, links: Links, *, stacks: bool = True, joins_whole: bool = True, places: int = 3) -> None:
+    def __init__(
+        self, links: WorkerChannels, *, stacks: bool = True, joins_whole: bool = True, places: int = 3
+    ) -> None:
         self.links = links
         self.leases = Loans()
         self.assembly = Assembly(links, self.leases, stacks=stacks, joins_whole=joins_whole)
@@ -86,7 +88,7 @@ class Floor:
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
+def links() -> Iterator[WorkerChannels]:
     with open_links(1) as links:
         yield links
 
@@ -96,7 +98,7 @@ def expected(*serials: int) -> Any:
     return default_collate([sample(serial) for serial in serials])
 
 
-def test_a_place_as_the_sampler_made_it_is_its_slab(links: Links) -> None:
+def test_a_place_as_the_sampler_made_it_is_its_slab(links: WorkerChannels) -> None:
     """Handed over without a copy, while later places are filled."""
     floor = Floor(links)
     floor.learn()
@@ -112,7 +114,7 @@ def test_a_place_as_the_sampler_made_it_is_its_slab(links: Links) -> None:
     assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
-def test_a_batch_from_several_places_is_gathered(links: Links) -> None:
+def test_a_batch_from_several_places_is_gathered(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.learn()
     floor.prepare(0, 12)
@@ -125,7 +127,7 @@ def test_a_batch_from_several_places_is_gathered(links: Links) -> None:
     assert floor.settle() == (0, 0)
 
 
-def test_samples_from_before_the_layout_was_known_are_stacked_too(links: Links) -> None:
+def test_samples_from_before_the_layout_was_known_are_stacked_too(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.prepare(0, 6)
     needed = floor.assembly.needs_jobs
@@ -138,7 +140,7 @@ def test_samples_from_before_the_layout_was_known_are_stacked_too(links: Links) 
     assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
-def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: Links) -> None:
+def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChannels) -> None:
     """Which gets rows and objects by reference, and whose result is the batch."""
     floor = Floor(links)
     floor.learn()
@@ -157,7 +159,7 @@ def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: Links) -> No
     assert floor.settle()[0] == links.engine_arena.allocated and floor.settle()[1] == 0
 
 
-def test_a_job_whose_collate_fails_raises_for_its_batch_alone(links: Links) -> None:
+def test_a_job_whose_collate_fails_raises_for_its_batch_alone(links: WorkerChannels) -> None:
     floor = Floor(links, stacks=False)
     floor.prepare(0, 8)
     assert floor.assembly.compose(Compose(0, ((0, 4),)))
@@ -171,7 +173,7 @@ def test_a_job_whose_collate_fails_raises_for_its_batch_alone(links: Links) -> N
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["rows", "objects"])
-def test_a_failed_sample_fails_its_batch_and_frees_the_others(links: Links, known: bool) -> None:
+def test_a_failed_sample_fails_its_batch_and_frees_the_others(links: WorkerChannels, known: bool) -> None:
     floor = Floor(links)
     if known:
         floor.learn()
@@ -185,7 +187,7 @@ def test_a_failed_sample_fails_its_batch_and_frees_the_others(links: Links, know
     assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
-def test_the_first_of_several_failures_is_raised(links: Links) -> None:
+def test_the_first_of_several_failures_is_raised(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.learn()
     floor.prepare(0, 4, bad=3)
@@ -195,7 +197,7 @@ def test_the_first_of_several_failures_is_raised(links: Links) -> None:
     assert floor.settle() == (0, 0)
 
 
-def test_a_batch_that_its_worker_joined(links: Links) -> None:
+def test_a_batch_that_its_worker_joined(links: WorkerChannels) -> None:
     floor = Floor(links, stacks=False)
     [piece] = floor.assembly.pieces([(0, 4)], inspect=False)
     assert piece.whole and piece.slab == -1
@@ -205,7 +207,7 @@ def test_a_batch_that_its_worker_joined(links: Links) -> None:
     assert floor.settle() == (0, 0)
 
 
-def test_tasks_name_keys_rows_and_positions(links: Links) -> None:
+def test_tasks_name_keys_rows_and_positions(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.learn()
     first, second, third = floor.assembly.pieces([(2, 6), (11, 12)], inspect=False)
@@ -216,7 +218,7 @@ def test_tasks_name_keys_rows_and_positions(links: Links) -> None:
     assert again.slab == first.slab, "a place has one slab"
 
 
-def test_reading_headers_takes_no_slab(links: Links) -> None:
+def test_reading_headers_takes_no_slab(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.learn()
     assert [piece.slab for piece in floor.assembly.pieces([(0, 8)], inspect=True)] == [-1, -1]
@@ -232,7 +234,7 @@ def test_reading_headers_takes_no_slab(links: Links) -> None:
     assert floor.settle() == (0, 0)
 
 
-def test_an_empty_batch_has_no_slab(links: Links) -> None:
+def test_an_empty_batch_has_no_slab(links: WorkerChannels) -> None:
     floor = Floor(links, places=0)
     floor.learn()
     floor.assembly.admit(Record(0, 0, range(1), [NoSample()], None))
@@ -240,7 +242,7 @@ def test_an_empty_batch_has_no_slab(links: Links) -> None:
     assert piece.slab == -1 and piece.whole
 
 
-def test_a_sample_that_cannot_be_pickled_makes_jobs_prepare_their_samples(links: Links) -> None:
+def test_a_sample_that_cannot_be_pickled_makes_jobs_prepare_their_samples(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.assembly.samples.arrived([(0, 4)], [Unshippable()] * 4, 0)
     assert floor.assembly.samples.unshippable
@@ -248,7 +250,7 @@ def test_a_sample_that_cannot_be_pickled_makes_jobs_prepare_their_samples(links:
     assert floor.assembly.references(((0, 4),)) is None
 
 
-def test_bytes_in_flight_and_their_peak(links: Links) -> None:
+def test_bytes_in_flight_and_their_peak(links: WorkerChannels) -> None:
     """Rows count their own size, objects theirs; a batch that is delivered leaves."""
     floor = Floor(links)
     floor.learn()
@@ -265,7 +267,7 @@ def test_bytes_in_flight_and_their_peak(links: Links) -> None:
 
 
 @pytest.mark.parametrize("progress", range(5))
-def test_whatever_is_forgotten_is_freed_once(links: Links, progress: int) -> None:
+def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: int) -> None:
     """A run given up at any point: its blocks come back exactly once, but for batches that the consumer holds."""
     floor = Floor(links)
     if progress % 2:
@@ -298,7 +300,7 @@ def test_whatever_is_forgotten_is_freed_once(links: Links, progress: int) -> Non
     assert len(links.engine_arena._begins) == 1, "free blocks did not join"
 
 
-def test_a_full_ring_keeps_blocks_for_later(links: Links) -> None:
+def test_a_full_ring_keeps_blocks_for_later(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.leases.give_back((0, 4096 * number) for number in range(20_000))
     floor.assembly.holdings.reclaim()

@@ -9,7 +9,7 @@ import pytest
 
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
-from minato_gpu.scheduling.harm import AFTER_WAIT, LEARNED, MOST, Harm
+from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, MOST, DeviceInterference
 from minato_gpu.simulation.scenarios import Scenario, hybrid_costs
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Outcome, Work
@@ -20,7 +20,7 @@ KEEPS_UP_S = BATCH * 4e-3 * np.exp(0.5) / SLOTS  # what the CPU lane needs for a
 
 @pytest.mark.parametrize("slope", [0.0, 0.3, 2.0])
 def test_the_slope_is_that_of_step_time_against_device_work(slope: float) -> None:
-    rng, harm = np.random.default_rng(1), Harm(True)
+    rng, harm = np.random.default_rng(1), DeviceInterference(True)
     for _ in range(400):
         work = float(rng.uniform(0.0, 0.02))
         harm.worked(work)
@@ -30,7 +30,7 @@ def test_the_slope_is_that_of_step_time_against_device_work(slope: float) -> Non
 
 
 def test_work_that_never_varies_says_nothing() -> None:
-    rng, harm = np.random.default_rng(1), Harm(True)
+    rng, harm = np.random.default_rng(1), DeviceInterference(True)
     for _ in range(200):
         harm.worked(0.01)
         harm.stepped(0.03 * float(rng.lognormal(0, 0.1)), 1.0)
@@ -38,7 +38,7 @@ def test_work_that_never_varies_says_nothing() -> None:
 
 
 def test_a_pause_is_no_step() -> None:
-    harm = Harm(True)
+    harm = DeviceInterference(True)
     for number in range(100):
         harm.worked(0.001 * (number % 3))
         harm.stepped(60.0 if number == 50 else 0.03, 1.0)
@@ -46,7 +46,7 @@ def test_a_pause_is_no_step() -> None:
 
 
 def test_the_device_is_spared_once_steps_are_known_and_not_while_the_consumer_has_waited() -> None:
-    harm = Harm(True)
+    harm = DeviceInterference(True)
     for number in range(1, LEARNED + 1):
         assert harm.stepped(0.1, 0.05) == (number == LEARNED)
     assert harm.spare
@@ -59,7 +59,7 @@ def test_the_device_is_spared_once_steps_are_known_and_not_while_the_consumer_ha
 
 
 def test_nothing_is_spared_or_priced_where_the_policy_does_not_ask_for_it() -> None:
-    harm = Harm(False)
+    harm = DeviceInterference(False)
     for number in range(100):
         harm.worked(0.01 * (number % 2))
         assert not harm.stepped(0.1 + 0.01 * (number % 2), 0.01)
@@ -115,7 +115,7 @@ def test_a_run_with_prices_replays_to_the_same_instructions() -> None:
 
 def test_a_step_with_several_devices_is_a_round() -> None:
     """A consumer of four devices takes four batches together; what device work adds shows in the whole round."""
-    rng, harm = np.random.default_rng(1), Harm(True, devices=4)
+    rng, harm = np.random.default_rng(1), DeviceInterference(True, devices=4)
     for _ in range(400):
         work = rng.uniform(0, 0.05)
         harm.worked(4 * work)

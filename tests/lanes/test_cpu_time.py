@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.lanes.delay import CoreTime, RunQueueDelay
+from minato_gpu.lanes.cpu_time import CoreTime, RunQueueDelay
 from tests.leaks import leaks, take_snapshot
 from tests.waiting import wait_until
 

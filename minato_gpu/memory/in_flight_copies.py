@@ -24,7 +24,7 @@ class _Copies(NamedTuple):
     event: Event | None
 
 
-class UnderWay:
+class InFlightCopies:
     """The copies that have been issued on one stream, oldest first. Every method may be called by any thread."""
 
     def __init__(self, slabs: Slabs) -> None:

@@ -53,7 +53,7 @@ class Claim(NamedTuple):
     stage: int
 
 
-class Board:
+class WorkerStatusBoard:
     """Shared words; see the module's head for who writes what."""
 
     def __init__(self, workers: int, fd: int | None = None) -> None:

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 _TOGETHER = 8
 
 
-class Step(NamedTuple):
+class StepState(NamedTuple):
     """Since when, in which stage (-1: none), with which sample (its number, or its drawn parameters; None: not one),
     and how many samples at once."""
 
@@ -20,7 +20,7 @@ class Step(NamedTuple):
     samples: int
 
 
-class At:
+class CurrentStep:
     """The step under way. One tuple takes the place of another, so a reader sees one or the other.
 
     ``between``: called by the thread before each step, for what must not wait until the step is over.
@@ -30,7 +30,7 @@ class At:
     """
 
     def __init__(self) -> None:
-        self.step = Step(0.0, -1, None, 1)
+        self.step = StepState(0.0, -1, None, 1)
         self.between: Callable[[], None] = lambda: None
         self._drawn: Sequence[Any] = ()
         self._first = 0
@@ -38,7 +38,7 @@ class At:
     def enter(self, stage: int = -1, sample: Any = None, samples: int = 1) -> None:
         """The thread goes on to this."""
         self.between()
-        self.step = Step(perf_counter(), stage, sample, samples)
+        self.step = StepState(perf_counter(), stage, sample, samples)
 
     def pause(self) -> None:
         """The step goes on after this; there is time for other things."""
@@ -57,7 +57,7 @@ class At:
         """The parameters of the micro-batch that runs now; its samples are numbered from ``first`` on."""
         self._drawn, self._first = drawn, first
 
-    def number(self, step: Step) -> int | None:
+    def number(self, step: StepState) -> int | None:
         """The number of the step's sample, where it is at one."""
         if isinstance(step.sample, int):
             return step.sample

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minato_gpu.memory.board import (
+from minato_gpu.memory.status_board import (
     _RING,
     CHUNK,
     JOINING,
@@ -23,28 +23,28 @@ from minato_gpu.memory.board import (
     SINCE_NS,
     STAGE,
     STARTED,
-    Board,
     Claim,
+    WorkerStatusBoard,
 )
 
 _FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    board = Board(3)
+def board() -> Iterator[WorkerStatusBoard]:
+    board = WorkerStatusBoard(3)
     yield board
     board.close()
 
 
-def take(board: Board, worker: int, run: int, chunk: int) -> None:
+def take(board: WorkerStatusBoard, worker: int, run: int, chunk: int) -> None:
     """What a worker writes when it takes a chunk."""
     row = board.row(worker)
     for word, value in ((LIMIT, NO_LIMIT), (STARTED, 0), (RUN, run), (CHUNK, chunk)):
         board.words[row + word] = value
 
 
-def test_workers_have_rows_of_their_own(board: Board) -> None:
+def test_workers_have_rows_of_their_own(board: WorkerStatusBoard) -> None:
     for worker in range(3):
         for word in (CHUNK, STARTED, LIMIT, SINCE_NS, RUN):
             board.words[board.row(worker) + word] = 100 * worker + word
@@ -54,14 +54,14 @@ def test_workers_have_rows_of_their_own(board: Board) -> None:
         assert board.returned(worker) == [7 + worker]
 
 
-def test_the_worker_at_a_chunk_is_found(board: Board) -> None:
+def test_the_worker_at_a_chunk_is_found(board: WorkerStatusBoard) -> None:
     take(board, 1, run=4, chunk=9)
     assert board.find(4, 9) == 1
     assert board.find(3, 9) is None, "the same number in an earlier run"
     assert board.find(4, 8) is None
 
 
-def test_what_has_not_started_is_taken_back(board: Board) -> None:
+def test_what_has_not_started_is_taken_back(board: WorkerStatusBoard) -> None:
     take(board, 0, run=1, chunk=5)
     board.words[board.row(0) + STARTED] = 3
     assert board.revoke(0, 5, keep=8) == 8
@@ -70,7 +70,7 @@ def test_what_has_not_started_is_taken_back(board: Board) -> None:
     assert board.revoke(0, 6, keep=0) is None
 
 
-def _serve(board: Board, size: int, done: Any) -> None:
+def _serve(board: WorkerStatusBoard, size: int, done: Any) -> None:
     """Chunks of ``size`` samples that take no time, until the parent writes to the second row."""
     row, words = board.row(0), board.words
     chunk = 0
@@ -90,7 +90,7 @@ def _serve(board: Board, size: int, done: Any) -> None:
 
 def test_both_sides_agree_where_a_chunk_stops() -> None:
     """A worker process and its parent, as fast as they can: nothing is begun that the parent was promised back."""
-    board, size = Board(2), 3000
+    board, size = WorkerStatusBoard(2), 3000
     receiver, sender = _FORK.Pipe(duplex=False)
     worker = _FORK.Process(target=_serve, args=(board, size, sender))
     worker.start()
@@ -123,7 +123,7 @@ def test_both_sides_agree_where_a_chunk_stops() -> None:
 @given(st.lists(st.integers(-3000, 9000), max_size=30))
 def test_the_ring_gives_back_in_order_across_its_end(steps: list[int]) -> None:
     """Positive: the parent frees so many; negative: the worker looks. Against a list as the model."""
-    board = Board(1)
+    board = WorkerStatusBoard(1)
     sent, waiting, received = 0, 0, 0
     for step in (*steps, -1):
         if step > 0:
@@ -140,7 +140,7 @@ def test_the_ring_gives_back_in_order_across_its_end(steps: list[int]) -> None:
     board.close()
 
 
-def test_a_full_ring_refuses_and_loses_nothing(board: Board) -> None:
+def test_a_full_ring_refuses_and_loses_nothing(board: WorkerStatusBoard) -> None:
     assert all(board.give_back(2, number) for number in range(_RING))
     assert not board.give_back(2, -1)
     assert board.give_back(1, 5), "the other workers' rings have room"
@@ -149,8 +149,8 @@ def test_a_full_ring_refuses_and_loses_nothing(board: Board) -> None:
     assert board.returned(2) == [77]
 
 
-def test_a_board_attached_by_descriptor_is_the_same(board: Board) -> None:
-    other = Board(3, fd=os.dup(board.fd))
+def test_a_board_attached_by_descriptor_is_the_same(board: WorkerStatusBoard) -> None:
+    other = WorkerStatusBoard(3, fd=os.dup(board.fd))
     take(board, 2, run=1, chunk=6)
     assert other.find(1, 6) == 2
     assert other.give_back(0, 12)
@@ -159,13 +159,13 @@ def test_a_board_attached_by_descriptor_is_the_same(board: Board) -> None:
 
 
 def test_closing_twice_is_allowed() -> None:
-    board = Board(1)
+    board = WorkerStatusBoard(1)
     board.close()
     board.close()
     assert board.fd == -1
 
 
-def test_what_a_dead_worker_had_taken(board: Board) -> None:
+def test_what_a_dead_worker_had_taken(board: WorkerStatusBoard) -> None:
     """The inbox tells, whether or not the worker came to say that it has begun."""
     assert board.claim(1) == Claim(-1, -1, 0, 0)
     board.inbox(1)[:16] = struct.pack("qq", 3, 7)

@@ -29,7 +29,7 @@ _OUTLIER = 4.0  # a pause that is longer than this many steps is none
 MOST = 4.0
 
 
-class Harm:
+class DeviceInterference:
     """The step of one consumer. ``slope``: seconds of step for a second of device work; ``spare``: leave it alone.
 
     ``devices``: batches of a step.

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from minato_gpu.lanes.streams import EVERY, StreamStart, Told, dataset_part, share_seed
+from minato_gpu.lanes.streams import EVERY, StreamStart, StreamState, dataset_part, share_seed
 from minato_gpu.sampling.delivered import HISTORY
 
-_NOTHING = Told(None, False)
+_NOTHING = StreamState(None, False)
 MOST_BYTES = 1 << 27
 """Of states that are kept for consumers that read ahead; of larger ones fewer batches can be taken back."""
 
@@ -23,11 +23,11 @@ class StreamPlace(NamedTuple):
 
     batches: int
     ended: bool
-    told: Told
+    told: StreamState
 
 
 class _Worker:
-    def __init__(self, batches: int = 0, told: Told = _NOTHING) -> None:
+    def __init__(self, batches: int = 0, told: StreamState = _NOTHING) -> None:
         self.batches = batches
         self.told = told
 
@@ -41,7 +41,7 @@ class WorkerStreams:
     def __init__(self, workers: int, batches: int = 0, turn: int = 0) -> None:
         self.batches = batches
         self.turns: dict[int, int] = {}
-        self.told: dict[int, Told] = {}
+        self.told: dict[int, StreamState] = {}
         self.ended: set[int] = set()  # the workers whose streams are known to be at their end
         self.shared_seed: int | None = None  # the seed of a data pipe's order
         self.left: list[StreamStart] = []  # of streams that had ended when they were saved: where the next epoch begins
@@ -49,8 +49,8 @@ class WorkerStreams:
         self.on_saves: Callable[[bool], None] = lambda come: None  # told whether states are asked for every few batches
         self._saved = batches  # when one was last asked for, or might have been
         self._workers = [_Worker() for _ in range(workers)]
-        self._ends: dict[int, Told] = {}  # by worker, what was told at the end of its stream
-        self._recent: deque[tuple[int, int, Told]] = deque()  # worker, and what it was before
+        self._ends: dict[int, StreamState] = {}  # by worker, what was told at the end of its stream
+        self._recent: deque[tuple[int, int, StreamState]] = deque()  # worker, and what it was before
         self._kept = 0  # bytes of states in there
 
     def delivered(self, ticket: int) -> None:
@@ -78,7 +78,7 @@ class WorkerStreams:
         """Whether a state was asked for some batches ago, or the epoch has just begun."""
         return self.batches - self._saved < EVERY * len(self._workers)
 
-    def exhausted(self, ticket: int, worker: int, told: Told | None = None) -> None:
+    def exhausted(self, ticket: int, worker: int, told: StreamState | None = None) -> None:
         """The ticket found its worker's stream at its end; the first that does tells the stream's state."""
         if told is not None:
             self._ends[worker] = told
@@ -93,16 +93,18 @@ class WorkerStreams:
         else:
             share_seed(pipe, self.shared_seed)
 
-    def begin(self, tolds: list[Told]) -> None:
+    def begin(self, tolds: list[StreamState]) -> None:
         """No batch has been delivered: the data sets of all workers stand where they say."""
         for worker, told in zip(self._workers, tolds, strict=True):
             worker.told = told
 
-    def at_end(self) -> list[Told]:
+    def at_end(self) -> list[StreamState]:
         """Where the data sets of all workers stand for the next epoch, where they have told it."""
         ends = [self._ends.get(number, _NOTHING) for number in range(len(self._workers))]
         return [
-            Told(state := dataset_part(told.state), False, told.error, over=state is not None and worker.batches > 0)
+            StreamState(
+                state := dataset_part(told.state), False, told.error, over=state is not None and worker.batches > 0
+            )
             for told, worker in zip(ends, self._workers, strict=True)
         ]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.streams import StreamScheduler
+from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 
 
 class Streams:

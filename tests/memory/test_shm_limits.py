@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minato_gpu import DataLoader
-from minato_gpu.memory import room
+from minato_gpu.memory import shm_limits
 from minato_gpu.notices import say_once
 
 _DATA: Any = range(8)
@@ -50,14 +50,14 @@ def test_a_small_tmpfs(
 
 
 def test_no_tmpfs_at_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(room, "_TMPFS", Path("/nowhere"))
+    monkeypatch.setattr(shm_limits, "_TMPFS", Path("/nowhere"))
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         DataLoader(_DATA, collate_fn=list, num_workers=1)
     assert "/dev/shm has 0 MiB left for 1 workers" in caplog.text
 
 
 def test_a_budget_beyond_the_memory_there_is() -> None:
-    limit, what = room.memory_limit()
+    limit, what = shm_limits.memory_limit()
     assert limit > 1 << 28
     with pytest.raises(ValueError, match=r"host_memory_budget=.* is more than the .* bytes of this"):
         DataLoader(_DATA, num_workers=1, host_memory_budget=limit + 1)
@@ -67,11 +67,11 @@ def test_a_budget_beyond_the_memory_there_is() -> None:
 
 def test_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    machine = room.memory_limit()
+    monkeypatch.setattr(shm_limits, "_CGROUP", tmp_path)
+    machine = shm_limits.memory_limit()
     assert machine[1] == "this machine's memory"
     (tmp_path / "memory.max").write_text("1073741824\n")
-    assert room.memory_limit() == (1 << 30, "this job's memory limit (memory.max)")
+    assert shm_limits.memory_limit() == (1 << 30, "this job's memory limit (memory.max)")
 
 
 def test_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,18 +20,18 @@ from typing import Any
 from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.board import Board
 from minato_gpu.memory.completions import Bell, Completions
+from minato_gpu.memory.status_board import WorkerStatusBoard
 
 _SEND_BUFFER = 1 << 20
 _MARKS = 4  # for each ticket of the window: some of runs that were given up are still in use
 _LEAST_MARKS = 1 << 12
 
-_open_links: WeakSet[Links] = WeakSet()
+_open_links: WeakSet[WorkerChannels] = WeakSet()
 """Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
 
 
-class Links:
+class WorkerChannels:
     """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
 
     def __init__(self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024) -> None:
@@ -39,7 +39,7 @@ class Links:
         self.workers = workers
         self.engine_arena = Arena("engine")
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
-        self.board = Board(workers)
+        self.board = WorkerStatusBoard(workers)
         self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
         pairs = [_pair() for _ in range(workers if addressed else 1)]
         self.task_senders = [pair[0] for pair in pairs]
@@ -110,7 +110,7 @@ class Links:
         self.workers = state["workers"]
         arenas = [Arena("attached", capacity, fd=dup.detach()) for dup, capacity in state["arenas"]]
         self.engine_arena, self.arenas = arenas[0], arenas[1:]
-        self.board = Board(self.workers, fd=state["board"].detach())
+        self.board = WorkerStatusBoard(self.workers, fd=state["board"].detach())
         marks, capacity = state["completions"]
         self.completions = Completions(capacity, fd=marks.detach())
         self.wake, self.consumer_wake = state["wake"].detach(), state["consumer_wake"].detach()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.lanes.ahead import BuildAhead
+from minato_gpu.lanes.graph_prebuild import BuildAhead
 
 
 class Graphs:

@@ -34,7 +34,7 @@ from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Transfers
 
 
-class Outlet:
+class DeviceOutput:
     """For one thread. ``layout``: the pickled layout of a sample, where a task came without one (the engine wants to
     know it). ``spilled``: samples that the budget sent to the host."""
 
