@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.engine import engine
-from minato_gpu.lanes import cpu, cpu_time, wire, worker
+from minato_gpu.lanes import cpu_time, thread_lane, wire, worker
 from minato_gpu.threads import OwnThread, await_event
 
 CONSUMER, PUMP, WORKERS = "consumer", "pump", "workers"
@@ -81,15 +81,15 @@ class Lockstep:
         for name, own in (("await_event", self._await), ("OwnThread", self._beside)):  # where workers have watchers
             patch.setattr(worker, name, own, raising=False)
         patch.setattr(cpu_time.RunQueueDelay, "__call__", lambda _: 0.0)
-        receive, send = wire.QueueChannel.receive, cpu.ThreadLane.send
+        receive, send = wire.QueueChannel.receive, thread_lane.ThreadLane.send
         patch.setattr(wire.QueueChannel, "receive", lambda channel: self._receive(channel, receive))
 
-        def counted(lane: cpu.ThreadLane, task: Any, *rest: Any) -> None:
+        def counted(lane: thread_lane.ThreadLane, task: Any, *rest: Any) -> None:
             if self.counting:
                 self.counts.tasks[task.kind] += 1
             send(lane, task, *rest)
 
-        patch.setattr(cpu.ThreadLane, "send", counted)
+        patch.setattr(thread_lane.ThreadLane, "send", counted)
         threading.setprofile(self._profile)
 
     @contextmanager

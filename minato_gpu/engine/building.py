@@ -22,9 +22,10 @@ from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
 from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
+from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.accelerator import enter_same, open_accelerator
 from minato_gpu.memory.device_budget import DeviceBudget

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.lanes.cpu import ProcessLane, ThreadLane
+from minato_gpu.lanes.process_lane import ProcessLane
+from minato_gpu.lanes.thread_lane import ThreadLane
 from tests.lanes.harness import items_of, job, open_links
 from tests.waiting import wait_until
 

@@ -11,8 +11,8 @@ import pytest
 
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Exit, Opened, Progress, Recalled, Revoked
-from minato_gpu.lanes.cpu import ThreadLane
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.memory.status_board import STARTED
 from tests.lanes.harness import job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, arrived, fetch, of_kind, open_lane, reports_of, sort

@@ -23,7 +23,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.contract import Exit
-from minato_gpu.lanes.cpu import ProcessLane
+from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Gate

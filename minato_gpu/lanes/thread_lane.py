@@ -1,0 +1,134 @@
+"""The CPU lane of worker threads."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import threading
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+from minato_gpu.lanes import stacks
+from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.contract import (
+    Exit,
+    Recalled,
+)
+from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.wire import QueueChannel
+from minato_gpu.lanes.worker import Worker
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.lanes.worker_lane import WorkerLane
+from minato_gpu.memory.status_board import LIMIT, RING_FROM
+from minato_gpu.threads import OwnThread
+
+
+class ThreadLane(WorkerLane):
+    """Worker threads. They cannot be killed: one that is stuck in a sample stays until Python ends.
+
+    ``enter``: what each begins with: to choose a GPU, as libraries that look for theirs take memory of the current one,
+    which is the first one in a new thread.
+    """
+
+    advice = "It was not replaced: threads cannot be ended from outside. worker_kind='process' can."
+
+    def __init__(self, links: WorkerChannels, job: Job, enter: Callable[[], None] = lambda: None) -> None:
+        super().__init__(links)
+        self._enter = enter
+        addressed = len(links.task_senders) > 1
+        self._channels = [QueueChannel(links) for _ in range(links.workers if addressed else 1)]
+        self._ended: deque[Exit] = deque()  # appended to by threads
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watch = select.epoll()
+        for fd in (*self.fds(), *self.fault_fds()):
+            self._watch.register(fd, select.EPOLLIN)
+        self._threads: list[threading.Thread] = []
+        for number in range(links.workers):
+            channel = self._channels[number % len(self._channels)]
+            args = (number, job, channel, Store(number, links, None, links.board))
+            thread = OwnThread(target=self._main, args=args, name=f"minato-worker-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _main(self, number: int, job: Job, channel: QueueChannel, store: Store) -> None:
+        """In the thread. What ends a process (``SystemExit``, a panic of compiled code) ends no more than this one: it
+        is told, or the loader would wait for its samples for ever."""
+        try:
+            self._enter()
+            Worker(number, job, channel, store, self.links).run()
+        except BaseException as error:
+            ended = Exit(number, os.getpid(), None, error=type(error).__name__, raised=traceback.format_exc())
+            self._ended.append(ended)
+            os.eventfd_write(self._bell, 1)
+
+    def send(self, task: Task, worker: int = 0) -> None:
+        """See Lane."""
+        self.leases.add(task)
+        self._channels[worker % len(self._channels)].tasks.put(task)
+
+    def recall(self) -> None:
+        """See Lane."""
+        self.links.board.words[RING_FROM] = 0
+        out = []
+        for channel in self._channels:
+            try:
+                while (task := channel.tasks.get_nowait()) is not None:
+                    self.leases.drop(task.run, task.chunk)
+                    out.append((task.run, task.chunk))
+            except queue.Empty:
+                pass
+        if out:
+            self._answer(Recalled(tuple(out)))
+
+    def _messages(self) -> list[Report]:
+        for fd, _ in self._watch.poll(0, 2) if self._bell >= 0 else ():
+            os.eventfd_read(fd)
+        self._faults += [self._ended.popleft() for _ in range(len(self._ended))]
+        reports: list[Report] = []
+        for channel in self._channels:
+            while channel.reports:
+                reports.append(channel.reports.popleft())
+        return reports
+
+    def stuck(self) -> str:
+        """See Lane."""
+        return stacks.told({number: stacks.of_thread(self._threads[number]) for number in self._suspects()})
+
+    def stuck_at(self, worker: int) -> str:
+        """See Lane."""
+        return stacks.told({worker: stacks.of_thread(self._threads[worker])})
+
+    def fds(self) -> list[int]:
+        """See Lane."""
+        return [self.links.consumer_wake]
+
+    def fault_fds(self) -> list[int]:
+        """See Lane."""
+        return [self._bell]
+
+    def close(self, timeout: float) -> bool:
+        """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""
+        for number in range(self.links.workers):
+            self.links.board.words[self.links.board.row(number) + LIMIT] = 0
+            self._channels[number % len(self._channels)].tasks.put(None)
+        end = perf_counter() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, end - perf_counter()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if not self._threads and self._bell >= 0:
+            self._watch.close()
+            os.close(self._bell)
+            self._bell = -1
+        if self._threads:
+            warnings.warn(
+                f"{len(self._threads)} worker threads are still busy with a sample {timeout} s after their loader was "
+                "closed; threads cannot be ended from outside. Use worker_kind='process' for data sets that can hang.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return not self._threads

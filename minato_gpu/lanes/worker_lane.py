@@ -1,0 +1,140 @@
+"""The CPU lane: what worker processes and threads have in common, which tell through a board in shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from minato_gpu.lanes.base import Report
+from minato_gpu.lanes.contract import (
+    Arrived,
+    AtWork,
+    Exit,
+    Message,
+    Number,
+    Opened,
+    Progress,
+    Revoked,
+)
+from minato_gpu.lanes.leases import Leases
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.scheduling.messages import CPU
+
+
+class WorkerLane:
+    """What process and thread workers share: the board."""
+
+    name = kind = CPU
+    can_kill = False
+    shows_progress = True
+    advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
+
+    def __init__(self, links: WorkerChannels) -> None:
+        self.links = links
+        self.slots = links.workers
+        self.leases = Leases(links)
+        self._answers: list[Message] = [Opened(self.slots)]
+        self._faults: list[Exit | Arrived] = []
+        self._looks = False  # somebody wants to know how far it all is
+        self._gone: set[int] = set()  # workers that have ended
+
+    def sleep(self, *, every_task: bool) -> None:
+        """See Lane."""
+        self.links.board.words[RING_FROM] = 0 if every_task else self.leases.low(self.slots)
+
+    # --- work ---
+
+    def revoke(self, run: int, chunk: int, keep: int) -> None:
+        """See Lane."""
+        worker = self.links.board.find(run, chunk)
+        kept = None if worker is None else self.links.board.revoke(worker, chunk, keep)
+        if kept is not None:
+            self.leases.revoked(run, chunk, kept)
+            self._answer(Revoked(run, chunk, kept))
+
+    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
+        """See Lane."""
+        self.links.board.hand_over(run, chunk, splits)
+
+    def look(self) -> None:
+        """See Lane."""
+        self._looks = True
+
+    def _answer(self, message: Message) -> None:
+        self._answers.append(message)
+        os.eventfd_write(self.links.consumer_wake, 1)
+
+    # --- what it tells ---
+
+    def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
+        """See Lane."""
+        if only:
+            told = [report for each in only if (report := self.leases.report(*each)) is not None]
+            self._reported(told)
+            return told
+        messages = self._messages()  # and of the dead: all that they told is there by then
+        reports = self.leases.reports(messages, unfinished=self._looks or bool(self._faults))
+        self._reported(reports)
+        if not (self._answers or self._faults or self._looks):
+            return reports
+        out: list[Message] = [*self._answers, *reports]
+        if self._looks:
+            out.append(Progress(self.at_work()))
+        out += map(self._buried, self._faults)
+        self._answers, self._faults, self._looks = [], [], False
+        return out
+
+    def _messages(self) -> list[Report]:
+        """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
+        raise NotImplementedError
+
+    def _reported(self, reports: Sequence[Report]) -> None:
+        """These are told."""
+
+    def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
+        """The same, with what the worker had taken last; all that it told is taken in."""
+        if isinstance(fault, Arrived) or fault.unborn:
+            return fault
+        claim = self.links.board.claim(fault.number)
+        self.leases.drop(claim.run, claim.chunk)
+        self.leases.bury(fault.number)
+        self._gone.add(fault.number)
+        return dataclasses.replace(fault, claim=claim)
+
+    def at_work(self) -> tuple[AtWork, ...]:
+        """What the workers are at that are at a task."""
+        found, board, words = [], self.links.board, self.links.board.words
+        for worker in range(self.links.workers):
+            row = board.row(worker)
+            if words[row + CHUNK] >= 0 and worker not in self._gone:
+                claim = Claim(words[row + RUN], words[row + CHUNK], words[row + STARTED], words[row + STAGE])
+                found.append(AtWork(worker, claim, words[row + SINCE_NS] / 1e9))
+        return tuple(found)
+
+    # --- faults ---
+
+    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
+        """Nobody is."""
+
+    def kill(self, worker: int, stuck: str) -> None:
+        """Nobody can be."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker."""
+        return [os.getpid()] * self.links.workers
+
+    def who(self, worker: int) -> str:
+        """See Lane."""
+        return f"worker {worker} (pid {self.pids[worker]})"
+
+    def stats(self) -> dict[str, bool | int | float]:
+        """None of its own."""
+        return {}
+
+    def _suspects(self) -> list[int]:
+        """The workers that are at a chunk; all of them where none is (they may never have come to take one)."""
+        busy = [each.worker for each in self.at_work()]
+        return busy or list(range(self.links.workers))
