@@ -53,7 +53,11 @@ class Watchdog:
         return self._due
 
     def look(self, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
-        """What hangs, of what lanes have just ``told`` that their workers are at."""
+        """The workers that hang. ``told``: what the workers of each lane are at, as the lanes have just said.
+
+        A worker hangs if it was over the limit in the look before, too, at the same sample. Says when to look next: soon
+        where one is over the limit for the first time, else when the first one may come over it.
+        """
         if now - self.next_look(now) > max(self._pause, _LATE_S):
             self._awake = now
         starts, overdue, hung = [], {}, []
@@ -69,7 +73,7 @@ class Watchdog:
         if len(hung) < len(overdue):
             self._due = now + _TWICE_S
         elif hung:
-            self._due = now + self._limit  # they are dealt with; one that cannot be ended is told of once in a while
+            self._due = now + self._limit  # they are being killed; of a thread, which cannot be, it is said once in a limit
         else:
             ends = [since + self._limit for since in starts if since + self._limit > now]
             self._due = min([now + self._pause, *ends])
