@@ -55,7 +55,7 @@ class Watchdog:
     def look(self, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
         """The workers that hang. ``told``: what the workers of each lane are at, as the lanes have just said.
 
-        A worker hangs if it was over the limit in the look before, too, at the same sample. Says when to look next: soon
+        A worker hangs if it was over the limit in the look before, too, at the same sample. When to look next: soon
         where one is over the limit for the first time, else when the first one may come over it.
         """
         if now - self.next_look(now) > max(self._pause, _LATE_S):
@@ -73,7 +73,7 @@ class Watchdog:
         if len(hung) < len(overdue):
             self._due = now + _TWICE_S
         elif hung:
-            self._due = now + self._limit  # they are being killed; of a thread, which cannot be, it is said once in a limit
+            self._due = now + self._limit  # they are killed; a thread cannot be, and is told of again
         else:
             ends = [since + self._limit for since in starts if since + self._limit > now]
             self._due = min([now + self._pause, *ends])
