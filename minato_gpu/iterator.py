@@ -77,21 +77,26 @@ class EngineIterator(EpochIterator):
             source, progress = self._prepared(*ahead, workers)
         else:
             source, progress = self._fresh(resumption, workers, goes_on=goes_on)
-        if engine is None or engine.closed:
-            engine = build_engine(loader, session.options, self._base_seed, session.order_log, session.next_event_log())
-            weakref.finalize(loader if keeps else self, engine.close)
-            if keeps:
-                session.base_seed = self._base_seed
-                session.first_epoch = session.first_epoch if knows_seed else number
-        elif resumption is not None and not knows_seed:  # workers that stay, told to begin anew
+        begins_anew = resumption is not None and not knows_seed
+        self._engine = engine if engine is not None and goes_on else self._new_engine(knows_seed=bool(knows_seed))
+        if goes_on and begins_anew:  # workers that stay are told to
             session.base_seed, session.first_epoch = self._base_seed, number
         if keeps:
-            session.keep(engine, self)
-        self._engine = engine
+            session.keep(self._engine, self)
         self._begin(source, expected_of(loader, source, resumption), ahead, holds=holds)
         session.progress = progress
-        failures = self._deliver(loader, session.options, number, engine, progress)
-        self.view = EpochView(engine.log, failures, _memory_of(engine))
+        failures = self._deliver(loader, session.options, number, self._engine, progress)
+        self.view = EpochView(self._engine.log, failures, _memory_of(self._engine))
+
+    def _new_engine(self, *, knows_seed: bool) -> Engine:
+        """With workers of its own, which end with the loader if they are kept, else with this iterator."""
+        loader, session = self._loader, self._session
+        engine = build_engine(loader, session.options, self._base_seed, session.order_log, session.next_event_log())
+        weakref.finalize(loader if self._keeps else self, engine.close)
+        if self._keeps:
+            session.base_seed = self._base_seed
+            session.first_epoch = session.first_epoch if knows_seed else self._number
+        return engine
 
     def _prepared(
         self, source: Source, speculation: Speculation, workers: tuple[int, int] | None

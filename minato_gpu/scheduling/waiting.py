@@ -129,8 +129,8 @@ class Entry:
         return entry
 
     def set_steps(self, steps: tuple[Step, ...], between: Sequence[Plan]) -> None:
-        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py). Where that is all
-        or nothing, the entry waits like that of any other sample."""
+        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py). Where these are
+        all or nothing, the entry waits like that of any other sample."""
         self.between = between
         if steps and steps[-1].plan.cpu > 0:  # the device cannot do all of it, or should not
             self.ratio = 0.0
