@@ -38,10 +38,6 @@ class Places:
         """The oldest place that misses a sample."""
         return self._places[0] if self._places else None
 
-    def end_of(self, serial: int) -> int:
-        """The end of the incomplete place that holds ``serial``."""
-        return self._places[bisect_right(self._firsts, serial) - 1].end
-
     def finish(self, span: Span, failed: tuple[int, ...] = ()) -> list[Place]:
         """The samples of ``span`` are ready (``failed`` of them as errors); returns the places now complete."""
         lo, hi = span

@@ -89,11 +89,6 @@ class StreamScheduler:
         return self.prefetch * open_workers - self._held()
 
     @property
-    def bytes_in_flight(self) -> int:
-        """Host bytes of batches ready and not delivered, plus what the running ones are expected to need."""
-        return self._ledger.in_flight
-
-    @property
     def awaited(self) -> None:
         """Every batch is reported by the worker whose turn it is."""
         return None
