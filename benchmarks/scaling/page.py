@@ -1,7 +1,7 @@
 """The page of recorded runs: ``python -m benchmarks.scaling.page FOLDER --out benchmarks/SCALING.md``.
 
-``FOLDER`` holds what ``python -m benchmarks.scaling`` left with ``--json``: scaling_named.json, scaling_kinds.json and
-scaling.json (the matrix), or some of them. A picture of the matrix is written beside it.
+``FOLDER`` holds what ``python -m benchmarks.scaling`` left with ``--json``: scaling_named.json, scaling_close.json,
+scaling_kinds.json and scaling.json (the matrix), or some of them. A picture of the matrix is written beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Row = Mapping[str, Any]
 
 _TITLES = {
     "scaling_named.json": "The named cells",
+    "scaling_close.json": "The five closest of them, five times",
     "scaling_kinds.json": "Other kinds of data",
     "scaling.json": "The matrix",
 }
