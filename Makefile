@@ -1,5 +1,7 @@
 # make demo    trains on real photographs through the loader; leaves runs/demo/summary.json and timeline.png
-# make test    style, types and all tests
+# make test    style, types and the tests: of each, cases in which all pairs of its parameters' values occur
+# make test-all   the same with every combination of parameters, and PyTorch's own loader in place of ours
+# make mutations   puts faults into copies of the code, one at a time, and tells which test notices; takes long
 # make lint    style and types alone
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
 # make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
@@ -7,7 +9,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint check clean test-torch
+.PHONY: demo test test-all mutations lint check clean test-torch
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,9 +24,12 @@ demo: $(STAMP)
 
 # Three processes on two cores, because many tests wait. Large pages, because workers are forked thousands of times:
 # fewer entries to copy. Bytecode is kept, for the many interpreters that are started.
-test: lint
+test test-all: lint
 	env -u PYTHONDONTWRITEBYTECODE GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-		$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
+		$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(if $(filter test-all,$@),--all) $(PYTEST_ARGS)
+
+mutations: $(STAMP)
+	$(BIN)/python -m tests.mutations $(MUTATIONS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
@@ -46,7 +51,7 @@ test-torch: $(TORCH_RUNS)
 
 $(TORCH_RUNS): test-torch-%: .torch/%/.installed
 	env -u PYTHONDONTWRITEBYTECODE GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-		.torch/$*/bin/python -m pytest --numprocesses 3 --dist worksteal $(TORCH_TESTS) $(PYTEST_ARGS)
+		.torch/$*/bin/python -m pytest --numprocesses 3 --dist worksteal --all $(TORCH_TESTS) $(PYTEST_ARGS)
 
 # An __init__.py of CUDA's libraries would hide DALI, whose package has the same parent.
 $(TORCH:%=.torch/%/.installed): .torch/%/.installed: $(STAMP)

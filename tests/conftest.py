@@ -3,6 +3,8 @@
 Hypothesis draws the same examples in every run, so that a red run is the change's; ``--hypothesis-profile=search``
 draws new ones, ten times as many.
 
+Of a test's cases those are run in which all pairs of values occur; ``--all`` runs all, see tests/selection.py.
+
 ``--require-gpu`` makes a GPU test that is skipped, for whatever reason, a failure: on a machine with a GPU nothing
 may be left out silently.
 """
@@ -12,8 +14,10 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Generator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -26,6 +30,7 @@ with warnings.catch_warnings():
     import torch.utils.data
 
 import minato_gpu
+from tests import selection
 from tests.leaks import assert_no_leaks, take_snapshot
 
 _TIME_LIMIT_S = 60
@@ -35,7 +40,12 @@ multiprocessing.set_forkserver_preload(["torch"])  # else each worker from a for
 hypothesis.settings.register_profile("same", derandomize=True, deadline=_EXAMPLE)
 hypothesis.settings.register_profile("search", max_examples=1000, deadline=_EXAMPLE)
 hypothesis.settings.load_profile("same")
+hypothesis.settings.register_profile(
+    "first", derandomize=True, deadline=_EXAMPLE, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+)  # the first example that fails will do
 _FAILED = pytest.StashKey[bool]()
+_LEFT_OUT = pytest.StashKey[int]()
+_IMPORTED = pytest.StashKey[int]()
 
 
 # PyTorch's own loader first: it shows that a test states PyTorch's behaviour.
@@ -67,11 +77,16 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="a GPU test that is skipped counts as failed")
 
+    parser.addoption("--all", action="store_true", help="run every combination of parameters, and PyTorch's own loader")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "gpu: needs a CUDA device; give it to single parameters by marks=pytest.mark.gpu"
     )
+    config.addinivalue_line("markers", "on_request: runs with --all only; say why beside it")
+    config.addinivalue_line("markers", "each_pair: parameters that are listed together count as several")
+    config.addinivalue_line("markers", "each_value: each value of a parameter is tried, not each pair of values")
     config.addinivalue_line("filterwarnings", "error")
     # Depends on the machine's number of cores; test_construction checks the warning itself.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create:UserWarning")
@@ -81,13 +96,48 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:nvidia-dali-cuda... is no longer shipped with CUDA:Warning")
 
 
+@pytest.hookimpl(trylast=True)  # what -k leaves out is not there any more
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("all") and not any("::" in argument for argument in config.args):
+        _leave_out(config, items)
     items[:] = _light_first(items)
     if config.getoption("timeout") is not None:
         return
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIME_LIMIT_S))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what the gate does not run."""
+    chosen = selection.chosen(items)
+    left_out = [item for item in items if item not in chosen]
+    items[:] = [item for item in items if item in chosen]
+    config.hook.pytest_deselected(items=left_out)
+    config.stash[_LEFT_OUT] = len(left_out)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a process of xdist: it tells what it deselected, which xdist does not."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["deselected"] = session.config.stash.get(_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All processes of xdist collect the same."""
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("deselected", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    left_out = config.stash.get(_LEFT_OUT, 0)
+    if left_out:
+        if "deselected" not in terminalreporter.stats:  # but by xdist's processes: for the last line
+            terminalreporter.stats["deselected"] = [SimpleNamespace() for _ in range(left_out)]
+        terminalreporter.write_line(
+            f"{left_out} cases left out, which --all runs (make test-all): see tests/selection.py"
+        )
 
 
 _IMPORT_MUCH = {"benchmarks", "pipelines", "tools", "demo"}
@@ -112,13 +162,24 @@ def _light_first(items: list[pytest.Item]) -> list[pytest.Item]:
     ]
 
 
-def pytest_collection_finish() -> None:
-    """All that was imported is not looked through for garbage again: that takes 0.3 s each time, many times."""
+_SOME = 50  # modules
+
+
+def _freeze(config: pytest.Config) -> None:
+    """What was imported is not looked through for garbage again: that takes up to 0.3 s each time, many times."""
     gc.collect()
     gc.freeze()
+    config.stash[_IMPORTED] = len(sys.modules)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _freeze(session.config)
+
+
+@pytest.hookimpl(tryfirst=True)  # while no fixture of the test is there
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if len(sys.modules) > item.config.stash[_IMPORTED] + _SOME:
+        _freeze(item.config)
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
 

@@ -40,6 +40,7 @@ def test_the_difference_is_taken_seed_by_seed() -> None:
     assert wide["to_pytorch"] == pytest.approx(0) and wide["to_pytorch_low"] < -1 < 1 < wide["to_pytorch_high"]
 
 
+@pytest.mark.on_request  # fourteen seconds, of what is benchmarks' own
 @pytest.mark.timeout(180)
 def test_a_run_at_toy_size() -> None:
     rows = json.loads(programs.run("benchmarks.accuracy", "--quick", "--json", "-"))["rows"]

@@ -38,6 +38,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings.usual("cpu", tmp_path, quick=True)
 
 
+@pytest.mark.on_request  # twenty seconds, of what is benchmarks' own
 @pytest.mark.timeout(240)
 def test_every_part_at_toy_size(tmp_path: Path) -> None:
     path = tmp_path / "session.json"

@@ -126,6 +126,7 @@ def test_the_time_of_grandchildren_that_have_ended_counts() -> None:
     assert found > 0.15
 
 
+@pytest.mark.on_request  # twenty seconds, of what is benchmarks' own
 @pytest.mark.timeout(180)
 def test_the_command_and_its_page(tmp_path: Path) -> None:
     asked = ["--workers", "2", "--cost", "1", "--spread", "half", "--kind", "arrays", "--kind", "tokens"]

@@ -31,6 +31,11 @@ class Mode:
         return self.loader_class(dataset, *args, **{**kwargs, **mine})
 
     @property
+    def factors(self) -> dict[str, Any]:
+        """What it is made of: see tests/selection.py."""
+        return {"lateness": self.lateness, "kind": dict(self.arguments).get("worker_kind", "process")}
+
+    @property
     def processes(self) -> bool:
         """Whether workers are processes."""
         return bool(dict(self.arguments).get("worker_kind", "process") == "process")

@@ -186,6 +186,7 @@ def _rows(batches: Any, name: str) -> list[Any]:
     return [[tuple(map(str, sample)) for sample in rows([batch])] for batch in batches]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", _SAMPLERS)
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_every_sampler(mode: Mode, name: str) -> None:

@@ -79,6 +79,7 @@ def _keys(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in islice(batches, 40)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", _SAMPLERS)
 def test_every_save_point(name: str, workers: int) -> None:

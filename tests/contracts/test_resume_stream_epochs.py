@@ -150,6 +150,7 @@ def _saved(loader: Any, ahead: int = 0) -> Any:
 _OTHER_PROCESSES = ("three processes", "processes that stay", "short-lived")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "way"),
     [

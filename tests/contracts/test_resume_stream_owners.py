@@ -138,6 +138,7 @@ class OfIterator(IterableDataset[Any]):
 _FEW = ("inline", "short-lived thread", "processes", "short-lived")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "way"),
     [*((Own, way) for way in WAYS), *((kind, way) for kind in (OwnLate, Copies, Late, OfIterator) for way in _FEW)],

@@ -124,6 +124,7 @@ def _flat(batches: Any) -> list[int]:
     return [index for batch in batches for index in batch.reshape(-1).tolist()]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", ["inline", "threads"])
 @pytest.mark.parametrize("name", _SAMPLERS)
 def test_every_save_point(name: str, way: str) -> None:

@@ -1,0 +1,46 @@
+"""Which cases of a test to run where its parameters have too many combinations: a few in which every pair occurs.
+
+Most faults that depend on parameters depend on one value or on two together (Kuhn, Wallace and Gallo, "Software fault
+interactions and implications for software testing", 2004). So each value of a parameter is tried with each value of
+every other one, as far as the test has such a case, and not each combination of all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import combinations
+
+Case = Mapping[str, Hashable]
+"""The value of each factor."""
+
+
+def pairwise(cases: Sequence[Case], alone: frozenset[str] = frozenset()) -> list[int]:
+    """The numbers of some of the cases, rising, among which all values, and all pairs of values of two factors, occur
+    that occur among all. The same for the same cases.
+
+    ``alone``: factors of which each value is to occur, with whatever others. Of cases with other factors than the rest
+    at least one is chosen. Greedy: always the case that brings most new pairs, then the one whose values of the factors
+    ``alone`` have been chosen least often, then the first.
+    """
+    left = [_pairs(case, alone) for case in cases]
+    missing = set[Hashable]().union(*left) if left else set()
+    chosen: list[int] = []
+    often: Counter[Hashable] = Counter()
+
+    def worth(number: int) -> tuple[int, int, int]:
+        again = sum(often[value] for value in cases[number].items() if value[0] in alone)
+        return len(left[number] & missing), -again, -number
+
+    while missing:
+        at = max(range(len(left)), key=worth)
+        missing -= left[at]
+        chosen.append(at)
+        often.update(cases[at].items())
+    return sorted(chosen)
+
+
+def _pairs(case: Case, alone: frozenset[str]) -> set[Hashable]:
+    """What the case covers: the set of its factors, each value, each pair of values."""
+    values = sorted(case.items(), key=lambda item: item[0])
+    return {tuple(case), *values, *combinations([value for value in values if value[0] not in alone], 2)}

@@ -1,0 +1,69 @@
+"""What is read and written of shared words, and between which fences, as a list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FENCE = "fence"
+Event = str | tuple[str, int]
+"""A fence, or ("read" or "write", index of the word)."""
+
+
+class WatchedWords:
+    """Words that note in ``events`` who reads and writes them."""
+
+    def __init__(self, words: Any, events: list[Event]) -> None:
+        self._words = words
+        self._events = events
+
+    def __getitem__(self, at: int) -> int:
+        self._events.append(("read", at))
+        return int(self._words[at])
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._words[at] = value
+        self._events.append(("write", at))
+
+    def release(self) -> None:
+        """As a memoryview."""
+        self._words.release()
+
+
+class WatchedBarrier:
+    """A lock whose release is a fence."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+
+    def acquire(self) -> bool:
+        """As a lock."""
+        return True
+
+    def release(self) -> None:
+        """As a lock."""
+        self._events.append(FENCE)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def watch(board: Any) -> list[Event]:
+    """Watch the board's words and fences from now on; returns the list, which grows."""
+    events: list[Event] = []
+    board.words = WatchedWords(board.words, events)
+    board.barrier = WatchedBarrier(events)
+    return events
+
+
+def fenced(events: list[Event], first: Event, then: Event) -> bool:
+    """Whether every ``first`` comes before every ``then``, with a fence between the two."""
+    last, begin = len(events) - events[::-1].index(first), events.index(then)
+    return last <= begin and FENCE in events[last:begin]
+
+
+def before(events: list[Event], first: Event, then: Event) -> bool:
+    """Whether every ``first`` comes before every ``then``."""
+    return len(events) - events[::-1].index(first) <= events.index(then)

@@ -1,0 +1,1 @@
+"""Faults put into the package on purpose, each of which the suite must notice: ``python -m tests.mutations``."""

@@ -1,0 +1,14 @@
+"""All faults, by name."""
+
+from __future__ import annotations
+
+from tests.mutations import failures, memory, resuming, scheduling, shared_memory
+from tests.mutations.fault import Fault
+
+ALL: tuple[Fault, ...] = (
+    *scheduling.FAULTS,
+    *resuming.FAULTS,
+    *memory.FAULTS,
+    *failures.FAULTS,
+    *shared_memory.FAULTS,
+)

@@ -1,0 +1,134 @@
+"""Faults of saving and resuming: positions, occurrences, generators, ranks."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+FAULTS = (
+    Fault(
+        "going back counts batches that the consumer never got",
+        "sampling/delivered.py",
+        "for at, (*_, returned) in enumerate(self._recent) if returned]",
+        "for at, _ in enumerate(self._recent)]",
+        ("sampling/test_delivered.py", "contracts/test_resume.py"),
+    ),
+    Fault(
+        "positions above the line are lost",
+        "sampling/delivered.py",
+        'ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")',
+        'ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="big")',
+        ("sampling/test_delivered.py", "contracts/test_resume.py"),
+    ),
+    Fault(
+        "a key that comes twice in the window is uncounted once",
+        "sampling/occurrences.py",
+        "np.subtract.at(np.frombuffer(self._seen, dtype=np.uint8), indices, 1)",
+        "np.frombuffer(self._seen, dtype=np.uint8)[indices] -= 1",
+        ("sampling/test_sources.py", "contracts/test_resume_rarely.py", "contracts/test_resume_samplers.py"),
+        "23dc77b",
+    ),
+    Fault(
+        "NumPy's whole numbers are other keys than Python's",
+        "sampling/occurrences.py",
+        "        if isinstance(key, np.integer):  # the same key as Python's: the same sample, with the same draws\n"
+        "            return self._one(int(key))\n",
+        "",
+        ("sampling/test_sources.py", "contracts/test_resume_keys.py", "contracts/test_content.py"),
+        "7ef3517",
+    ),
+    Fault(
+        "repeats of a key are its first occurrence",
+        "sampling/occurrences.py",
+        "return seen[key] - 1",
+        "return 0",
+        ("sampling/test_sources.py", "contracts/test_content.py"),
+    ),
+    Fault(
+        "generators are kept from before the order begins",
+        "sampling/orders.py",
+        "        self.begun_from = begun_from\n",
+        "        self.begun_from = packed_states(generators or {}) if begun_from is None else begun_from\n",
+        ("sampling/test_samplers_state.py", "contracts/test_resume_generators.py"),
+        "2280728",
+    ),
+    Fault(
+        "a sampler that has ended is asked again",
+        "sampling/samplers.py",
+        "            return\n",
+        "            pass\n",
+        ("contracts/test_resume_samplers.py", "contracts/test_resume.py", "contracts/test_resume_rarely.py"),
+        "1ebbc8e",
+    ),
+    Fault(
+        "a state forgets that the sampler has ended",
+        "checkpoint/resumption.py",
+        'source.ended = saved["way"] == STATE and saved["ended"]',
+        "source.ended = False",
+        ("contracts/test_resume_samplers.py", "contracts/test_resume_torchdata.py", "contracts/test_resume_rarely.py"),
+    ),
+    Fault(
+        "a mark names the position after its batch",
+        "sampling/sources.py",
+        "self._remember(Mark(self.place, first, state, keys))",
+        "self._remember(Mark(self.place, self.position, state, keys))",
+        ("sampling/test_sources.py", "contracts/test_resume_samplers.py"),
+    ),
+    Fault(
+        "a resume counts failures from zero",
+        "checkpoint/resumption.py",
+        "self.delivered.failed = s.failed_of(progress)",
+        "self.delivered.failed = 0",
+        ("contracts/test_bad_samples.py", "contracts/test_resume.py"),
+    ),
+    Fault(
+        "the last sample that did not fail is not restored",
+        "checkpoint/resumption.py",
+        "self.delivered.survivor = s.survivor_of(progress, self.number)",
+        "pass",
+        ("contracts/test_survivors.py",),
+    ),
+    Fault(
+        "generators of the loader are not put back",
+        "checkpoint/resumption.py",
+        "                generator.set_state(states[role])\n",
+        "                pass\n",
+        ("contracts/test_resume_generators.py", "contracts/test_resume.py"),
+    ),
+    Fault(
+        "global generators are put back over the user's own seeding",
+        "checkpoint/process_generators.py",
+        "            if there.get(name) == found:\n",
+        "            if True:\n",
+        ("contracts/test_resume_global.py",),
+        "1c76258",
+    ),
+    Fault(
+        "what all ranks delivered counts for the first",
+        "checkpoint/ranks.py",
+        "for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):",
+        "for entry in range(lo * replicas, min(hi * replicas, len(order)), replicas):",
+        ("contracts/test_resume_ranks.py",),
+    ),
+    Fault(
+        "every rank goes on with the failures of all",
+        "checkpoint/ranks.py",
+        'return int(whole + (share["rank"] < rest))',
+        "return count",
+        ("contracts/test_survivors.py", "contracts/test_resume_ranks.py", "contracts/test_bad_samples.py"),
+    ),
+    Fault(
+        "a rank takes up the first rank's progress",
+        "checkpoint/ranks.py",
+        'progress = worlds.pop()["parts"][mine["rank"]]',
+        'progress = worlds.pop()["parts"][0]',
+        ("contracts/test_resume_ranks.py",),
+    ),
+    Fault(
+        "a batch that raised is delivered again after a resume",
+        "delivery.py",
+        "            self._progress.delivered(self._failed, failed=self._failures.count, returned=False)\n",
+        "",
+        ("contracts/test_resume_errors.py",),
+        "2280728",
+    ),
+)

@@ -1,0 +1,132 @@
+"""Faults in the order in which processes read and write shared memory: see memory/completions.py and board.py."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+_FENCE = "        self._fence()\n        self._unfence()\n"
+_RECORD = "        completions.record(begin, took, end, elapsed, worker, lying)\n"
+_STATUS = "        completions.set_ready(begin, stop, in_rows=lying is None)\n"
+_SPLITS = (
+    "            self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)\n"
+)
+_HAND = "            self.words[self.row(worker) + HAND] = chunk\n"
+_COMPLETIONS = ("memory/test_completions.py",)
+_BOARD = ("memory/test_board_order.py", "memory/test_board.py")
+
+FAULTS = (
+    Fault(
+        "the status byte before the record",
+        "memory/completions.py",
+        _RECORD + _FENCE + _STATUS,
+        _STATUS + _FENCE + _RECORD,
+        _COMPLETIONS,
+    ),
+    Fault(
+        "no fence between the record and the status byte",
+        "memory/completions.py",
+        _RECORD + _FENCE + _STATUS,
+        _RECORD + _STATUS,
+        _COMPLETIONS,
+    ),
+    Fault(
+        "no fence between the status byte and the count",
+        "memory/completions.py",
+        _STATUS + _FENCE,
+        _STATUS,
+        _COMPLETIONS,
+    ),
+    Fault(
+        "the count before the status byte",
+        "memory/completions.py",
+        _STATUS + _FENCE + "        need = words[AWAITED_NEED]\n",
+        "        need = words[AWAITED_NEED]\n" + _STATUS + _FENCE,
+        _COMPLETIONS,
+    ),
+    Fault(
+        "no fence between what is awaited and the count",
+        "memory/completions.py",
+        "        self._board.fence()\n        return self._completions.ready(begin, end) >= need\n",
+        "        return self._completions.ready(begin, end) >= need\n",
+        _COMPLETIONS,
+    ),
+    Fault(
+        "what is awaited is exchanged while workers count",
+        "memory/completions.py",
+        "        words[AWAITED_NEED] = 0\n        words[AWAITED_BEGIN]",
+        "        words[AWAITED_BEGIN]",
+        _COMPLETIONS,
+    ),
+    Fault(
+        "a block of marks begins with those of its last place",
+        "memory/completions.py",
+        "        self._status[first : first + count] = bytes(count)\n        return first\n",
+        "        return first\n",
+        (*_COMPLETIONS, "engine/test_engine.py"),
+    ),
+    Fault(
+        "the marks that a dead worker has set stay",
+        "lanes/leases.py",
+        "            self._completions.clear(begin, end)\n",
+        "            pass\n",
+        ("lanes/test_leases.py", "contracts/test_deaths.py"),
+    ),
+    Fault(
+        "a worker reads the limit before it says what it starts",
+        "lanes/worker.py",
+        "            fence()\n            unfence()\n            if done >= words[limit]:\n",
+        "            if done >= words[limit]:\n",
+        ("lanes/test_worker_order.py", "lanes/test_worker.py"),
+    ),
+    Fault(
+        "samples are taken back without a fence",
+        "memory/board.py",
+        "        self.words[row + LIMIT] = keep\n        self.fence()\n",
+        "        self.words[row + LIMIT] = keep\n",
+        _BOARD,
+    ),
+    Fault(
+        "what a worker has started is read before it is limited",
+        "memory/board.py",
+        "        self.words[row + LIMIT] = keep\n"
+        "        self.fence()\n"
+        "        if self.words[row + CHUNK] != chunk:\n"
+        "            return None\n"
+        "        return max(keep, self.words[row + STARTED])\n",
+        "        started = self.words[row + STARTED]\n"
+        "        self.words[row + LIMIT] = keep\n"
+        "        self.fence()\n"
+        "        if self.words[row + CHUNK] != chunk:\n"
+        "            return None\n"
+        "        return max(keep, started)\n",
+        _BOARD,
+    ),
+    Fault(
+        "a worker is asked to hand over before it knows where",
+        "memory/board.py",
+        _SPLITS + "            self.fence()\n" + _HAND,
+        _HAND + "            self.fence()\n" + _SPLITS,
+        _BOARD,
+    ),
+    Fault(
+        "the ring's end before its block",
+        "memory/board.py",
+        "        self.words[row + _ROW + tail % _RING] = offset\n        self.words[row + TAIL] = tail + 1\n",
+        "        self.words[row + TAIL] = tail + 1\n        self.words[row + _ROW + tail % _RING] = offset\n",
+        _BOARD,
+    ),
+    Fault(
+        "a worker rings before it says that it is through",
+        "lanes/worker.py",
+        "            self._words[self._row + CHUNK] = -1\n            self._board.fence()\n",
+        "            self._board.fence()\n",
+        ("lanes/test_worker_order.py", "lanes/test_worker.py"),
+    ),
+    Fault(
+        "a worker names its task before it forgets how far the last one came",
+        "lanes/worker.py",
+        "            words[row + STARTED] = words[row + STAGE] = 0\n",
+        "",
+        ("lanes/test_worker_order.py", "lanes/test_worker.py"),
+    ),
+)
