@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.memory.board import ATTENTION, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, CONSUMER, NOBODY, Board
 from minato_gpu.memory.completions import BLOB, IN_ROW, READY, ROW, Bell, Completions
+from minato_gpu.memory.status_board import (
+    ATTENTION,
+    AWAITED_BEGIN,
+    AWAITED_END,
+    AWAITED_NEED,
+    CONSUMER,
+    NOBODY,
+    WorkerStatusBoard,
+)
 from tests.memory.watched import FENCE, Event, before, fenced, watch
 
 RECORD, STATUS, COUNT, RING = "record", "status", "count", "ring"
@@ -23,8 +31,8 @@ def completions() -> Iterator[Completions]:
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    board = Board(1)
+def board() -> Iterator[WorkerStatusBoard]:
+    board = WorkerStatusBoard(1)
     yield board
     board.close()
 
@@ -63,7 +71,7 @@ class NotedBell(Bell):
 
 
 @pytest.fixture
-def bell(board: Board) -> Iterator[NotedBell]:
+def bell(board: WorkerStatusBoard) -> Iterator[NotedBell]:
     events = watch(board)
     completions = Noted(events)
     bell = NotedBell(board, completions, -1, -1)

@@ -86,10 +86,10 @@ FAULTS = (
     ),
     Fault(
         "a new worker begins with what its predecessor was to free",
-        "memory/board.py",
+        "memory/status_board.py",
         "        self.words[row + HEAD] = self.words[row + TAIL]\n",
         "",
-        ("memory/test_board.py", "lanes/test_processes.py", "contracts/test_deaths.py"),
+        ("memory/test_status_board.py", "lanes/test_processes.py", "contracts/test_deaths.py"),
     ),
     Fault(
         "free blocks are not joined with their left neighbours",

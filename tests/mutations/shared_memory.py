@@ -12,7 +12,7 @@ _SPLITS = (
 )
 _HAND = "            self.words[self.row(worker) + HAND] = chunk\n"
 _COMPLETIONS = ("memory/test_completions.py",)
-_BOARD = ("memory/test_board_order.py", "memory/test_board.py")
+_BOARD = ("memory/test_board_order.py", "memory/test_status_board.py")
 
 FAULTS = (
     Fault(
@@ -80,14 +80,14 @@ FAULTS = (
     ),
     Fault(
         "samples are taken back without a fence",
-        "memory/board.py",
+        "memory/status_board.py",
         "        self.words[row + LIMIT] = keep\n        self.fence()\n",
         "        self.words[row + LIMIT] = keep\n",
         _BOARD,
     ),
     Fault(
         "what a worker has started is read before it is limited",
-        "memory/board.py",
+        "memory/status_board.py",
         "        self.words[row + LIMIT] = keep\n"
         "        self.fence()\n"
         "        if self.words[row + CHUNK] != chunk:\n"
@@ -103,14 +103,14 @@ FAULTS = (
     ),
     Fault(
         "a worker is asked to hand over before it knows where",
-        "memory/board.py",
+        "memory/status_board.py",
         _SPLITS + "            self.fence()\n" + _HAND,
         _HAND + "            self.fence()\n" + _SPLITS,
         _BOARD,
     ),
     Fault(
         "the ring's end before its block",
-        "memory/board.py",
+        "memory/status_board.py",
         "        self.words[row + _ROW + tail % _RING] = offset\n        self.words[row + TAIL] = tail + 1\n",
         "        self.words[row + TAIL] = tail + 1\n        self.words[row + _ROW + tail % _RING] = offset\n",
         _BOARD,
