@@ -87,7 +87,7 @@ def tests(asked: Asked) -> Rows:
     """``pytest -m gpu``; where there is a GPU nothing may be skipped. At toy size one file, to show that it works."""
     required = ["--require-gpu"] if asked.settings.device == "cuda" else []
     which = ["tests/memory/test_nvml.py"] if asked.settings.quick else []
-    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-m", "gpu", *required, *which]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-m", "gpu", "--all", *required, *which]
     status, said = _run(command, asked.deadline - perf_counter())
     lines = said.strip().splitlines() or ["it said nothing"]
     row = {"name": "pytest -m gpu", "passed": status == 0, "summary": lines[-1]}

@@ -41,6 +41,8 @@ def pairwise(cases: Sequence[Case], alone: frozenset[str] = frozenset()) -> list
 
 
 def _pairs(case: Case, alone: frozenset[str]) -> set[Hashable]:
-    """What the case covers: the set of its factors, each value, each pair of values."""
+    """What the case covers: the set of its factors, and each pair of values, or each value where there is no pair."""
     values = sorted(case.items(), key=lambda item: item[0])
-    return {tuple(case), *values, *combinations([value for value in values if value[0] not in alone], 2)}
+    apart = [value for value in values if value[0] in alone]
+    together = [value for value in values if value[0] not in alone]
+    return {tuple(case), *apart, *(combinations(together, 2) if len(together) > 1 else together)}

@@ -190,6 +190,7 @@ def test_nothing_to_compare_is_an_error(samples: list[Fields]) -> None:
 
 
 class TestRunCheck:
+    @pytest.mark.on_request  # test_cli has the same run made by the command
     def test_on_the_example_data(self) -> None:
         report = parity.run_check("pipelines.image_classification")
         assert report.passed

@@ -1,6 +1,6 @@
 """Each benchmark runs at toy size; its document has the keys that are promised and its figures make sense.
 
-Those that take ten seconds run on request: what they measure is benchmarks' own, and no promise of the package.
+Those that take long run on request: what they measure is benchmarks' own, and no promise of the package.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def test_cost_model() -> None:
     assert all(0 < row["log_sigma"] < 2 and 0 < row["rank_correlation"] <= 1 for row in rows)
 
 
+@pytest.mark.on_request  # see the module\'s head
 def test_saves() -> None:
     rows = _document("saves")["rows"]
     assert {row["window"] for row in rows} == {256, 4096}
@@ -91,6 +92,7 @@ def test_tails() -> None:
     _check_tails(rows)
 
 
+@pytest.mark.on_request  # see the module\'s head
 @pytest.mark.timeout(120)
 def test_rare() -> None:
     rows = _document("tails", "--case", "rare", "--loader", "in order")["rows"]

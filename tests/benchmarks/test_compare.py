@@ -56,7 +56,7 @@ def _on_request_if_a_peer(name: str) -> Any:
     return pytest.param(name, marks=() if name.startswith("minato_gpu") else pytest.mark.on_request)
 
 
-@pytest.mark.parametrize("name", map(_on_request_if_a_peer, CANDIDATES))
+@pytest.mark.parametrize("name", [_on_request_if_a_peer(name) for name in CANDIDATES])
 def test_every_loader_delivers_the_same_samples(fresh: Executor, photographs: Path, name: str) -> None:
     loader = CANDIDATES[name][0]
     if importlib.util.find_spec(loader.package.partition(".")[0]) is None:
@@ -115,6 +115,7 @@ def test_lateness_counts_batches(asked: Job) -> None:
     assert reader.late == 2
 
 
+@pytest.mark.on_request  # seven seconds, of what is benchmarks' own
 @pytest.mark.timeout(240)
 def test_a_run_at_toy_size(tmp_path: Path) -> None:
     names = ["--loader", "pytorch in order", "--loader", "minato_gpu in order"]

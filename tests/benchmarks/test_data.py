@@ -50,6 +50,7 @@ def _fewer_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volumes, "_PROBES", np.geomspace(5e3, 5e5, 4))
 
 
+@pytest.mark.on_request  # six seconds, of what is benchmarks' own
 @pytest.mark.usefixtures("_fewer_trials")
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_a_small_set_of_each_kind_can_be_read_and_prepared(name: str, tmp_path: Path) -> None:

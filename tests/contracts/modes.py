@@ -33,7 +33,7 @@ class Mode:
     @property
     def factors(self) -> dict[str, Any]:
         """What it is made of: see tests/selection.py."""
-        return {"lateness": self.lateness, "kind": dict(self.arguments).get("worker_kind", "process")}
+        return {"max_lateness": self.lateness, "worker_kind": dict(self.arguments).get("worker_kind", "process")}
 
     @property
     def processes(self) -> bool:

@@ -231,7 +231,7 @@ _CASES = [
 
 
 @pytest.mark.filterwarnings("ignore:.*set_vital:UserWarning")
-@pytest.mark.each_pair
+@pytest.mark.each_value
 @pytest.mark.parametrize(("row", "loader", "kind"), _CASES, ids=lambda part: getattr(part, "__name__", str(part)))
 def test_as_documented(row: Callable[[Make, list[Any]], None], loader: str, kind: str) -> None:
     """Each row of the table."""

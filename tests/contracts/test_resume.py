@@ -407,7 +407,14 @@ def _in_a_process(steps: int | None, state: Any, **more: Any) -> Any:
     return json.loads(programs.run(resume_program.__name__, json.dumps(more), given=json.dumps([steps, state])))
 
 
-@pytest.mark.parametrize("more", [{"num_workers": 2}, {"num_workers": 2, "in_order": False}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [  # twelve interpreters each: out of order on request, since test_every_step resumes it in this one
+        {"num_workers": 2},
+        pytest.param({"num_workers": 2, "in_order": False}, marks=pytest.mark.on_request),
+    ],
+    ids=str,
+)
 def test_in_fresh_processes(more: dict[str, Any]) -> None:
     """Ten points of the epoch each; every process takes up what the one before it saved, and the last one ends it."""
     loader = DataLoader(Made(64, draw), 4, shuffle=True, generator=generator(), **more)

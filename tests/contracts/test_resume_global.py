@@ -90,7 +90,9 @@ def test_as_it_was_batches_ago(way: str, ahead: int) -> None:
         assert got + rest == reference, stop
 
 
-@pytest.mark.parametrize("way", ["inline", "processes that stay", "threads"])
+@pytest.mark.parametrize(
+    "way", ["inline", "processes that stay", pytest.param("threads", marks=pytest.mark.on_request)]
+)
 def test_in_fresh_processes(way: str) -> None:
     """Each goes on from what the one before it saved; none but the first sets a seed."""
 

@@ -80,6 +80,7 @@ def test_at_any_step(mode: Mode, workers: int) -> None:
         del iterator
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("ahead", [0, 3, 20])
 @pytest.mark.parametrize(("mode", "workers"), _MODES, ids=lambda each: getattr(each, "name", str(each)))
 def test_saved_now_and_then(mode: Mode, workers: int, ahead: int) -> None:

@@ -133,7 +133,13 @@ def test_every_save_point(name: str, way: str) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["distributed, shuffled", "batches of random", "drawn, lazily"])
+@pytest.mark.parametrize(
+    "name",
+    [  # of what every sampler does by threads one is enough in the gate
+        *(pytest.param(name, marks=pytest.mark.on_request) for name in ("distributed, shuffled", "batches of random")),
+        "drawn, lazily",
+    ],
+)
 def test_every_save_point_by_processes(name: str) -> None:
     """See ``_every_save_point``."""
     _every_save_point(*_WAYS["processes"], name)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from minato_gpu.engine.deaths import LOOPS, Deaths
+from minato_gpu.engine.run import Parts, Run, Sent
 from minato_gpu.lanes.base import Features, Handed
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import JOINING, REPORTING, Claim
 from minato_gpu.scheduling.messages import Chunk
+from minato_gpu.telemetry import Telemetry
 from tests.lanes.harness import open_links
 from tests.window.test_assembly import Floor
 
@@ -105,3 +109,24 @@ def test_deaths_in_a_chunk_and_in_a_job_count_together(floor: Floor) -> None:
     deaths = Deaths()
     assert judge(deaths, floor, 3, 0).items == []
     assert deaths.judge_job(EXIT, Claim(1, 8, 3, 0), ((0, 4),), floor.assembly) is not None
+
+
+def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:
+    """Its tickets have the numbers of the last one's."""
+    deaths = Deaths()
+    assert judge(deaths, floor, 4, 0).items == []
+    deaths.begin_run()
+    assert judge(deaths, floor, 4, 0).items == []
+    assert judge(deaths, floor, 4, 0).settled == (3, 4)
+
+
+@pytest.mark.parametrize(("stop", "repeated"), [(6, 3), (4, 2), (2, 0)])
+def test_what_others_repeat_was_begun_and_neither_reported_nor_taken_back(
+    floor: Floor, stop: int, repeated: int
+) -> None:
+    scheduler, log = SimpleNamespace(handle=lambda event: []), Telemetry(None, 0.0)
+    run = Run(1, cast(Any, scheduler), Parts({}, floor.assembly))
+    run.sent[CHUNK.number] = sent = Sent(CHUNK, 0, 0.0)
+    sent.done, sent.stop = 2, stop
+    run.lost(cast(Any, SimpleNamespace(name="cpu")), replace(EXIT, claim=Claim(1, CHUNK.number, 5, 0)), log)
+    assert log.repeated == repeated and not run.sent

@@ -129,6 +129,7 @@ def test_the_other_workers_go_on() -> None:
         assert [fetch(lane, store, found[chunk]) for chunk in range(2, 20)] == [[chunk + 20] for chunk in range(2, 20)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("thread", [False, True], ids=["main thread", "another thread"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str, thread: bool) -> None:

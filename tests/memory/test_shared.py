@@ -16,6 +16,7 @@ from minato_gpu import DataLoader, shared_empty
 from minato_gpu.lanes.base import Blob
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory import shared
+from minato_gpu.memory.arena import Arena
 from tests.lanes.harness import open_links
 
 SHAPE = (3, 100, 100)
@@ -221,3 +222,16 @@ def test_memory_is_reused_while_batches_are_dropped() -> None:
     assert loader._session.engine is not None
     held = 512 * os.fstat(loader._session.engine._links.arenas[0].fd).st_blocks
     assert held < 24 * 4 * 9000 * 8, f"{held} bytes of memory for batches of 288,000"
+
+
+def test_what_does_not_fit_beside_its_parts_leaves_them_to_be_freed() -> None:
+    with open_links(1) as links:
+        arena = Arena("small", 1 << 20)
+        store = Store(0, links, arena, links.board)
+        assert store.handover is not None
+        part = store.handover.empty(1 << 19)
+        with pytest.raises(MemoryError):
+            store.put([part, np.zeros(1 << 20, np.uint8)])
+        del part
+        assert _allocated(store) == 0
+        arena.close()

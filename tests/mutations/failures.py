@@ -46,7 +46,7 @@ FAULTS = (
         "engine/run.py",
         "log.repeated += max(0, min(claim.started, sent.stop) - sent.done)",
         "log.repeated += max(0, claim.started)",
-        ("engine/test_pump.py", "contracts/test_deaths.py", "contracts/test_chaos.py"),
+        ("engine/test_deaths.py", "contracts/test_deaths.py", "contracts/test_chaos.py"),
         "67aadcb",
     ),
     Fault(

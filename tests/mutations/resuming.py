@@ -60,13 +60,6 @@ FAULTS = (
         "1ebbc8e",
     ),
     Fault(
-        "a state forgets that the sampler has ended",
-        "checkpoint/resumption.py",
-        'source.ended = saved["way"] == STATE and saved["ended"]',
-        "source.ended = False",
-        ("contracts/test_resume_samplers.py", "contracts/test_resume_torchdata.py", "contracts/test_resume_rarely.py"),
-    ),
-    Fault(
         "a mark names the position after its batch",
         "sampling/sources.py",
         "self._remember(Mark(self.place, first, state, keys))",

@@ -86,3 +86,13 @@ def test_any_bits_are_a_record(bits: bytes, low: int) -> None:
     assert record.samples == low + sum(byte.bit_count() for byte in bits)
     edges = [edge for span in record.above for edge in span]
     assert edges == sorted(set(edges)) and (not edges or edges[0] > record.low)
+
+
+def test_going_back_counts_what_the_consumer_got() -> None:
+    """A batch that was left out, or raised, goes with the one before it."""
+    record = Delivered()
+    for start in (0, 4, 8):
+        record.add([(start, start + 4)], returned=start != 4)
+    assert [(back.batches, back.low) for back in map(record.rewound, range(3))] == [(3, 12), (2, 8), (0, 0)]
+    with pytest.raises(ValueError, match="the last 2 can be taken back"):
+        record.rewound(3)

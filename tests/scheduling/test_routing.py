@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.scheduling.routing import threshold
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.lane_state import LaneState
+from minato_gpu.scheduling.routing import Router, threshold
+from minato_gpu.scheduling.waiting import Entry, Waiting
 
 COST = st.floats(1e-3, 10.0)
 
@@ -44,3 +47,13 @@ def test_without_one_kind_of_lane_the_other_takes_all() -> None:
     assert threshold([1.0], [1.0], 4, 0)[0] == float("inf")
     assert threshold([1.0], [1.0], 0, 4)[0] == 0.0
     assert threshold([], [], 4, 4) == (float("inf"), 0.0)
+
+
+def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> None:
+    policy = m.Policy(window=64)
+    lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
+    router = Router(policy, lanes, Waiting(policy.homes))
+    router.threshold, lanes[m.DEVICE].slots = 2.0, 1
+    assert [router.beyond(Entry(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
+    lanes[m.DEVICE].slots = 0
+    assert not router.beyond(Entry(0, 1, 0, 5.0, 1.0))

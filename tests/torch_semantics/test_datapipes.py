@@ -66,6 +66,7 @@ def _shuffled(loader_class: Any, **arguments: Any) -> Any:
     return loader_class(pipe, 2, **arguments)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("way", "own"), [*((way, False) for way in _WAYS), ("inline", True), ("one", True), ("two that stay", True)]
 )

@@ -308,3 +308,12 @@ def test_a_full_ring_keeps_blocks_for_later(links: WorkerChannels) -> None:
     assert rest > 0 and len(links.board.returned(0)) + rest == 20_000
     floor.assembly.holdings.reclaim()
     assert len(links.board.returned(0)) == rest and not floor.leases._given_back
+
+
+def test_the_marks_of_a_place_that_is_used_up_serve_another(links: Links) -> None:
+    floor = Floor(links, places=1)
+    floor.learn()
+    marks = floor.assembly.window.at(0).marks
+    floor.prepare(0, 4)
+    floor.batch(0, (0, 4))
+    assert marks >= 0 and links.completions.reserve(4) == marks

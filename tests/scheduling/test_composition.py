@@ -1,0 +1,64 @@
+"""When a batch may overtake an older sample, and when it may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
+from minato_gpu.scheduling.places import Place, Places
+
+SIZE = 2
+
+
+class Composer:
+    """Places of two samples each, of the epochs given."""
+
+    def __init__(self, fixed: bool, epochs: list[int], lateness: int = 3) -> None:
+        self.places = Places()
+        made = FixedComposition(self.places, lateness) if fixed else FreeComposition(self.places, lateness)
+        self.composition: FixedComposition | FreeComposition = made
+        for number, epoch in enumerate(epochs):
+            place = Place(number, epoch, SIZE * number, SIZE)
+            self.composition.admit(place, SIZE)
+            self.places.admit(place)
+
+    def finish(self, place: int) -> None:
+        """All samples of the place are ready."""
+        span = (SIZE * place, SIZE * place + SIZE)
+        self.composition.finished(span, (), self.places.finish(span))
+
+    def composed(self, *, eager: bool) -> tuple[tuple[int, int], ...] | None:
+        """The samples of the next batch, if it is composed."""
+        batch = self.composition.compose(eager)
+        return None if batch is None else batch.spans
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_batch_overtakes_only_for_a_consumer_that_needs_one(fixed: bool) -> None:
+    """Until then the older samples may still become ready."""
+    composer = Composer(fixed, [0, 0, 0])
+    composer.finish(1)
+    assert composer.composed(eager=False) is None
+    assert composer.composed(eager=True) == ((2, 4),)
+    composer.finish(0)
+    assert composer.composed(eager=False) == ((0, 2),)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_batch_overtakes_no_more_than_lateness_allows(fixed: bool) -> None:
+    composer = Composer(fixed, [0] * 5, lateness=2)
+    for place in range(1, 5):
+        composer.finish(place)
+    assert [composer.composed(eager=True) for _ in range(3)] == [((2, 4),), ((4, 6),), None]
+    assert composer.composition.held_back
+    composer.finish(0)
+    assert composer.composed(eager=True) == ((0, 2),)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_no_batch_overtakes_the_end_of_an_epoch(fixed: bool) -> None:
+    composer = Composer(fixed, [0, 1])
+    composer.finish(1)
+    assert composer.composed(eager=True) is None
+    composer.finish(0)
+    assert [composer.composed(eager=True) for _ in range(2)] == [((0, 2),), ((2, 4),)]
