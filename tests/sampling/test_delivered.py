@@ -90,7 +90,7 @@ def test_any_bits_are_a_record(bits: bytes, low: int) -> None:
 
 def test_going_back_counts_what_the_consumer_got() -> None:
     """A batch that was left out, or raised, goes with the one before it."""
-    record = Delivered()
+    record = DeliveredPositions()
     for start in (0, 4, 8):
         record.add([(start, start + 4)], returned=start != 4)
     assert [(back.batches, back.low) for back in map(record.rewound, range(3))] == [(3, 12), (2, 8), (0, 0)]

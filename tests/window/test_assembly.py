@@ -310,7 +310,7 @@ def test_a_full_ring_keeps_blocks_for_later(links: WorkerChannels) -> None:
     assert len(links.board.returned(0)) == rest and not floor.leases._given_back
 
 
-def test_the_marks_of_a_place_that_is_used_up_serve_another(links: Links) -> None:
+def test_the_marks_of_a_place_that_is_used_up_serve_another(links: WorkerChannels) -> None:
     floor = Floor(links, places=1)
     floor.learn()
     marks = floor.assembly.window.at(0).marks
