@@ -1,7 +1,7 @@
 # make demo    trains on real photographs through the loader; leaves runs/demo/summary.json and timeline.png
 # make test    style, types and the tests: of each, cases in which all pairs of its parameters' values occur
 # make test-all   the same with every combination of parameters, and PyTorch's own loader in place of ours
-# make mutations   puts faults into copies of the code, one at a time, and tells which test notices; takes long
+# make mutations   puts faults into copies of the code, one at a time, and tells which test notices; five minutes
 # make lint    style and types alone
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
 # make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
