@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import pickle
 import select
@@ -32,7 +31,7 @@ import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
-from minato_gpu.lanes import stacks
+from minato_gpu.lanes import garbage, stacks
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
@@ -64,7 +63,7 @@ def worker_main(
     number: int, job: Job, links: WorkerChannels, tie: Tie, blocks: Blocks = (), gate: Gate | None = None
 ) -> None:
     """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
-    gc.freeze()  # else the first full collection would copy every page that was inherited
+    garbage.set_apart()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _set_worker_signal_handlers()
     close_inherited_ends()
@@ -338,7 +337,8 @@ def _end_of(process: Any) -> int:
 
 def _start(process: Any) -> None:
     try:
-        process.start()
+        with garbage.uncollected():
+            process.start()
     except (TypeError, AttributeError, pickle.PicklingError):
         warnings.warn(
             "Got pickle error when attempting to start a worker Process. With this start method the data set, the "

@@ -12,7 +12,6 @@ reaches another that got the same id. It ends, and its workers with it, when the
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import pickle
 import select
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.lanes import garbage
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
 
@@ -115,7 +115,8 @@ class Spawner:
         self._process = context.Process(
             target=_main, args=(theirs, context, links, start, parent), daemon=False, name="minato-spawner"
         )
-        self._process.start()
+        with garbage.uncollected():
+            self._process.start()
         theirs.close()
         os.close(parent)
 
@@ -267,7 +268,7 @@ def _main(*arguments: Any) -> None:
 
 def _serve(end: socket.socket, context: Any, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
-    gc.freeze()  # what was inherited stays shared with the parent
+    garbage.set_apart()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -307,7 +308,7 @@ def _serve(end: socket.socket, context: Any, links: WorkerChannels, start: Start
 def _fork_spare(context: Any, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
     """One that cannot be forked closes its end."""
     spare = context.Process(target=_main, args=(end, context, links, start, parent), daemon=False)
-    with end, contextlib.suppress(OSError):
+    with end, contextlib.suppress(OSError), garbage.uncollected():
         spare.start()
 
 
