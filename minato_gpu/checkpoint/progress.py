@@ -24,7 +24,7 @@ from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.orders import KEYS, REPLAY, Order, SamplerSnapshot
 from minato_gpu.sampling.sampler_restore import ENOUGH
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.samplers import Sampling, length_of
 from minato_gpu.sampling.sources import Mark, Source
 from minato_gpu.snapshots import Snapshot
 
@@ -268,10 +268,7 @@ class _Remaining:
 def most_drawn_again(loader: Any) -> int:
     """So many keys are drawn again: those of a pass over the data set, whatever it takes, and else as many as samples
     of a stream are read again. How many a sampler yields may be a number that nobody could wait for."""
-    try:
-        return max(MOST_READ_AGAIN, len(loader.dataset))
-    except TypeError:
-        return MOST_READ_AGAIN
+    return max(MOST_READ_AGAIN, length_of(loader.dataset) or 0)
 
 
 def check_drawn_again(below: int, most: int) -> None:

@@ -34,6 +34,7 @@ from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.options import Options, pads_batches
 from minato_gpu.report import usable_cores
 from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -159,11 +160,7 @@ class Plan:
 
     def _costs(self, lanes: tuple[str, ...]) -> CostModel:
         features = 0 if self.loader.pipeline is None else len(self.loader.pipeline.feature_names)
-        try:
-            length: int | None = len(self.loader.dataset)
-        except TypeError:
-            length = None
-        return CostModel(lanes, features, length)
+        return CostModel(lanes, features, length_of(self.loader.dataset))
 
 
 def build_engine(

@@ -18,7 +18,6 @@ from minato_gpu.lanes import contract as c
 from minato_gpu.lanes.base import Features, Handed, Report
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import Claim
 from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
 
@@ -230,10 +229,6 @@ class Pump:
         abandoned = self._abandoned.laid_down_by(exit_.number)
         lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *abandoned}))
         log.workers["replaced"] += 1
-
-    def told_of(self, claim: Claim, lane: str = m.CPU) -> str:
-        """What a worker of the lane is at, in words."""
-        return self.run.told_of(claim, lane)
 
     def arrived(self, lane: Lane, count: int) -> None:
         """So many replacements have started."""

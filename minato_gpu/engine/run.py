@@ -206,7 +206,7 @@ class Run:
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
         else:
-            self._next_finished(chunk, report)
+            self._next_finished(chunk, spans, report)
 
     def _log(self, lane: Lane, sent: Sent, spans: tuple[m.Span, ...], report: Report, shown: Telemetry | None) -> None:
         position = self._assembly.window.position(spans[0][0]) if spans else -1
@@ -232,7 +232,7 @@ class Run:
             m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
         )
 
-    def _next_finished(self, chunk: m.Chunk, report: Report) -> None:
+    def _next_finished(self, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
         """A batch of a worker's own stream, or its end."""
         if report.status == "exhausted":
             self._assembly.forget(chunk.spans)
@@ -242,7 +242,7 @@ class Run:
             return
         if report.told is not None and self.streams is not None:
             self.streams.told[report.chunk] = report.told
-        self._finished(report, cut(chunk.spans, report.first, report.done))
+        self._finished(report, spans)
 
     def revoked(self, revoked: Revoked) -> None:
         """Of a chunk so many samples are kept by the worker that has it."""

@@ -99,7 +99,7 @@ class WorkerSupervisor:
         self._pump.ask()  # a worker that waits for room to report has not hung
         for hung in self._watchdog.look(perf_counter(), self._pump.at_work):
             lane = self._pump.lanes[hung.lane]
-            text = self._watchdog.words(hung, self._pump.told_of(hung.claim, hung.lane))
+            text = self._watchdog.words(hung, self._pump.run.told_of(hung.claim, hung.lane))
             if not (self._replaces and lane.can_kill):
                 raise WorkerHung(text + lane.advice)
             lane.kill(hung.worker, text)

@@ -49,9 +49,7 @@ class Sampling:
         """Samples of an epoch, where the sampler tells."""
         if self.iterable or (self.batched and self.size is None):
             return None
-        try:
-            count = len(self.inner)
-        except TypeError:
+        if (count := length_of(self.inner)) is None:
             return None
         least = (self.size or 1) * self.multiple
         return count // least * least if self.drop_last else count
@@ -99,13 +97,9 @@ class Sampling:
 
     def describe(self) -> dict[str, Any]:
         """What a saved state and the loader that takes it must agree on."""
-        try:
-            length: int | None = len(getattr(self.inner, "dataset", self.inner) if self._shares else self.inner)
-        except TypeError:
-            length = None
         return {
             "sampler": type(self.inner).__name__,
-            "length": length,
+            "length": length_of(getattr(self.inner, "dataset", self.inner) if self._shares else self.inner),
             **self.cutting,
         }
 
@@ -113,6 +107,14 @@ class Sampling:
     def cutting(self) -> dict[str, Any]:
         """How keys, or the samples of an iterable data set, become batches."""
         return {"batch_size": self.size, "drop_last": self.drop_last}
+
+
+def length_of(sized: Any) -> int | None:
+    """The length of a data set or sampler, where it tells."""
+    try:
+        return len(sized)
+    except TypeError:
+        return None
 
 
 def _devices(device: Any) -> int:

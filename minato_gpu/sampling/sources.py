@@ -17,7 +17,7 @@ from minato_gpu.samples import witness_of
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.orders import REPLAY, Coming, Order, SamplerSnapshot
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.samplers import Sampling, length_of
 from minato_gpu.sampling.speculation import yields_once
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling.messages import Span
@@ -57,15 +57,11 @@ class Mark(NamedTuple):
 
 def occurrences_of(loader: Any) -> Occurrences:
     """Counts how often each key comes in an epoch of this loader."""
-    try:
-        length: int | None = len(loader.dataset)
-    except TypeError:
-        length = None
     # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
     # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
     seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
     counts = seeds or not (sampling.iterable or sampling.replays)
-    return Occurrences(length, unique=not counts or yields_once(loader), used=seeds)
+    return Occurrences(length_of(loader.dataset), unique=not counts or yields_once(loader), used=seeds)
 
 
 def fresh_source(loader: Any, number: int, seed: int, order: Iterator[Any]) -> Source:

@@ -40,6 +40,7 @@ def test_what_starts_is_said_before_the_limit_is_read(links: WorkerChannels) -> 
 def test_a_worker_says_that_it_is_through_before_it_looks_whether_to_ring(links: WorkerChannels) -> None:
     """Where nobody is woken because all workers are busy, each looks at ATTENTION once more."""
     events, board = _events(links)
+    assert events.count(("write", board.row(0) + CHUNK)) == 2, "it takes the task, and is through with it"
     end = len(events) - events[::-1].index(("write", board.row(0) + CHUNK)) - 1
     assert fenced(events[end:], ("write", board.row(0) + CHUNK), ("read", RING_FROM))
 

@@ -116,14 +116,14 @@ FAULTS = (
         _BOARD,
     ),
     Fault(
-        "a worker rings before it says that it is through",
+        "a worker rings and has not said that it is through",
         "lanes/worker.py",
         "            self._words[self._row + CHUNK] = -1\n            self._board.fence()\n",
         "            self._board.fence()\n",
         ("lanes/test_worker_order.py", "lanes/test_worker.py"),
     ),
     Fault(
-        "a worker names its task before it forgets how far the last one came",
+        "a worker names its task and has not forgotten how far the last one came",
         "lanes/worker.py",
         "            words[row + STARTED] = words[row + STAGE] = 0\n",
         "",
