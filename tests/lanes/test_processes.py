@@ -224,6 +224,10 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
     with open_links(2) as links:
         what = job(lambda key: key, num_workers=2)
         workers = Workers(FORK, links, what, 2, forks=forks, replaceable=True)
+
+        def holds() -> tuple[int, int, int, int]:
+            return me.num_fds(), me.num_threads(), len(links.parent_ends), len(workers._starting)
+
         try:
             held = []
             for number in (0, 1, 0, 1, 1, 0):
@@ -232,12 +236,13 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
                 assert wait_until(lambda ended=ended: ended.extend(workers.exits()) or ended)  # type: ignore[misc]
                 workers.replace(number, ())
                 assert wait_until(lambda: workers.arrivals()[0])
-                held.append((me.num_fds(), me.num_threads(), len(links.parent_ends), len(workers._starting)))
+                held.append(holds())
+            # fewer: what earlier tests left was collected; a moment later: the thread that started one is still ending
+            back = wait_until(lambda: all(last <= first for first, last in zip(held[1], holds(), strict=True)))
+            assert back, f"descriptors, threads: {held}"
         finally:
             links.close_parent_ends()
             workers.close(2.0)
-    # fewer: what earlier tests left was collected meanwhile
-    assert all(last <= first for first, last in zip(held[1], held[-1], strict=True)), f"descriptors, threads: {held}"
 
 
 @pytest.mark.parametrize("opened", [True, False])
