@@ -19,10 +19,11 @@ PACKAGE = Path(minato_gpu.__file__).parent
 ORDER = """
 notices threads slices snapshots extras console report nvjpeg samples stages packing
 pipeline
-scheduling
+scheduling caching
 spans event_log
 simulation
 memory
+sources
 lanes
 telemetry parity
 sampling
