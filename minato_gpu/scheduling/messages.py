@@ -236,6 +236,7 @@ class Tick:
 Event = (
     LaneOpened
     | Admitted
+    | Fetched
     | Resumed
     | Ended
     | Inspected

@@ -13,7 +13,7 @@ from typing import Any
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
-from minato_gpu.scheduling.fetching import Fetching, Part
+from minato_gpu.scheduling.fetching import Part
 from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.ledger import Ledger
