@@ -50,7 +50,7 @@ def read(fields: Fields, params: Params) -> Fields:
     if not len(encoded):
         raise ValueError("the file is empty")
     try:
-        with soundfile.SoundFile(io.BytesIO(encoded)) as file:
+        with soundfile.SoundFile(io.BytesIO(encoded.data)) as file:
             if file.frames * file.channels > MOST_SAMPLES:
                 raise ValueError(f"the header claims {file.frames} samples a channel; {MOST_SAMPLES} are the most")
             audio, rate = file.read(dtype="float32"), file.samplerate

@@ -73,7 +73,7 @@ class CaseFolder:
         return {"path": self.paths[index], "label_path": self.label_paths[index]}
 
     def source(self, index: int) -> tuple[Source, ...]:
-        """What is read whole, to be read ahead. Of files that are mapped a crop reads little, and which is drawn later."""
+        """What is read whole, to be read ahead. Of files that are mapped a crop reads little, which is drawn later."""
         paths = self.paths[index], self.label_paths[index]
         return tuple(Source(path) for path in paths if path.endswith(_COMPRESSED))
 
@@ -104,7 +104,7 @@ def _nifti(path: str) -> Any:
     with from_extra("pipelines"):
         nibabel = importlib.import_module("nibabel")
     if path.endswith(_COMPRESSED):
-        proxy = nibabel.Nifti1Image.from_bytes(gzip.decompress(read_bytes(path))).dataobj
+        proxy = nibabel.Nifti1Image.from_bytes(gzip.decompress(read_bytes(path).data)).dataobj
     else:
         proxy = nibabel.load(path).dataobj
     if math.prod(proxy.shape) > MOST_VOXELS:

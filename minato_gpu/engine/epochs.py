@@ -77,8 +77,8 @@ class Epochs:
         self.raised = DeferredError()  # what a sampler raised while a batch lay at hand
         self.order = 0  # of the batch to deliver next
         self._serial = self._place = self._drawn = 0
-        # places that have not entered the window, each with what an earlier run has left of it; where an epoch ends; and
-        # what a sampler has raised
+        # places that have not entered the window, each with what an earlier run has left of it; where an epoch ends;
+        # and what a sampler has raised
         self._ahead: deque[tuple[Record | Epoch | Exception, tuple[m.Span, ...] | None]] = deque()
 
     def __getitem__(self, number: int) -> Epoch:

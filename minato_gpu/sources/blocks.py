@@ -22,20 +22,16 @@ WIPED = 0
 
 
 class Blocks:
-    """The reader's side: allocates, stamps and frees blocks of the arena."""
+    """The reader's side: allocates, stamps and frees blocks of the arena. For any thread."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._stamps = count(int.from_bytes(os.urandom(6)) + 1)  # an arena outlives a reader that was killed
-        self.nbytes = 0  # of all blocks that are in use
-        self._sizes: dict[int, int] = {}
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
         """A block for so many bytes, and where they go. Raises MemoryError when the arena is full."""
         block = self._arena.allocate(HEAD + nbytes)
         self._stamp(block, WIPED)
-        self._sizes[block] = nbytes
-        self.nbytes += nbytes
         return block, self._arena.buffer[block + HEAD : block + HEAD + nbytes]
 
     def publish(self, block: int) -> int:
@@ -47,7 +43,6 @@ class Blocks:
     def free(self, block: int) -> None:
         """Give its memory back."""
         self._stamp(block, WIPED)
-        self.nbytes -= self._sizes.pop(block)
         self._arena.free(block)
 
     def _stamp(self, block: int, stamp: int) -> None:
@@ -57,10 +52,11 @@ class Blocks:
 def copy(fd: int, block: int, nbytes: int, stamp: int) -> NDArray[np.uint8] | None:
     """A copy of the block's bytes, for any process that has the arena's descriptor; None where it is not that block."""
     head, data = bytearray(HEAD), np.empty(nbytes, np.uint8)
+    view = data.data
     wanted = stamp.to_bytes(HEAD, "little")
-    read = os.preadv(fd, [head, data], block)
+    read = os.preadv(fd, [head, view], block)
     while HEAD <= read < HEAD + nbytes:  # 2 GB is the most of one call
-        more = os.preadv(fd, [data[read - HEAD :]], block + read)
+        more = os.preadv(fd, [view[read - HEAD :]], block + read)
         if more <= 0:
             return None
         read += more

@@ -74,8 +74,9 @@ class _Link:
         self._run = 0
         self._is_due: asyncio.TimerHandle | None = None
         self._stats_at = 0.0
-        self._service = Service(Blocks(arena), settings.ahead_bytes, self._tell)
-        self.pool = self._service.pool = ReaderPool(self._service.done)
+        blocks = Blocks(arena)
+        self._service = Service(blocks, settings.ahead_bytes, self._tell)
+        self.pool = self._service.pool = ReaderPool(blocks, self._service.done, behind=self._service.behind)
         self._loop.add_reader(end.fileno(), self._receive)
 
     def _receive(self) -> None:

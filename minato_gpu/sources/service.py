@@ -8,6 +8,7 @@ what the oldest place misses is always read, or nothing would go on. Tickets tha
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +24,11 @@ Wanted = tuple[int, tuple[Key, ...]]
 Told = tuple[int, tuple[Place, ...]]
 """A ticket whose bytes are there: where. What could not be read is missing: the worker reads it, and raises."""
 
-Allocate = Callable[[int], memoryview]
-
-
 class Pool(Protocol):
     """What reads: see pool.py."""
 
-    def submit(self, number: int, source: Source, allocate: Allocate) -> None:
-        """Read this, after those of lower numbers; ``allocate`` says where so many bytes go."""
+    def submit(self, number: int, source: Source) -> None:
+        """Read this, after those of lower numbers."""
 
     def cancel(self, numbers: Iterable[int]) -> None:
         """These are not needed any more. They are done all the same, sooner or later."""
@@ -74,10 +72,11 @@ class Service:
         self._tell = tell
         self._numbers = 0
         self._tickets: dict[int, _Ticket] = {}
+        self._there = 0  # tickets whose bytes are there
         self._bytes: dict[Key, _Bytes] = {}
         self._queue: deque[_Bytes] = deque()  # not started
         self._started: dict[int, _Bytes] = {}  # by number, not done
-        self._expected = 0  # bytes of those that are under way, as far as they have no block yet
+        self._ahead = 0  # bytes that are there and not released, and of what is under way those expected
         self._typical = 0  # bytes of a source whose length is not declared
 
     # --- what the loader says --------------------------------------------------------------------------------
@@ -112,6 +111,7 @@ class Service:
             ticket = self._tickets.pop(number, None)
             if ticket is None:
                 continue
+            self._there -= not ticket.missing
             for each in ticket.bytes:
                 each.users -= 1
                 if not each.users:
@@ -135,9 +135,9 @@ class Service:
             each.done = True  # still queued
 
     def _free(self, each: _Bytes) -> None:
+        self._ahead -= each.nbytes
         if each.block >= 0:
             self._blocks.free(each.block)
-            each.block = -1
 
     def _start(self) -> None:
         oldest = next(iter(self._tickets.values()), None)
@@ -146,38 +146,28 @@ class Service:
             length = each.key[2]
             size = self._typical if length is None else length
             due = oldest is not None and each.place == oldest.place
-            if not due and self._blocks.nbytes + self._expected + size > self._limit:
+            if not due and self._ahead + size > self._limit:
                 return
             self._queue.popleft()
             if each.done:
                 continue
             each.started, each.nbytes = True, size
-            self._expected += size
+            self._ahead += size
             self._started[each.number] = each
-            self.pool.submit(each.number, Source(*each.key), lambda nbytes, each=each: self._allocate(each, nbytes))
+            self.pool.submit(each.number, Source(*each.key))
 
-    def _allocate(self, each: _Bytes, nbytes: int) -> memoryview:
-        """Where the bytes go; asked again by a second attempt, which replaces the first."""
-        self._free(each)
-        self._expected -= each.nbytes
-        each.nbytes = 0
-        each.block, view = self._blocks.allocate(nbytes)
-        return view
-
-    def done(self, number: int, nbytes: int, error: BaseException | None) -> None:
-        """The pool is through with a source: so many bytes are where it was told to put them, or it failed."""
+    def done(self, number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+        """The pool is through with a source: so many bytes are in a block, or it failed."""
         each = self._started.pop(number)
-        self._expected -= each.nbytes if each.block < 0 else 0
-        each.done = True
+        self._ahead += nbytes - each.nbytes
+        each.done, each.nbytes, each.block = True, nbytes, block
         if error is not None:
-            self.failed += 1
-            self._free(each)
+            self.failed += not isinstance(error, CancelledError)
         else:
             self.reads += 1
             self.read_bytes += nbytes
             self._typical += round((nbytes - self._typical) / min(self.reads, 100))
-            each.nbytes = nbytes
-            each.stamp = self._blocks.publish(each.block)
+            each.stamp = self._blocks.publish(block)
         waiting, each.waiting = each.waiting, []
         for ticket in waiting:
             ticket.missing -= 1
@@ -187,6 +177,10 @@ class Service:
             self._free(each)
         self._start()
 
+    def behind(self) -> bool:
+        """Whether less than half of what is wanted is there."""
+        return 2 * self._there < len(self._tickets)
+
     def counts(self) -> dict[str, int]:
         """What has been done since the process began."""
         return {
@@ -194,9 +188,10 @@ class Service:
             "bytes": self.read_bytes,
             "failed": self.failed,
             "shared": self.shared,
-            "bytes_ahead": self._blocks.nbytes,
+            "bytes_ahead": self._ahead,
         }
 
     def _told(self, ticket: _Ticket) -> None:
+        self._there += 1
         there = [each for each in ticket.bytes if each.block >= 0]
         self._tell((ticket.number, tuple(Place(*each.key, each.block, each.nbytes, each.stamp) for each in there)))
