@@ -1,9 +1,9 @@
-"""Storage that is as slow as one says: a server of byte ranges over HTTP, in a process of its own, for all loaders alike.
+"""Storage that is as slow as one says: a server of byte ranges over HTTP, a process of its own, for all loaders alike.
 
 Each request waits a latency, drawn anew: the median times what a log-normal of sigma 0.1 gives, and ``tail_times`` as
 long for a share ``tail`` of them; then its bytes wait for their turn at ``rate`` bytes a second (a token bucket; None:
-at once). ``GET /set?latency_ms=...`` changes that while it runs. The object ``/N.bin`` is ``nbytes`` bytes that depend on
-N alone (``content``), so that whoever reads can check them. It listens on the loopback interface only.
+at once). ``GET /set?latency_ms=...`` changes that while it runs. The object ``/N.bin`` is ``nbytes`` bytes that depend
+on N alone (``content``), so that whoever reads can check them. It listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _serve(end: Connection, throttle: Throttle, nbytes: int, seed: int) -> None:
 
 
 async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int) -> None:
-    rng, turn = random.Random(seed), _Turn()  # noqa: S311
+    rng, turn = random.Random(seed), _Turn()
     ended = asyncio.Event()
 
     async def get(request: web.Request) -> web.Response:

@@ -139,6 +139,11 @@ class ReadAhead:
         if released and not self._lost:
             self._reader.release(self._run, released)
 
+    @property
+    def pid(self) -> int:
+        """Process id of the reader process."""
+        return self._reader.pid
+
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:

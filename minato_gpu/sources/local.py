@@ -117,15 +117,20 @@ class _OpenFiles:
         version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         with self._lock:
             file = self._files.get(path)
-            if file is None or file.version != version:
-                if file is not None:
-                    file.leave()
-                file = self._files[path] = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC), version, self._lock)
-            self._files.move_to_end(path)
-            file.users += 1
+            if file is not None and file.version == version:
+                self._files.move_to_end(path)
+                file.users += 1
+                return file
+        opened = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC), version, self._lock)  # which may take its time
+        with self._lock:
+            before = self._files.pop(path, None)
+            if before is not None:
+                before.leave()
+            self._files[path] = opened
+            opened.users += 1
             while len(self._files) > _OPEN:
                 self._files.popitem(last=False)[1].leave()
-            return file
+        return opened
 
 
 class _File:

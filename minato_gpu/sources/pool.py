@@ -141,7 +141,8 @@ class ReaderPool:
         requests = {first}
         try:
             if self._hedging.patience_s is None:
-                await asyncio.wait({first, self._knows_patience}, return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {first, self._knows_patience}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 assert self._hedging.patience_s is not None
                 await asyncio.wait(requests, timeout=max(0.0, begin + self._hedging.patience_s - self._loop.time()))
