@@ -24,6 +24,8 @@ from minato_gpu.sources.reading import Key, Place
 from minato_gpu.sources.source import Source
 from minato_gpu.window.records import Record
 
+_RELEASES, _RELEASED_BYTES = 32, 8 << 20  # what has been released is said when it is so much
+
 
 def start_reader(context: Any, links: WorkerChannels, settings: Settings) -> Reader:
     """Start the reader process, before the training process has threads. ``context``: of ``multiprocessing``."""
@@ -57,6 +59,8 @@ class ReadAhead:
         self._lost = False
         self._waits: set[int] = set()  # serials whose bytes have been asked for
         self._here: dict[int, tuple[Place, ...]] = {}
+        self._released: list[int] = []  # and not said
+        self._released_bytes = 0
         self._admitted = 0  # serials below this one have been admitted
         self._is_wrong = False  # what ``source`` said was no use, which has been told
 
@@ -64,6 +68,7 @@ class ReadAhead:
         """Nothing of what was wanted is wanted any more."""
         self._run += 1
         self._waits, self._here, self._admitted = set(), {}, 0
+        self._released, self._released_bytes = [], 0
 
     @property
     def pending(self) -> bool:
@@ -134,10 +139,16 @@ class ReadAhead:
 
     def release(self, spans: Iterable[Span]) -> None:
         """These samples are prepared."""
-        serials = (serial for lo, hi in spans for serial in range(lo, hi))
-        released = [serial for serial in serials if self._here.pop(serial, None) is not None]
-        if released and not self._lost:
-            self._reader.release(self._run, released)
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                places = self._here.pop(serial, None)
+                if places is not None:
+                    self._released.append(serial)
+                    self._released_bytes += sum(place.nbytes for place in places)
+        if len(self._released) >= _RELEASES or self._released_bytes >= _RELEASED_BYTES or not self._here:
+            released, self._released, self._released_bytes = self._released, [], 0
+            if released and not self._lost:
+                self._reader.release(self._run, released)
 
     @property
     def pid(self) -> int:

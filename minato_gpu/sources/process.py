@@ -23,7 +23,8 @@ from minato_gpu.sources.service import Service, Told
 
 LARGEST = 1 << 20  # bytes of a message
 TICKETS = 128  # of one message, at most: each may name paths of 4 KB
-_TOGETHER_S = 3e-3  # what is done meanwhile is told together
+_TOGETHER_S = 3e-3  # what is done meanwhile is told together,
+_PLENTY, _LATER_S = 128, 30e-3  # or in so long, where as many samples are there that nobody can be waiting
 _STATS_S = 0.5
 
 
@@ -103,7 +104,8 @@ class _Link:
     def _tell(self, told: Told) -> None:
         self._told.append(told)
         if self._is_due is None:
-            self._is_due = self._loop.call_later(_TOGETHER_S, self._send)
+            plenty = self._service.there >= _PLENTY
+            self._is_due = self._loop.call_later(_LATER_S if plenty else _TOGETHER_S, self._send)
 
     def _send(self) -> None:
         self._is_due = None

@@ -66,13 +66,13 @@ class Service:
         self.reads = 0  # done, with their bytes
         self.read_bytes = 0
         self.failed = 0
+        self.there = 0  # tickets whose bytes are, and that are not released
         self.shared = 0  # sources that were under way or there for another ticket
         self._blocks = blocks
         self._limit = limit
         self._tell = tell
         self._numbers = 0
         self._tickets: dict[int, _Ticket] = {}
-        self._there = 0  # tickets whose bytes are there
         self._bytes: dict[Key, _Bytes] = {}
         self._queue: deque[_Bytes] = deque()  # not started
         self._started: dict[int, _Bytes] = {}  # by number, not done
@@ -111,7 +111,7 @@ class Service:
             ticket = self._tickets.pop(number, None)
             if ticket is None:
                 continue
-            self._there -= not ticket.missing
+            self.there -= not ticket.missing
             for each in ticket.bytes:
                 each.users -= 1
                 if not each.users:
@@ -179,7 +179,7 @@ class Service:
 
     def behind(self) -> bool:
         """Whether less than half of what is wanted is there."""
-        return 2 * self._there < len(self._tickets)
+        return 2 * self.there < len(self._tickets)
 
     def counts(self) -> dict[str, int]:
         """What has been done since the process began."""
@@ -192,6 +192,6 @@ class Service:
         }
 
     def _told(self, ticket: _Ticket) -> None:
-        self._there += 1
+        self.there += 1
         there = [each for each in ticket.bytes if each.block >= 0]
         self._tell((ticket.number, tuple(Place(*each.key, each.block, each.nbytes, each.stamp) for each in there)))
