@@ -27,9 +27,8 @@ import click
 import numpy as np
 
 from benchmarks import report
-from minato_gpu.caching.choice import bound, look_ahead
+from minato_gpu.caching.choice import bound, look_ahead, new_policy
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.next_use import NextUse
 from minato_gpu.simulation.caches import (
     BLIND,
     POLICIES,
@@ -37,7 +36,6 @@ from minato_gpu.simulation.caches import (
     Shuffles,
     middle,
     most_hits,
-    new_policy,
     replay,
     run_epoch,
 )
@@ -128,7 +126,7 @@ def decision_rows(keys: int, repetitions: int) -> Iterator[dict[str, Any]]:
             kept = new_policy(policy, int(share * int(items.nbytes.sum())), keys)
             for epoch in range(3):
                 order, begun = known.order(epoch), time.perf_counter()
-                start = kept.begin(epoch, known, 1) if isinstance(kept, NextUse) else 0
+                start = kept.begin(epoch, known, 1)
                 ready = time.perf_counter()
                 run_epoch(kept, order, items, start)
                 ended = time.perf_counter()

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from minato_gpu.caching.lru import Lru
+from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.next_use import NextUse
+from minato_gpu.caching.policy import Policy
+
 _MOST = 4  # times the number of shards: 1 in 55 keys comes later than that
 _ALIKE = 1.5  # times what a byte of a cheap item earns is what one of a dear item may
 
@@ -47,6 +52,15 @@ def choose(*, shards: int, share: float, known: bool, alike: bool, once: bool) -
     if not known:
         return Choice("minio", 0, "minio: the order of epochs to come is not known, so what came first is as good")
     return Choice("minio", 0, "minio: one reader of the whole set cannot have more hits than items are kept")
+
+
+def new_policy(name: str, budget: int, keys: int) -> Policy:
+    """The policy of this name, for keys 0 to ``keys`` - 1 and ``budget`` bytes. Raises ValueError for other names."""
+    if name == "next-use":
+        return NextUse(budget, keys)
+    if name not in ("minio", "lru"):
+        raise ValueError(f"there is no policy {name!r}, but minio, next-use and lru")
+    return Minio(budget) if name == "minio" else Lru(budget)
 
 
 def look_ahead(shards: int, share: float) -> int:

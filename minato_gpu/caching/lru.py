@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 
+from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import PASS, Verdict, check
 
 _SLACK = 1024  # entries of the heap that are out of date, beyond as many as there are items
@@ -27,6 +28,9 @@ class Lru:
         self._heap: list[tuple[float, int, int]] = []
         self._uses = count()
         self._credit = 0.0  # of the last one that went
+
+    def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
+        return 0  # positions make no difference
 
     def offer(self, key: int, nbytes: int, cost_s: float, now: int, *, ahead: bool = False) -> Verdict:
         check(nbytes, cost_s)

@@ -7,6 +7,7 @@ was there when the epoch began, so no policy has more hits in an epoch than it h
 
 from __future__ import annotations
 
+from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import KEEP, PASS, Verdict, check
 
 
@@ -17,6 +18,9 @@ class Minio:
         self.budget = budget
         self.used_bytes = 0
         self._bytes: dict[int, int] = {}
+
+    def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
+        return 0  # positions make no difference
 
     def offer(self, key: int, nbytes: int, cost_s: float, now: int, *, ahead: bool = False) -> Verdict:
         check(nbytes, cost_s)

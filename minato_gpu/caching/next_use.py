@@ -30,7 +30,7 @@ _SLACK = 1024  # entries of the heap that are out of date, beyond as many as the
 
 
 class NextUse:
-    """Of keys 0 to ``keys`` - 1, within ``budget`` bytes. ``begin`` is called at the beginning of each epoch."""
+    """Of keys 0 to ``keys`` - 1, within ``budget`` bytes."""
 
     def __init__(self, budget: int, keys: int) -> None:
         self.budget = budget
@@ -46,11 +46,8 @@ class NextUse:
         self._heap: list[tuple[float, int]] = []  # values and keys; also such as are out of date
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
-        """The epoch begins; its order, and those of ``look_ahead`` more, are known from ``orders``.
-
-        Each is drawn once, as long as epoch follows epoch and ``orders`` equals those of the epoch before; else the
-        tables are made anew. Returns the position of the epoch's first access.
-        """
+        """See ``Policy``. Each order is drawn once, as long as epoch follows epoch and ``orders`` equals those of the
+        epoch before; else the tables are made anew."""
         future = self._future
         if orders == self._orders and epoch == self._epoch + 1 and future.epochs:
             future.forget_epoch()

@@ -11,8 +11,11 @@ from minato_gpu.caching.future import Integers
 
 
 class Orders(Protocol):
-    """The orders of a tier's epochs. Two that are equal give the same orders (they compare seed, rank, ranks and all
-    else that the orders depend on): what was made of one serves the other."""
+    """The orders of a tier's epochs, in the tier's keys.
+
+    Two that are equal give the same orders (they compare seed, rank, ranks and all else that the orders depend on):
+    what was made of one serves the other.
+    """
 
     def order(self, epoch: int) -> Integers | None:
         """The keys of the epoch's accesses, shape (accesses,); None where it cannot be known."""

@@ -1,8 +1,10 @@
 """What a tier asks of a policy: which items stay within a budget of bytes.
 
-A tier tells its policy of every access. What is kept is a hit: ``used``. What is not is read, and then offered:
-``offer`` answers whether to keep it, and what goes in exchange. What the tier loses in other ways (a corrupt copy, a
-file that changed) it tells by ``dropped``. A policy holds no bytes, and reads no clock; one thread at a time calls it.
+A tier tells its policy of every epoch that begins, and of every access. What is kept is a hit: ``used``. What is not is
+read, and then offered: ``offer`` answers whether to keep it, and what goes in exchange. What the tier loses in other
+ways (a corrupt copy, a file that changed) it tells by ``dropped``. A policy holds no bytes, and reads no clock; one
+thread at a time calls it. ``cost_s`` should come from a model (latency and bytes / rate): the noise of single reads
+would be taken for worth.
 
 Keys are whole numbers from 0 on, one for each source of a data set, whoever reads it: the future of a million keys is
 then an array of 8 MB, and looking a key up in it costs 50 ns. Of hashable keys it would be a dictionary of 100 MB.
@@ -11,6 +13,8 @@ then an array of 8 MB, and looking a key up in it costs 50 ns. Of hashable keys 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
+
+from minato_gpu.caching.orders import Orders
 
 
 class Verdict(NamedTuple):
@@ -31,6 +35,12 @@ class Policy(Protocol):
 
     budget: int
     used_bytes: int
+
+    def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
+        """The epoch begins; its order, and those of ``look_ahead`` more, are known from ``orders``.
+
+        Returns the position of its first access. Accesses of the epoch before may still come after this.
+        """
 
     def offer(self, key: int, nbytes: int, cost_s: float, now: int, *, ahead: bool = False) -> Verdict:
         """The item was missed at ``now``, has ``nbytes`` and took ``cost_s`` seconds: is it kept?

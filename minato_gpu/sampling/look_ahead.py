@@ -113,7 +113,7 @@ def orders_ahead(
     step: int | None = None,
     seeds: torch.Generator | None = None,
 ) -> Orders | None:
-    """What is known when epoch ``epoch`` begins, just before its order is drawn; None: nothing.
+    """What is known, in the sampler's keys, when epoch ``epoch`` begins, just before its order is drawn; None: nothing.
 
     ``before``: what was returned for the epoch before. ``step``: see ``DistributedOrders``; of ranks that share a
     directory and have another sampler nothing is known. ``seeds``: the generator that the loader draws the seed of

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.caching.choice import look_ahead
+from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.lru import Lru
-from minato_gpu.caching.minio import Minio
-from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.orders import share
 from minato_gpu.caching.policy import Policy
 
@@ -56,23 +53,17 @@ class Items:
         return cls(nbytes, 0.02 + nbytes / 5e6)
 
 
-def new_policy(name: str, budget: int, keys: int) -> Policy:
-    """The production policy of this name."""
-    if name == "minio":
-        return Minio(budget)
-    return Lru(budget) if name == "lru" else NextUse(budget, keys)
-
-
 def replay(policy: str, orders: Shuffles, items: Items, cache_share: float, epochs: int) -> list[Integers]:
     """The keys that are hit in each epoch, by the production policy with the look-ahead that suffices.
 
     ``cache_share``: the budget, as a share of the bytes of the whole set.
     """
-    kept = new_policy(policy, int(cache_share * int(items.nbytes.sum())), orders.keys)
-    known, ahead = None if policy == BLIND else orders, look_ahead(orders.shards, cache_share)
+    name, known = ("next-use", None) if policy == BLIND else (policy, orders)
+    kept = new_policy(name, int(cache_share * int(items.nbytes.sum())), orders.keys)
+    ahead = look_ahead(orders.shards, cache_share)
     found = []
     for epoch in range(epochs):
-        start = kept.begin(epoch, known, ahead) if isinstance(kept, NextUse) else 0
+        start = kept.begin(epoch, known, ahead)
         found.append(run_epoch(kept, orders.order(epoch), items, start))
     return found
 

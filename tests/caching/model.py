@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import Policy
 
 
@@ -65,7 +64,7 @@ def hits(policy: Policy, epochs: Sequence[Sequence[int]], look_ahead: int = 0) -
     """Of each access, whether it was a hit; items of one byte and one second. ``look_ahead``: of ``NextUse``."""
     tier, found, orders = Tier(policy), [], Listed(tuple(map(tuple, epochs)))
     for epoch, keys in enumerate(epochs):
-        start = policy.begin(epoch, orders, look_ahead) if isinstance(policy, NextUse) else 0
+        start = policy.begin(epoch, orders, look_ahead)
         found.append([tier.access(key, now=now) for now, key in enumerate(keys, start)])
     return found
 

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.caching.choice import Choice, alike, bound, choose, look_ahead
+from minato_gpu.caching.choice import Choice, alike, bound, choose, look_ahead, new_policy
+from minato_gpu.caching.lru import Lru
+from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.next_use import NextUse
+from minato_gpu.caching.policy import Policy
 
 TABLE = {
     (2, 0.25): (1, 0.500),
@@ -65,6 +69,17 @@ def test_the_choice_and_its_reason(given: dict[str, Any], policy: str, ahead: in
     choice = choose(**known)
     assert choice == Choice(policy, ahead, choice.why)
     assert choice.why.startswith(f"{policy}: ") and because in choice.why
+
+
+@pytest.mark.parametrize(("name", "kind"), [("minio", Minio), ("lru", Lru), ("next-use", NextUse)])
+def test_policies_by_name(name: str, kind: type[Policy]) -> None:
+    policy = new_policy(name, 7, 3)
+    assert type(policy) is kind and policy.budget == 7
+
+
+def test_a_name_of_no_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no policy 'belady'"):
+        new_policy("belady", 7, 3)
 
 
 def test_what_is_alike() -> None:

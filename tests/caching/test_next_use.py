@@ -34,7 +34,6 @@ def test_by_every_epoch_it_has_as_many_hits_as_belady(epochs: list[list[int]], c
 def test_without_orders_it_never_evicts_items_that_are_alike(epochs: list[list[int]], capacity: int) -> None:
     tier, other = Tier(NextUse(capacity, KEYS)), Tier(Minio(capacity))
     for number, keys in enumerate(epochs):
-        assert isinstance(tier.policy, NextUse)
         tier.policy.begin(number, None, 3)
         assert [tier.access(key) for key in keys] == [other.access(key) for key in keys]
 
@@ -93,9 +92,7 @@ def test_accesses_out_of_order_are_all_taken_for_what_they_are() -> None:
 
 @pytest.mark.parametrize("policy", [NextUse(2, KEYS), Lru(2), Minio(2)], ids=["next-use", "lru", "minio"])
 def test_what_is_read_ahead_evicts_nothing_that_is_needed_sooner(policy: Policy) -> None:
-    now = 0
-    if isinstance(policy, NextUse):
-        now = policy.begin(0, Listed(((0, 1, 2, 1, 3, 0, 4),)), 0)
+    now = policy.begin(0, Listed(((0, 1, 2, 1, 3, 0, 4),)), 0)
     policy.offer(0, 1, 0.001, now)
     policy.offer(1, 1, 1.0, now + 1)
     verdicts = [policy.offer(key, 1, 99.0, now + 1, ahead=True) for key in (4, 3, 2)]
@@ -117,10 +114,11 @@ def test_unlike_items_save_more_seconds_than_with_others(shards: int, known: boo
         orders = Listed(tuple(tuple(rng.permutation(count)[: count // shards].tolist()) for _ in range(epochs + 8)))
         budget = int(0.3 * nbytes.sum())
         saved = {}
-        for policy in (NextUse(budget, count), Lru(budget), Minio(budget)):
+        policies: tuple[Policy, ...] = (NextUse(budget, count), Lru(budget), Minio(budget))
+        for policy in policies:
             tier, saved[type(policy)] = Tier(policy), 0.0
             for epoch in range(epochs):
-                start = policy.begin(epoch, orders if known else None, 8) if isinstance(policy, NextUse) else 0
+                start = policy.begin(epoch, orders if known else None, 8)
                 for now, key in enumerate(orders.keys[epoch], start):
                     if tier.access(key, int(nbytes[key]), float(costs[key]), now):
                         saved[type(policy)] += float(costs[key])

@@ -60,9 +60,8 @@ class Used(RuleBasedStateMachine):
     @rule(epochs=epochs_of_keys, known=st.booleans(), ahead=st.integers(0, 3), step=st.integers(0, 2))
     def begin(self, epochs: list[list[int]], known: bool, ahead: int, step: int) -> None:
         self.epoch += step
-        if isinstance(self.tier.policy, NextUse):
-            orders = Listed(((),) * self.epoch + tuple(map(tuple, epochs)))
-            self.tier.policy.begin(self.epoch, orders if known else None, ahead)
+        orders = Listed(((),) * self.epoch + tuple(map(tuple, epochs)))
+        self.tier.policy.begin(self.epoch, orders if known else None, ahead)
 
     @invariant()
     def budget_holds(self) -> None:
