@@ -132,3 +132,24 @@ def test_of_items_alike_in_all_but_size_or_cost_the_dear_and_small_stay() -> Non
     assert policy.offer(1, 8, 3.0, start + 1) == Verdict(True, (0,))
     assert policy.offer(2, 9, 2.0, start + 2) == PASS  # a byte earns less, though it is needed sooner
     assert policy.offer(0, 0, 0.0, start + 2) == KEEP
+
+
+def test_an_item_makes_room_once_however_often_it_came() -> None:
+    policy = NextUse(2, KEYS)
+    for _ in range(2):
+        policy.dropped(0)
+        assert policy.offer(0, 1, 0.1, 0) == KEEP
+    assert policy.offer(1, 1, 9.0, 0) == KEEP
+    assert policy.offer(2, 2, 2.0, 0) == PASS  # 0 alone is no room for it, and 1 is dearer
+    assert policy.offer(2, 1, 1.0, 0) == Verdict(True, (0,))
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_orders_that_change_from_one_epoch_to_the_next_count_from_then_on(changed: bool) -> None:
+    """A sampler with another seed, say: what comes after the epochs that were known already is of the new one, too."""
+    first = Listed(((0, 1), (0, 1), (1, 0)))
+    policy = NextUse(1, KEYS)
+    policy.begin(0, first, 2)
+    start = policy.begin(1, Listed(((0, 1), (0, 1), (0, 1))) if changed else first, 1)
+    assert policy.offer(0, 1, 1.0, start) == KEEP
+    assert policy.offer(1, 1, 1.0, start + 1) == (PASS if changed else Verdict(True, (0,)))
