@@ -107,10 +107,6 @@ class Reader:
     def name(self) -> str:
         return self.loader.name
 
-    @property
-    def package(self) -> str:
-        return self.loader.package
-
 
 READERS = (
     Reader(PyTorch("pytorch")),
@@ -242,12 +238,12 @@ def main(
     cases = [case for case in CASES if not names or any(name in case.name for name in names)]
     if not cases:
         raise click.UsageError(f"no such case; there are: {'; '.join(case.name for case in CASES)}")
-    readers: Sequence[Any] = READERS
     try:
-        readers = choose(readers, wanted)
+        chosen = choose([reader.loader for reader in READERS], wanted)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    present = [reader for reader in readers if installed(reader)]
+    readers = [reader for reader in READERS if reader.loader in chosen]
+    present = [reader for reader in readers if installed(reader.loader)]
     if quick:
         cases, seconds = [replace_latency(case) for case in cases[:1]], 0.5
     repetitions = repetitions or (1 if quick else 3)
