@@ -107,7 +107,7 @@ class WorkerStatusBoard:
         self.fence()
         started = self.words[row + STARTED]
         self.fence()
-        if self.words[row + CHUNK] != chunk:  # looked at last: what it has started may be of its next task by then
+        if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then
             return None
         return max(keep, started)
 

@@ -1,4 +1,4 @@
-"""Faults in the order in which processes read and write shared memory: see memory/completions.py and status_board.py."""
+"""Faults in the order in which processes read and write shared memory: see completions.py and status_board.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HAND = "            self.words[self.row(worker) + HAND] = chunk\n"
 _LIMIT = "        self.words[row + LIMIT] = keep\n        self.fence()\n"
 _STARTED = "        started = self.words[row + STARTED]\n"
 _SAME = (
-    "        if self.words[row + CHUNK] != chunk:  # looked at last: what it has started may be of its next task by then\n"
+    "        if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then\n"
     "            return None\n"
 )
 _COMPLETIONS = ("memory/test_completions.py",)
