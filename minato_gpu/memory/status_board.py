@@ -108,9 +108,11 @@ class WorkerStatusBoard:
         row = self.row(worker)
         self.words[row + LIMIT] = keep
         self.fence()
-        if self.words[row + CHUNK] != chunk:
+        started = self.words[row + STARTED]
+        self.fence()
+        if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then
             return None
-        return max(keep, self.words[row + STARTED])
+        return max(keep, started)
 
     def hand_over(self, run: int, chunk: int, splits: Iterable[int]) -> None:
         """Ask the worker that is at the chunk, if any, to hand its current sample over before the next of the stages
