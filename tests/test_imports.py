@@ -66,7 +66,9 @@ print(*sorted(name for name in sys.modules if name.startswith("minato_gpu")))
 """
 
 
-@pytest.mark.parametrize(("room", "others"), [("scheduling", set()), ("simulation", {"scheduling"})])
+@pytest.mark.parametrize(
+    ("room", "others"), [("scheduling", set()), ("caching", set()), ("simulation", {"scheduling", "caching"})]
+)
 def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others: set[str]) -> None:
     home = str(Path(np.__file__).parents[1])
     modules = sorted(f"minato_gpu.{room}.{path.stem}" for path in (PACKAGE / room).glob("*.py"))

@@ -27,6 +27,7 @@ from minato_gpu.samples import Ticket
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.threads import OwnThread, await_event
@@ -48,7 +49,7 @@ class Engine(Batches):
     ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``homes``:
     which device lanes may prepare the batches of an epoch, in turn; ``streams``: every worker iterates the data set for
     itself, and an epoch ends when its streams do; ``replaces``: a worker that dies is replaced; ``watchdog``: notices
-    those, and a device lane, that hang.
+    those, and a device lane, that hang; ``read_ahead``: batches beyond the window whose bytes are read.
     """
 
     def __init__(
@@ -64,11 +65,20 @@ class Engine(Batches):
         order_log: OrderLog | None = None,
         replaces: bool = False,
         watchdog: Watchdog | None = None,
+        read_ahead: int = 0,
     ) -> None:
         self._links = links
         self.pump = pump
         self.assembly = pump.assembly
-        self._epochs = Epochs(pump, links.board, window=window, homes=homes, streams=streams, order_log=order_log)
+        self._epochs = Epochs(
+            pump,
+            links.board,
+            window=window,
+            homes=homes,
+            streams=streams,
+            order_log=order_log,
+            read_ahead=read_ahead,
+        )
         replaces = replaces and not streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
         self._handover = Handover(self.assembly, order_log, place_size=place_size, streams=streams)
@@ -84,6 +94,8 @@ class Engine(Batches):
         if self.assembly.loading is not None:
             for fd in self.assembly.loading.fds():
                 self._poll.register(fd, select.POLLIN)
+        if pump.reads is not None:
+            self._poll.register(pump.reads.fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
@@ -357,6 +369,18 @@ class Engine(Batches):
         if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
             epoch.end = self.pump.run.scheduler.end
 
+    def read_stats(self) -> dict[str, Any]:
+        """What has been read ahead, and what was not."""
+        reads, scheduler = self.pump.reads, self.pump.run.scheduler
+        assert reads is not None and isinstance(scheduler, Scheduler)
+        direct, seconds = self._links.board.read_directly()
+        return {
+            **reads.stats(),
+            "by_workers": direct,
+            "by_workers_s": seconds,
+            "workers_idle_s": scheduler.fetching.idle_s,
+        }
+
     # --- the end -------------------------------------------------------------------------------------------
 
     def close(self, timeout: float = 2.0) -> None:
@@ -377,6 +401,8 @@ class Engine(Batches):
         if self.pump.recorder is not None:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
+        if self.pump.reads is not None:
+            self.pump.reads.close()
         try:
             if self.assembly.loading is not None:
                 self.assembly.loading.close()

@@ -45,7 +45,7 @@ class Epochs:
 
     ``window``: batches drawn and not delivered; ``homes``: which device lanes may prepare an epoch's batches, in turn;
     ``streams``: nothing is drawn, workers iterate for themselves; ``order_log``: may replay what an earlier run has
-    delivered.
+    delivered; ``read_ahead``: batches drawn beyond the window, so that their bytes can be read.
     """
 
     def __init__(
@@ -57,8 +57,11 @@ class Epochs:
         homes: Sequence[str],
         streams: bool,
         order_log: OrderLog | None,
+        read_ahead: int = 0,
     ) -> None:
         self._pump = pump
+        self._reads = pump.reads
+        self._read_ahead = read_ahead
         self._board = board
         self._window = window
         self._homes = homes
@@ -73,7 +76,10 @@ class Epochs:
         self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
         self.raised = DeferredError()  # what a sampler raised while a batch lay at hand
         self.order = 0  # of the batch to deliver next
-        self._serial = self._place = 0
+        self._serial = self._place = self._drawn = 0
+        # places that have not entered the window, each with what an earlier run has left of it; where an epoch ends;
+        # and what a sampler has raised
+        self._ahead: deque[tuple[Record | Epoch | Exception, tuple[m.Span, ...] | None]] = deque()
 
     def __getitem__(self, number: int) -> Epoch:
         """The epoch of that number."""
@@ -87,7 +93,7 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._place - self.order < self._window
+        return not self._drawing and self._drawn - self.order < self._window + self._read_ahead
 
     @property
     def delivered_all(self) -> bool:
@@ -114,7 +120,7 @@ class Epochs:
         log = self._order_log
         replay = log.replay(source) if log is not None and log.replays else None
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
-        epoch = Epoch(source, replay, 0 if resumed else self._place, 0 if resumed else self._serial)
+        epoch = Epoch(source, replay, 0 if resumed else self._drawn, 0 if resumed else self._serial)
         self._epochs[source.number] = epoch
         self._pump.run.add_epoch(source.number, source.seed)
         if not self._streams:
@@ -136,26 +142,56 @@ class Epochs:
             self._tell(m.Resumed, self.order, turn=turn, ended=ended)
         elif source.delivered.batches:
             self._place, self._serial, self.order = source.place, source.position, source.delivered.batches
+            self._drawn = self._place
             self._tell(m.Resumed, self.order)
 
     def draw(self) -> None:
-        """Draw batches until the window is full. Raises what a sampler does."""
-        while self._drawing and self._place - self.order < self._window + self.beyond:
-            epoch = self._drawing[0]
-            drawn = epoch.draw()
-            if drawn is None:
-                self._drawing.popleft()
-                epoch.end = self._place
-                self._due.append(partial(self._tell, m.Ended, epoch.number))
+        """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
+        does, once the window has come to where it did."""
+        limit = self.order + self._window + self.beyond
+        while self._drawing and self._drawn < limit + self._read_ahead and not self._ends_in_error:
+            try:
+                self._draw_next(self._drawing[0])
+            except Exception as error:
+                if not self._ahead and self._place < limit:
+                    raise
+                self._ahead.append((error, ()))
+            self._enter(limit)
+        self._enter(limit)
+
+    @property
+    def _ends_in_error(self) -> bool:
+        return bool(self._ahead) and isinstance(self._ahead[-1][0], Exception)
+
+    def _draw_next(self, epoch: Epoch) -> None:
+        drawn = epoch.draw()
+        if drawn is None:
+            self._drawing.popleft()
+            epoch.end = self._drawn
+            self._ahead.append((epoch, ()))
+            return
+        what = drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order
+        record = Record(epoch.number, self._serial, *what)
+        self._serial += record.rows
+        self._drawn += 1
+        if self._reads is not None:
+            self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
+        self._ahead.append((record, drawn.left))
+
+    def _enter(self, limit: int) -> None:
+        """Let places that have been drawn into the window, up to ``limit``."""
+        while self._ahead and self._place < limit:
+            drawn, left = self._ahead.popleft()
+            if isinstance(drawn, Exception):
+                raise drawn
+            if isinstance(drawn, Epoch):
+                self._due.append(partial(self._tell, m.Ended, drawn.number))
                 continue
-            begins = epoch.first_order
-            record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, begins)
-            self._serial += record.rows
-            if drawn.left is None:
+            if left is None:
                 batch = None if self._place >= self.order else 0
-                self._due.append(partial(self._admit, self._place, record, batch))
+                self._due.append(partial(self._admit, self._place, drawn, batch))
             else:
-                self._admit_left(record, drawn.left)
+                self._admit_left(drawn, left)
             self._place += 1
 
     def draw_on(self) -> None:
@@ -202,7 +238,8 @@ class Epochs:
         self._pump.assembly.admit(record)
         cpu, device = (None, None) if estimates is None else estimates.of_keys(record.keys)
         what = place, record.epoch, record.first, record.rows, cpu, device
-        self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record))
+        fetched = None if self._reads is None else self._reads.admit(record)
+        self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record), fetched=fetched)
 
     def _home(self, place: int, record: Record) -> str:
         """Which device lanes may prepare the place."""

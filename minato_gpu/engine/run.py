@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.jobs import Jobs
+from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.event_log import EventLog
@@ -57,7 +58,7 @@ class Parts:
     """What all runs of an engine work with.
 
     ``lanes`` by name, first the CPU's. ``stream_batch``: samples of a batch where workers iterate the data set for
-    themselves. ``cuts``: samples may go on from one lane to another.
+    themselves. ``cuts``: samples may go on from one lane to another. ``reads``: their bytes are read ahead.
     """
 
     lanes: Mapping[str, Lane]
@@ -66,6 +67,7 @@ class Parts:
     recorder: EventLog | None = None
     stream_batch: int = 1
     cuts: bool = False
+    reads: ReadAhead | None = None
     deaths: Deaths = field(default_factory=Deaths)
 
 
@@ -98,6 +100,7 @@ class Run:
         self.awaits_answer = False  # something was revoked
         self._lanes, self._assembly = parts.lanes, parts.assembly
         self._estimates, self._deaths = parts.estimates, parts.deaths
+        self._reads = parts.reads
         self._parts = parts
         self._jobs = Jobs(parts.assembly, parts.deaths)
 
@@ -155,11 +158,14 @@ class Run:
         if assembly.samples.unshippable and chunk.kind == "run":
             assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
             assembly.samples.used(chunk.spans)
+            self._release(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
         epoch = assembly.window.at(chunk.spans[0][0]).epoch
         self.sent[chunk.number] = Sent(chunk, epoch, now)
         pieces = assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
+        if self._reads is not None:
+            pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
         task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, assembly.layout_bytes)
         lane.send(task._replace(stop=chunk.stop, singly=self._deaths.singly(chunk.spans), credit=chunk.credit))
 
@@ -204,6 +210,7 @@ class Run:
         elif chunk.kind == "inspect":
             assert report.items is not None and self._estimates is not None
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
+            self._release(spans)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
         else:
             self._next_finished(chunk, spans, report)
@@ -220,6 +227,7 @@ class Run:
         """Samples are ready, have failed, or are handed over to another lane."""
         samples = self._assembly.samples
         nbytes, failed = samples.arrived(spans, report.items, report.nbytes)
+        self._release(spans)
         handed: tuple[tuple[int, int], ...] = ()
         now, held = perf_counter(), 0
         if self._parts.cuts and report.items is not None:
@@ -231,6 +239,11 @@ class Run:
         self.handle(
             m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
         )
+
+    def _release(self, spans: tuple[m.Span, ...]) -> None:
+        """What was read ahead for these samples is not needed any more."""
+        if self._reads is not None:
+            self._reads.release(spans)
 
     def _next_finished(self, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
         """A batch of a worker's own stream, or its end."""
@@ -278,6 +291,7 @@ class Run:
             spans = cut(sent.chunk.spans, *settled)
             nbytes, failed = self._assembly.samples.arrived(spans, items, 0) if items else (0, ())
             self._assembly.samples.used(spans)
+            self._release(spans)
             offsets = tuple(settled[0] + at for at in failed)
             self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
 

@@ -16,6 +16,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.samples import Origin, add_note
+from minato_gpu.sources.reading import Place
 
 Part = tuple[int, tuple[float, ...]]
 
@@ -32,6 +33,7 @@ class Piece(NamedTuple):
     worker may collate it. ``occurrences`` are None when all are 0. ``sources`` are references to what the host read
     left, for tickets that were inspected before. ``positions`` where they are not neighbours (a replayed order).
     ``marks``: the first ticket's mark, and those of the others follow (-1: none; see memory/completions.py).
+    ``fetched``: for each ticket where its bytes lie that have been read ahead; None where nothing is.
     """
 
     position: int
@@ -44,6 +46,7 @@ class Piece(NamedTuple):
     sources: list[Any] | None = None
     positions: list[int] | None = None
     marks: int = -1
+    fetched: list[tuple[Place, ...]] | None = None
 
     def position_of(self, at: int) -> int:
         """Place of ticket ``at`` in the sampler's order."""

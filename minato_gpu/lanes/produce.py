@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, 
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.samples import Origin, StageError, explain, sample_seed
+from minato_gpu.sources.reading import AT_HAND, Place
 
 Produce = Callable[[int], Any]
 """From an offset in the piece to the prepared sample."""
@@ -110,6 +112,8 @@ class Producer:
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         """The way to prepare the samples of this piece."""
         produce = self._once(task, piece, unseeded)
+        if piece.fetched is not None:
+            produce = self._with_bytes(produce, piece.fetched)
         return _twice(produce) if self._job.retries and self._init_error is None else produce
 
     def _once(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
@@ -125,8 +129,20 @@ class Producer:
             return lambda at: dataset[keys[at]]
         return lambda at: self._seeded(task, piece, at)
 
+    @staticmethod
+    def _with_bytes(produce: Produce, fetched: list[tuple[Place, ...]]) -> Produce:
+        """The same, with what has been read ahead for a sample at hand."""
+
+        def produced(at: int) -> Any:
+            AT_HAND.put(fetched[at])
+            return produce(at)
+
+        return produced
+
     def inspect(self, task: Task, piece: Piece, at: int) -> Features:
         """The host read of a pipeline, and the cost features that it reveals."""
+        if piece.fetched is not None:
+            AT_HAND.put(piece.fetched[at])
         read = partial(self._inspect, task, piece)
         return (_twice(read) if self._job.retries else read)(at)
 
@@ -227,6 +243,8 @@ class Producer:
         assert self._getitems is not None
         if task.singly or (not unseeded and self.seeder is not None):
             return None
+        if piece.fetched is not None:
+            AT_HAND.put(chain.from_iterable(piece.fetched))
         try:
             batch = list(self._getitems(list(piece.keys)))
         except Exception:

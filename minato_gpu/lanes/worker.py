@@ -28,6 +28,8 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import Lying
 from minato_gpu.memory.status_board import (
     CHUNK,
+    DIRECT,
+    DIRECT_NS,
     FETCHING,
     HAND,
     JOINING,
@@ -42,6 +44,7 @@ from minato_gpu.memory.status_board import (
     STARTED,
 )
 from minato_gpu.samples import no_end
+from minato_gpu.sources.reading import AT_HAND
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -55,6 +58,7 @@ class Worker:
         self._channel = channel
         self._store = store
         self._links = links
+        self._reads_ahead = links.fetched is not None
         self._board = board = links.board
         self._bell = links.bell
         self._words = board.words
@@ -67,6 +71,8 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
+        if self._links.fetched is not None:
+            AT_HAND.fd = self._links.fetched.fd
         delay = RunQueueDelay()
         try:
             self._serve(delay)
@@ -85,8 +91,16 @@ class Worker:
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
             status = kinds[task.kind](task, progress)
+            if self._reads_ahead and AT_HAND.direct:
+                self._count_reads()
             self._end(progress, status)
             del task, progress
+
+    def _count_reads(self) -> None:
+        """Note what has been read from storage itself."""
+        self._words[self._row + DIRECT] += AT_HAND.direct
+        self._words[self._row + DIRECT_NS] += int(1e9 * AT_HAND.direct_s)
+        AT_HAND.direct, AT_HAND.direct_s = 0, 0.0
 
     # --- kinds of task -------------------------------------------------------------------------------------
 

@@ -34,11 +34,15 @@ _open_links: WeakSet[WorkerChannels] = WeakSet()
 class WorkerChannels:
     """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
 
-    def __init__(self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024) -> None:
-        """``window``: tickets that are admitted and not delivered."""
+    def __init__(
+        self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024, reads_ahead: bool = False
+    ) -> None:
+        """``window``: tickets that are admitted and not delivered. ``reads_ahead``: a reader process lays down what it
+        has read, in an arena of its own."""
         self.workers = workers
         self.engine_arena = Arena("engine")
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
+        self.fetched = Arena("fetched") if reads_ahead else None
         self.board = WorkerStatusBoard(workers)
         self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
         pairs = [_pair() for _ in range(workers if addressed else 1)]
@@ -90,6 +94,8 @@ class WorkerChannels:
             self.engine_arena.close()
             for arena in self.arenas:
                 arena.close()
+            if self.fetched is not None:
+                self.fetched.close()
 
     # --- for start methods that pickle what they hand to a child ------------------------------------------
 
@@ -97,6 +103,7 @@ class WorkerChannels:
         return {
             "workers": self.workers,
             "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
+            "fetched": None if self.fetched is None else (reduction.DupFd(self.fetched.fd), self.fetched.capacity),
             "board": reduction.DupFd(self.board.fd),
             "completions": (reduction.DupFd(self.completions.fd), self.completions.capacity),
             "wake": reduction.DupFd(self.wake),
@@ -110,6 +117,10 @@ class WorkerChannels:
         self.workers = state["workers"]
         arenas = [Arena("attached", capacity, fd=dup.detach()) for dup, capacity in state["arenas"]]
         self.engine_arena, self.arenas = arenas[0], arenas[1:]
+        self.fetched = None
+        if state["fetched"] is not None:
+            fetched, capacity = state["fetched"]
+            self.fetched = Arena("attached", capacity, fd=fetched.detach())
         self.board = WorkerStatusBoard(self.workers, fd=state["board"].detach())
         marks, capacity = state["completions"]
         self.completions = Completions(capacity, fd=marks.detach())

@@ -14,6 +14,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.fetching import Fetching
 from minato_gpu.scheduling.flights import Flight, cut, spans_of
 from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
@@ -35,6 +36,7 @@ class Dispatcher:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
+        self.fetching = Fetching(whole=policy.whole_places or policy.joins)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
@@ -110,6 +112,20 @@ class Dispatcher:
         """All that runs has been reported; a chunk that should have been and was not has not begun: look later."""
         while (when := self.next_look()) is not None and when <= self.now:
             self.look_again(self.flights[self._looks[0][1]], PATIENCE_S)
+
+    # --- what is being fetched --------------------------------------------------------------------------------
+
+    def _not_begun(self, base: int) -> int:
+        """Samples of a place that no lane has, whether their bytes are there or not."""
+        return self.waiting.samples_of(base) + self.fetching.samples_of(base)
+
+    def idle_slots(self) -> int:
+        """Slots of CPU lanes that have nothing to do."""
+        return sum(lane.idle for lane in self.lanes.values() if not lane.is_device)
+
+    def note_idle(self) -> None:
+        """Whether lanes have nothing to do, while places wait for bytes."""
+        self.fetching.observe(self.now, 0 if len(self.waiting) else self.idle_slots())
 
     # --- lanes take work --------------------------------------------------------------------------------------
 
@@ -273,7 +289,7 @@ class Dispatcher:
         if self._ledger.budget is None:
             return count
         lane = self.lanes.get(m.CPU)
-        reserved = 0 if entry.base == self.oldest_place else self.waiting.samples_of(self.oldest_place)
+        reserved = 0 if entry.base == self.oldest_place else self._not_begun(self.oldest_place)
         slots = lane.slots if lane else 1
         allowed = self._ledger.fits(count, slots, handing=handing, taken=taken, reserved=reserved)
         self.short_of_memory = allowed <= 0

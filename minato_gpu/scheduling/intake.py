@@ -75,8 +75,9 @@ class Intake:
             entry.slow = cost > self.pace.slow_s()
             entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
 
-    def enter(self, epoch: int, first: int) -> None:
-        """Serials from ``first`` on belong to ``epoch``."""
+    def enter(self, epoch: int, first: int, end: int) -> None:
+        """Serials ``first`` to ``end``, the newest, belong to ``epoch``."""
+        self.newest = end
         if not self._epochs or self._epochs[-1][1] != epoch:
             self._epochs.append((first, epoch))
             del self._epochs[:-4]  # no more can be in the window: one begins only when the one before has ended
@@ -90,10 +91,9 @@ class Intake:
         """Whether two waiting serials belong to the same epoch."""
         return all((one < first) == (other < first) for first, _ in self._epochs)
 
-    def add_unknown(self, lo: int, hi: int, home: str = DEVICE) -> None:
-        """Tickets of one place whose costs nobody knows."""
-        self.newest = max(self.newest, hi)
-        entry = Entry(lo, hi, lo, home=home)
+    def add_unknown(self, lo: int, hi: int, base: int, home: str = DEVICE) -> None:
+        """Tickets of the place that begins with serial ``base``, whose costs nobody knows."""
+        entry = Entry(lo, hi, base, home=home)
         if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
             entry.inspect = True
             entry.priority -= self._policy.window / 2  # costs should be known when there is still a choice
@@ -114,7 +114,6 @@ class Intake:
         ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
         ``between``: the plans of each ticket that do a part on either lane. ``home``: the device lane that may.
         """
-        self.newest = max(self.newest, spans[-1][1])
         at = 0
         for lo, hi in spans:
             if device is None:

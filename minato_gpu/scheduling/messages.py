@@ -76,7 +76,8 @@ class Admitted:
     is known. ``between``: for each sample the plans that do its first stages on the CPU and the others on the device,
     where there are any. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where
     that is not the place's own, as an earlier run delivered part of it (0: that batch too, or another event tells).
-    ``home``: the side of the device lane that may prepare them, one of ``Policy.homes``.
+    ``home``: the side of the device lane that may prepare them, one of ``Policy.homes``. ``fetched``: the serials whose
+    bytes have been read ahead already, for the others ``Fetched`` will tell (None: nothing is read ahead).
     """
 
     time: float
@@ -90,6 +91,15 @@ class Admitted:
     batch: int | None = None
     between: Sequence[Sequence[Plan]] | None = None
     home: str = DEVICE
+    fetched: Sequence[Span] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The bytes of these serials, all admitted, are there: each span lies in one place, and is told once."""
+
+    time: float
+    spans: Sequence[Span]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +236,7 @@ class Tick:
 Event = (
     LaneOpened
     | Admitted
+    | Fetched
     | Resumed
     | Ended
     | Inspected

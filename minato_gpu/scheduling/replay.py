@@ -103,7 +103,7 @@ def _decode(entry: Any) -> Any:
 def _restore(key: str, value: Any) -> Any:
     if key == "chunk" and isinstance(value, list):
         return _decode(value)
-    if key == "spans":
+    if key == "spans" or (key == "fetched" and value is not None):
         return tuple((lo, hi) for lo, hi in value)
     if key in ("failed", "ended", "settled", "splits"):
         return tuple(value)

@@ -1,7 +1,7 @@
 """A source: where the bytes of a sample lie, as a data set declares it.
 
-A data set with a method ``source(key)`` lets the loader read ahead: it returns a ``Source`` for a key, or several. It is
-called in the training process, for keys that the sampler has drawn, so it must be cheap and read nothing. A worker's
+A data set with a method ``source(key)`` lets the loader read ahead: it returns a ``Source`` for a key, or several. It
+is called in the training process, for keys that the sampler has drawn: it must be cheap and read nothing. A worker's
 ``read_bytes`` (reading.py) then finds the bytes at hand. A data set that declares no source works as it always did.
 """
 

@@ -77,7 +77,6 @@ FAULTS = (
         "self._handed.add(samples, nbytes)",
         "pass",
         ("scheduling/test_handing_over.py", "contracts/test_split_points.py"),
-        "e166f6f",
     ),
     Fault(
         "a lease with a budget has no byte credit",
@@ -127,7 +126,6 @@ FAULTS = (
         "lease = min(window_s * self._policy.lease_share, longest)",
         "lease = window_s",
         ("scheduling/test_scheduler.py", "simulation/test_comparison.py"),
-        "5ea48a3",
     ),
     Fault(
         "a lease reaches into the next epoch",

@@ -1,0 +1,177 @@
+"""Which samples' bytes have been read ahead: between the sampler's order, the reader process and the scheduler.
+
+A place is wanted as soon as it is drawn, which is before it enters the window. What is fetched by then the scheduler is
+told as the place is admitted; of the rest, whenever it comes. A sample's bytes are released once it is prepared.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from minato_gpu.lanes import garbage
+from minato_gpu.lanes.base import Piece
+from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.notices import LOGGER
+from minato_gpu.scheduling.messages import Span
+from minato_gpu.sources import process
+from minato_gpu.sources.process import Settings
+from minato_gpu.sources.reader import Reader
+from minato_gpu.sources.reading import Key, Place
+from minato_gpu.sources.source import Source
+from minato_gpu.window.records import Record
+
+_RELEASES, _RELEASED_BYTES = 32, 8 << 20  # what has been released is said when it is so much
+
+
+def start_reader(context: Any, links: WorkerChannels, settings: Settings) -> Reader:
+    """Start the reader process, before the training process has threads. ``context``: of ``multiprocessing``."""
+
+    def start(end: socket.socket) -> Any:
+        arguments = links, end, os.getpid(), settings
+        started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
+        with garbage.uncollected():
+            started.start()
+        return started
+
+    return Reader(start, links.late_ends)
+
+
+def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: Settings) -> None:
+    """Entry of the reader process."""
+    garbage.set_apart()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    close_inherited_ends()
+    assert links.fetched is not None
+    process.main(end, parent, links.fetched, links.bell.ring, settings)
+
+
+class ReadAhead:
+    """The tickets of one run at a time. ``source_of``: what the data set declares of a key."""
+
+    def __init__(self, reader: Reader, source_of: Callable[[Any], Any]) -> None:
+        self._reader = reader
+        self._source_of = source_of
+        self._run = 0
+        self._lost = False
+        self._waits: set[int] = set()  # serials whose bytes have been asked for
+        self._here: dict[int, tuple[Place, ...]] = {}
+        self._released: list[int] = []  # and not said
+        self._released_bytes = 0
+        self._admitted = 0  # serials below this one have been admitted
+        self._is_wrong = False  # what ``source`` said was no use, which has been told
+
+    def new_run(self) -> None:
+        """Nothing of what was wanted is wanted any more."""
+        self._run += 1
+        self._waits, self._here, self._admitted = set(), {}, 0
+        self._released, self._released_bytes = [], 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes are on their way."""
+        return bool(self._waits)
+
+    @property
+    def fd(self) -> int:
+        """Readable when there may be something to ``receive``."""
+        return self._reader.end.fileno()
+
+    # --- tickets ---------------------------------------------------------------------------------------------
+
+    def want(self, record: Record, spans: Iterable[Span]) -> None:
+        """These tickets of a place that has been drawn, by their numbers in it, are to be read."""
+        first = record.first
+        wanted = [(first + at, self._keys(record.keys[at])) for lo, hi in spans for at in range(lo, hi)]
+        serials = [serial for serial, _ in wanted]
+        if self._lost:
+            self._here.update(dict.fromkeys(serials, ()))
+            return
+        self._waits.update(serials)
+        self._reader.want(self._run, first, wanted)
+
+    def _keys(self, key: Any) -> tuple[Key, ...]:
+        try:
+            found = self._source_of(key)
+            sources = (found,) if isinstance(found, Source) else tuple(found)
+            return tuple((source.path, source.offset, source.length) for source in sources)
+        except Exception as error:
+            if not self._is_wrong:
+                self._is_wrong = True
+                LOGGER.warning(
+                    "The data set's source(%r) raised %r or returned no Source: what it stands for is not read ahead, "
+                    "but by the worker that prepares the sample. (Said once.)",
+                    key,
+                    error,
+                )
+            return ()
+
+    def admit(self, record: Record) -> list[Span]:
+        """A place enters the window; returns what of it is fetched."""
+        end = record.first + record.rows
+        self._admitted = end
+        return _spans(serial for serial in range(record.first, end) if serial in self._here)
+
+    def receive(self) -> list[Span]:
+        """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
+        told = None if self._lost else self._reader.receive(self._run)
+        if told is None and not self._lost:
+            self._lost = True
+            self._reader.say_lost()
+            told = [(serial, ()) for serial in self._waits]
+        fetched = dict(told or ())
+        if not fetched:
+            return []
+        self._waits.difference_update(fetched)
+        self._here.update(fetched)
+        return _spans(sorted(serial for serial in fetched if serial < self._admitted))
+
+    def put_at_hand(self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, int, int]]) -> tuple[Piece, ...]:
+        """The pieces of a task, with where the bytes of their samples lie; ``parts``: their serials."""
+        here = self._here
+        return tuple(
+            piece._replace(fetched=[here.get(serial, ()) for serial in range(lo, hi)])
+            for piece, (_, lo, hi) in zip(pieces, parts, strict=True)
+        )
+
+    def release(self, spans: Iterable[Span]) -> None:
+        """These samples are prepared."""
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                places = self._here.pop(serial, None)
+                if places is not None:
+                    self._released.append(serial)
+                    self._released_bytes += sum(place.nbytes for place in places)
+        if len(self._released) >= _RELEASES or self._released_bytes >= _RELEASED_BYTES or not self._here:
+            released, self._released, self._released_bytes = self._released, [], 0
+            if released and not self._lost:
+                self._reader.release(self._run, released)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the reader process."""
+        return self._reader.pid
+
+    # --- what is said of it ----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """What the reader process has done; see ``DataLoader.stats``."""
+        return {"process": "lost" if self._lost else "runs", **self._reader.counts}
+
+    def close(self) -> None:
+        """End the reader process."""
+        self._reader.close()
+
+
+def _spans(serials: Iterable[int]) -> list[Span]:
+    """Rising serials as spans."""
+    spans: list[Span] = []
+    for serial in serials:
+        if spans and spans[-1][1] == serial:
+            spans[-1] = spans[-1][0], serial + 1
+        else:
+            spans.append((serial, serial + 1))
+    return spans
