@@ -171,8 +171,14 @@ class Completions:
                 columns[name][begin:stop] = values
 
     def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
-        """These tickets are finished, and recorded: between the two belongs a fence."""
-        self._status[begin:end] = (_IN_ROW if in_rows else _ELSEWHERE) * (end - begin)
+        """These tickets are finished, and recorded: between the two belongs a fence.
+
+        Byte by byte, because each must be stored once: a copy of four bytes stores them twice, and a worker that is
+        stopped in between has told the parent already, which may have given the block to other tickets meanwhile.
+        """
+        status, mark = self._status, (_IN_ROW if in_rows else _ELSEWHERE)[0]
+        for at in range(begin, end):
+            status[at] = mark
 
     def close(self) -> None:
         """Drop the mapping; the memory goes with the last process that maps it."""

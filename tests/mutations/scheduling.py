@@ -60,7 +60,7 @@ FAULTS = (
     Fault(
         "nothing is set aside for the oldest place",
         "scheduling/dispatch.py",
-        "reserved = 0 if entry.base == self.oldest_place else self.waiting.samples_of(self.oldest_place)",
+        "reserved = 0 if entry.base == self.oldest_place else self._not_begun(self.oldest_place)",
         "reserved = 0",
         ("scheduling/test_pacing.py", "scheduling/test_scheduler.py", "contracts/test_memory.py"),
     ),

@@ -64,6 +64,13 @@ FAULTS = (
         _COMPLETIONS,
     ),
     Fault(
+        "status bytes are stored by a copy, which stores some twice",
+        "memory/completions.py",
+        "        for at in range(begin, end):\n            status[at] = mark\n",
+        "        status[begin:end] = bytes([mark]) * (end - begin)\n",
+        _COMPLETIONS,
+    ),
+    Fault(
         "a block of marks begins with those of its last place",
         "memory/completions.py",
         "        self._status[first : first + count] = bytes(count)\n        return first\n",

@@ -133,6 +133,22 @@ def test_latency_and_its_tail_are_hidden(latency_ms: int, rate: int) -> None:
     assert run(main()) >= 0.97
 
 
+def test_a_small_window_is_not_held_up_by_the_slowest() -> None:
+    """One that takes a second would hold up 667 samples, and 256 are wanted ahead: second requests are what helps."""
+
+    async def main() -> tuple[float, int]:
+        consumer, now = Consumer(Storage(tailed(0.1, 3)), 667, 256), asyncio.get_running_loop().time()
+        await consumer.use(now + 2)
+        used = await consumer.use(now + 22)
+        won = consumer.pool.stats()["hedges_won"]
+        await consumer.close()
+        return used / 20 / 667, won
+
+    share, won = run(main())
+    assert share >= 0.9
+    assert won > 50
+
+
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_a_latency_that_changes_tenfold_is_met_within_three_seconds(factor: float) -> None:
     async def main() -> float:

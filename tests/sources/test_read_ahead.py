@@ -116,6 +116,7 @@ def test_a_sample_is_not_begun_before_its_bytes_are_there(root: Path) -> None:
 
 
 def test_leaving_an_epoch_and_beginning_the_next(root: Path) -> None:
+    """What workers are still at finds its bytes gone, and reads them from storage."""
     loader = loader_of(Files(root), persistent_workers=True)
     sums = dict(row[:2] for row in rows(loader_of(Files(root, declares=False))))
     for leave in (0, 1, 3, 7, 0, 2):
@@ -126,7 +127,6 @@ def test_leaving_an_epoch_and_beginning_the_next(root: Path) -> None:
     got = rows(loader)
     assert sorted(row[0] for row in got) == list(range(SAMPLES))
     assert all(sums[row[0]] == row[1] for row in got)
-    assert reads(loader)["by_workers"] == 0
     engine_of(loader).close()
 
 
@@ -212,3 +212,24 @@ def test_the_reader_ends_with_the_training_process(root: Path) -> None:
     assert select.select([reader], [], [], 20.0)[0]
     os.close(reader)
     (root / "pids").unlink()
+
+
+def test_what_a_sampler_raises_comes_where_it_came_without_reading_ahead(root: Path) -> None:
+    """Although the sampler is drawn from long before."""
+
+    class Ends:
+        def __iter__(self) -> Any:
+            yield from range(60)
+            raise OSError("the index server is away")
+
+        def __len__(self) -> int:
+            return SAMPLES
+
+    def got(dataset: Any) -> int:
+        loader: DataLoader[Any] = DataLoader(dataset, 4, sampler=Ends(), num_workers=2)
+        batches: list[Any] = []
+        with pytest.raises(OSError, match="the index server is away"):
+            batches.extend(iter(loader))
+        return len(batches)
+
+    assert got(Files(root)) == got(Files(root, declares=False))
