@@ -23,7 +23,7 @@ from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
-from minato_gpu.samples import Ticket
+from minato_gpu.samples import OutputBatch, Ticket
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
@@ -162,7 +162,7 @@ class Engine(Batches):
                 self._attention()
                 raise EndOfEpoch
             order, batch = epochs.order, self.assembly.take(epochs.order)
-            self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
+            self.handed = epoch.positions(batch.dealt)
             epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
             epochs.draw_on()
             trains = at_hand and started - self._left > _TRAINS_S
@@ -173,7 +173,7 @@ class Engine(Batches):
                 self._attention()
         now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
-        value = self._handover.value(epoch, batch, self.handed)
+        value = self._handover.value(epoch, batch)
         refused = self._handover.refused(batch, judge)
         self._handover.log(self.log, epoch, batch, now, now - started, value, refused=refused is not None)
         if trains:
@@ -191,7 +191,7 @@ class Engine(Batches):
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
-            epoch, order = self._epochs[number], self._epochs.order - 1
+            epoch, order = self._epochs[number], OutputBatch(self._epochs.order - 1)
             self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
             self._links.board.words[ATTENTION] = NOBODY
             self._settle()
@@ -204,7 +204,7 @@ class Engine(Batches):
                 self._sleep_until(lambda: self.assembly.ready(order), started)
                 batch = self.assembly.take(order)
             finally:
-                self.assembly.expect(order + 1, epoch.first_order)
+                self.assembly.expect(OutputBatch(order + 1), epoch.first_order)
             self._attention()
         value, now = self.assembly.value(batch), perf_counter()
         self.log.delivered(now, number, order - epoch.first_order, 0, now - started, (), padded=1)
@@ -222,7 +222,7 @@ class Engine(Batches):
                 if epoch.end == order:
                     break
                 ticket = self.assembly.first_survivor(order)
-                order += 1
+                order = OutputBatch(order + 1)
                 epochs.beyond = order - epochs.order  # batches of which nothing is left hold no memory
                 epochs.draw()
                 self._settle()

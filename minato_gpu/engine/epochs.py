@@ -9,35 +9,44 @@ one raises then has nothing to do with that batch: the consumer gets it, and the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import cast
 
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.memory.status_board import WorkerStatusBoard
+from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling import messages as m
+from minato_gpu.window.contract import PositionSpan
 from minato_gpu.window.records import Record
 
 
 class Epoch:
     """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
 
-    def __init__(self, source: Source, replay: Iterator[Drawn] | None, first_order: int, first_serial: int) -> None:
+    def __init__(
+        self, source: Source, replay: Iterator[Drawn] | None, first_order: OutputBatch, first_serial: TicketId
+    ) -> None:
         """``first_order`` and ``first_serial``: of its first position, whether this run delivers that or not."""
         self.source = source
         self.number = source.number
         self.first_order = first_order
         self.first_serial = first_serial
-        self.end: int | None = None
+        self.end: OutputBatch | None = None
         self._draw = source.draw if replay is None else lambda: next(replay, None)
 
     def draw(self) -> Drawn | None:
         """The next batch of tickets."""
         return self._draw()
+
+    def positions(self, spans: Iterable[m.TicketSpan]) -> list[PositionSpan]:
+        """Where these tickets stand in the sampler's order."""
+        first = self.first_serial
+        return [(Position(lo - first), Position(hi - first)) for lo, hi in spans]
 
 
 class Epochs:
@@ -70,10 +79,10 @@ class Epochs:
     def _forget(self) -> None:
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
-        self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
+        self._due: deque[Callable[[float], m.Event]] = deque()  # what the scheduler has not been told yet, by its time
         self.raised = DeferredError()  # what a sampler raised while a batch lay at hand
-        self.order = 0  # of the batch to deliver next
-        self._serial = self._place = 0
+        self.order = OutputBatch(0)  # of the batch to deliver next
+        self._serial, self._place = TicketId(0), SourceBatch(0)
 
     def __getitem__(self, number: int) -> Epoch:
         """The epoch of that number."""
@@ -114,7 +123,8 @@ class Epochs:
         log = self._order_log
         replay = log.replay(source) if log is not None and log.replays else None
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
-        epoch = Epoch(source, replay, 0 if resumed else self._place, 0 if resumed else self._serial)
+        first = OutputBatch(0 if resumed else self._place)
+        epoch = Epoch(source, replay, first, TicketId(0) if resumed else self._serial)
         self._epochs[source.number] = epoch
         self._pump.run.add_epoch(source.number, source.seed)
         if not self._streams:
@@ -131,12 +141,13 @@ class Epochs:
             source.streams.on_saves = self._board.expect_saves
             self._board.expect_saves(True)
         if source.streams is not None and (source.streams.batches or source.streams.ended):
-            self.order = source.streams.batches
+            self.order = OutputBatch(source.streams.batches)
             turn, ended = source.streams.turn, tuple(source.streams.ended)
-            self._tell(m.Resumed, self.order, turn=turn, ended=ended)
+            self._pump.run.handle(m.Resumed(perf_counter(), self.order, turn, ended))
         elif source.delivered.batches:
-            self._place, self._serial, self.order = source.place, source.position, source.delivered.batches
-            self._tell(m.Resumed, self.order)
+            self._place, self._serial = SourceBatch(source.place), TicketId(source.position)
+            self.order = OutputBatch(source.delivered.batches)
+            self._pump.run.handle(m.Resumed(perf_counter(), self.order))
 
     def draw(self) -> None:
         """Draw batches until the window is full. Raises what a sampler does."""
@@ -145,18 +156,18 @@ class Epochs:
             drawn = epoch.draw()
             if drawn is None:
                 self._drawing.popleft()
-                epoch.end = self._place
-                self._due.append(partial(self._tell, m.Ended, epoch.number))
+                epoch.end = OutputBatch(self._place)
+                self._due.append(partial(m.Ended, epoch=epoch.number))
                 continue
-            begins = epoch.first_order
-            record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, begins)
-            self._serial += record.rows
+            begins, positions = epoch.first_order, cast("Sequence[Position]", drawn.positions)
+            record = Record(epoch.number, self._serial, positions, drawn.keys, drawn.occurrences, begins)
+            self._serial = record.end
             if drawn.left is None:
                 batch = None if self._place >= self.order else 0
                 self._due.append(partial(self._admit, self._place, record, batch))
             else:
                 self._admit_left(record, drawn.left)
-            self._place += 1
+            self._place = SourceBatch(self._place + 1)
 
     def draw_on(self) -> None:
         """Draw while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
@@ -178,35 +189,34 @@ class Epochs:
 
     def delivered(self, step_s: float) -> None:
         """The next batch is the consumer's, which was away for ``step_s`` seconds before."""
-        self._due.append(partial(self._tell, m.Delivered, self.order, step_s))
-        self.order += 1
+        self._due.append(partial(m.Delivered, order=self.order, step_s=step_s))
+        self.order = OutputBatch(self.order + 1)
 
     def settle(self) -> None:
         """Tell the scheduler what it has not been told."""
         while self._due:
-            self._due.popleft()()
+            self._pump.run.handle(self._due.popleft()(perf_counter()))
 
     def _admit_left(self, record: Record, left: tuple[m.Span, ...]) -> None:
         """An earlier run delivered the rest of this place: what is left enters in pieces, each a record of its own."""
         batch = record.rows if self._place >= self.order else 0
         if not left:
-            what = self._place, record.epoch, record.first, 0
-            self._due.append(partial(self._tell, m.Admitted, *what, batch=batch, home=self._home(self._place, record)))
+            home = self._home(self._place, record)
+            empty = partial(m.Admitted, place=self._place, epoch=record.epoch, first=record.first, size=0)
+            self._due.append(partial(empty, batch=batch, home=home))
         for lo, hi in left:
             piece = record.part(lo, hi)
             self._due.append(partial(self._admit, self._place, piece, batch))
             batch = 0
 
-    def _admit(self, place: int, record: Record, batch: int | None = None) -> None:
+    def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
+        """A place enters the window."""
         estimates = self._pump.estimates
         self._pump.assembly.admit(record)
-        cpu, device = (None, None) if estimates is None else estimates.of_keys(record.keys)
-        what = place, record.epoch, record.first, record.rows, cpu, device
-        self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record))
+        cpu = None if estimates is None else estimates.of_keys(record.keys)
+        home = self._home(place, record)
+        return m.Admitted(now, place, record.epoch, record.first, record.rows, cpu, batch=batch, home=home)
 
-    def _home(self, place: int, record: Record) -> str:
+    def _home(self, place: SourceBatch, record: Record) -> str:
         """Which device lanes may prepare the place."""
         return self._homes[(place - record.begins) % len(self._homes)]
-
-    def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
-        self._pump.run.handle(event(perf_counter(), *what, **more))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from minato_gpu.engine.epochs import Epoch
 from minato_gpu.lanes.base import failure
 from minato_gpu.sampling.order_log import OrderLog
-from minato_gpu.scheduling.messages import Span
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.contract import Judge
@@ -25,13 +23,13 @@ class Handover:
         self._place_size = place_size
         self._streams = streams
 
-    def value(self, epoch: Epoch, batch: Batch, handed: Sequence[Span] | None) -> Any:
+    def value(self, epoch: Epoch, batch: Batch) -> Any:
         """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
         if batch.failure is None and batch.size:
             try:
                 return self._assembly.value(batch)
             except Exception as error:
-                spans = () if self._streams else handed or ()
+                spans = [] if self._streams else epoch.positions(batch.dealt)
                 positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
                 place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
                 batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
@@ -52,7 +50,7 @@ class Handover:
         """The consumer waited so many seconds for the batch, and gets it ``now``."""
         first, number = epoch.first_serial, batch.order - epoch.first_order
         if self._records is not None:
-            self._records.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
+            self._records.record(epoch.number, epoch.positions(batch.dealt))
         if refused:
             return
         if batch.failure is not None:

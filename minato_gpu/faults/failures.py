@@ -21,7 +21,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.lanes.base import Failure, reraise
-from minato_gpu.samples import Origin
+from minato_gpu.samples import Key, Origin, Position
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.telemetry import Telemetry
 
@@ -35,8 +35,8 @@ class BadSample:
     of the exception; ``traceback`` is the original one, as text. What is not known is None."""
 
     epoch: int | None
-    position: int | None
-    index: Any
+    position: Position | None
+    index: Key
     stage: str | None
     lane: str | None
     path: str | None

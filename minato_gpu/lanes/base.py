@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.samples import Origin, add_note
+from minato_gpu.samples import Key, Origin, Position, add_note
 
 Part = tuple[int, tuple[float, ...]]
 
@@ -34,20 +34,20 @@ class Piece(NamedTuple):
     ``marks``: the first ticket's mark, and those of the others follow (-1: none; see memory/completions.py).
     """
 
-    position: int
-    keys: list[Any]
+    position: Position
+    keys: list[Key]
     occurrences: list[int] | None
     slab: int
     rows: int
     row: int
     whole: bool
     sources: list[Any] | None = None
-    positions: list[int] | None = None
+    positions: Sequence[Position] | None = None
     marks: int = -1
 
-    def position_of(self, at: int) -> int:
+    def position_of(self, at: int) -> Position:
         """Place of ticket ``at`` in the sampler's order."""
-        return self.position + at if self.positions is None else self.positions[at]
+        return Position(self.position + at) if self.positions is None else self.positions[at]
 
 
 class Task(NamedTuple):

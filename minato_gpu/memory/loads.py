@@ -22,6 +22,7 @@ from minato_gpu.memory.copies import MOST, CopyRange, plan
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.pinning import Pinned
+from minato_gpu.samples import OutputBatch
 from minato_gpu.slices import Slices
 
 
@@ -82,7 +83,7 @@ class Load:
     ``order``: the batch's, among all of the run, set by who submits it.
     """
 
-    order = 0
+    order = OutputBatch(0)
 
     def __init__(self, nbytes: int, slabs: tuple[int, ...]) -> None:
         self.nbytes = nbytes

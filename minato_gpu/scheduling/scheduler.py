@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
@@ -33,10 +34,10 @@ class Scheduler:
         self._work = Dispatcher(policy, self._ledger)
         self._intake = self._work.intake
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
-        self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
-        self._empty: set[int] = set()  # those of them of which every sample has failed
+        self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
+        self._empty: set[OutputBatch] = set()  # those of them of which every sample has failed
         self._undelivered = 0
-        self._next_order = 0  # the one to deliver next
+        self._next_order = OutputBatch(0)  # the one to deliver next
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -66,7 +67,7 @@ class Scheduler:
         self._compose()
         work.consumer_starves = self._starves
         oldest = self._places.oldest
-        work.oldest_place = oldest.first if oldest is not None else -1
+        work.oldest_place = oldest.first if oldest is not None else TicketId(-1)
         work.samples_ready = self._ledger.pool + self._composed
         work.fill()
         return out
@@ -139,7 +140,7 @@ class Scheduler:
         self._intake.enter(event.epoch, event.first)
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
-        end = event.first + event.size
+        end = TicketId(event.first + event.size)
         known = event.cpu is not None and (event.device is not None or event.cpu[0] == event.cpu[0])
         if event.cpu is None or not known:
             self._intake.add_unknown(event.first, end, event.home)
@@ -268,7 +269,7 @@ class Scheduler:
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.order)
-        self._next_order = event.order + 1
+        self._next_order = OutputBatch(event.order + 1)
         self._asked = False
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
             self._price()

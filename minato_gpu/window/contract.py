@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minato_gpu.lanes.base import Failure
-from minato_gpu.samples import Ticket
+from minato_gpu.samples import Position, Ticket
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.telemetry import Telemetry
+
+PositionSpan = tuple[Position, Position]
+"""A half-open range of positions."""
 
 Judge = Callable[[Sequence[Failure], int], None]
 """Told of the samples that a batch is to come without, and how many others it has; raises where it must not."""
@@ -30,7 +33,7 @@ class Batches(Protocol):
     """
 
     log: Telemetry
-    handed: list[Span] | None = None
+    handed: Sequence[Span] | None = None
     bad: Sequence[Failure] = ()
     survivor: Ticket | None = None
 

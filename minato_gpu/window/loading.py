@@ -13,10 +13,12 @@ from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
 from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.memory.values import ValueLoad
+from minato_gpu.samples import OutputBatch, TicketId
+from minato_gpu.scheduling.messages import serials
 from minato_gpu.spans import singles, without
 from minato_gpu.window.records import Batch, Record
 
-Part = tuple[Record, int, int]
+Part = tuple[Record, TicketId, TicketId]
 
 
 class Loading:
@@ -57,11 +59,11 @@ class Loading:
         load.order = batch.order
         self._of(batch).submit(load)
 
-    def expect(self, order: int, begins: int) -> None:
+    def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
-        turns: dict[Transfers, int] = {}
+        turns: dict[Transfers, OutputBatch] = {}
         for number, transfers in enumerate(self.transfers):
-            turn = order + (number - order + begins) % len(self.transfers)
+            turn = OutputBatch(order + (number - order + begins) % len(self.transfers))
             turns[transfers] = min(turn, turns.get(transfers, turn))
         for transfers, turn in turns.items():
             transfers.expect(order, turn)
@@ -146,7 +148,7 @@ class _Rows:
         self._targets = layout.offsets(rows)[0]
         self._at = 0
 
-    def add(self, record: Record, lo: int, hi: int) -> None:
+    def add(self, record: Record, lo: TicketId, hi: TicketId) -> None:
         """Samples ``lo`` to ``hi`` of the place come next."""
         residents = self._residents(record, lo, hi)
         sources = self._layout.offsets(record.rows)[0]
@@ -159,10 +161,10 @@ class _Rows:
                 self.runs.append(CopyRange(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
         self._at += hi - lo
 
-    def _residents(self, record: Record, lo: int, hi: int) -> list[tuple[int, Resident]]:
+    def _residents(self, record: Record, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
         if not record.items:
             return []
-        items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
+        items = ((serial, record.items.get(serial)) for serial in serials(lo, hi))
         found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
         offsets = self._layout.offsets(record.rows)[0]
         for serial, item in found:

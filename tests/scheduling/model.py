@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.scheduler import Scheduler
+from tests.tickets import spans
 
 SAMPLE_BYTES = 100
 CUTS = (2, 3)  # stages before which samples may be handed over
@@ -87,7 +89,8 @@ class Shell:
         self.place_of += [place] * size
         for serial, plans in enumerate(between or (), start=first):
             self.offered[serial] = {plan.split for plan in plans}
-        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device, between=between, home=home))
+        what = SourceBatch(place), epoch, TicketId(first), size, cpu, device
+        self.tell(m.Admitted(self.tick(), *what, between=between, home=home))
         assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
 
     def finish(
@@ -156,8 +159,7 @@ class Shell:
         assert instruction.keep > self.done[instruction.chunk]
         if instruction.keep < chunk.size:
             kept = _serials(chunk.spans)[: instruction.keep]
-            spans = tuple((serial, serial + 1) for serial in kept)
-            self.held[chunk.number] = replace(chunk, spans=spans)
+            self.held[chunk.number] = replace(chunk, spans=spans(*((serial, serial + 1) for serial in kept)))
             self.tell(m.Revoked(self.tick(), instruction.chunk, instruction.keep))
 
     def ask(self) -> bool:
@@ -168,7 +170,7 @@ class Shell:
         if order not in self.composed:
             return False
         self.delivered.append(self.composed.pop(order))
-        self.tell(m.Delivered(self.tick(), order))
+        self.tell(m.Delivered(self.tick(), OutputBatch(order)))
         return True
 
     # --- checks -----------------------------------------------------------------------------------------------
