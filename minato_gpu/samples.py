@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, NewType
+from typing import Any, NewType, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -31,6 +31,9 @@ SourceBatch = NewType("SourceBatch", int)
 OutputBatch = NewType("OutputBatch", int)
 """Counts the consumer's batches over a run; an *order* in names. With ``max_lateness`` the consumer's batch 3 may hold
 samples of several of the sampler's."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 Key = Any
 """What a user's sampler yields and a user's data set takes: an integer mostly, else anything that can be hashed."""
@@ -173,7 +176,7 @@ class StageError(Exception):
         self.message = message
         self.origin = origin
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.origin)
 
 
@@ -190,14 +193,14 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-def no_end(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+def no_end(function: Callable[_P, _R], what: str) -> Callable[_P, _R]:
     """The same function of the user's, but a ``StopIteration`` that it raises is an error.
 
     Whoever asks for the next item would take it for the end of the data, and lose the rest in silence. So it becomes
     the cause of a RuntimeError, as in a generator (PEP 479).
     """
 
-    def call(*arguments: Any, **more: Any) -> Any:
+    def call(*arguments: _P.args, **more: _P.kwargs) -> _R:
         try:
             return function(*arguments, **more)
         except StopIteration as error:

@@ -6,13 +6,13 @@ import atexit
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.pump import Pump
@@ -52,7 +52,7 @@ _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as
 class Plan:
     """What a loader's arguments mean for its engine. ``replays``: the order of delivery is a recorded one."""
 
-    def __init__(self, loader: Any, options: Options, *, replays: bool = False) -> None:
+    def __init__(self, loader: Arguments, options: Options, *, replays: bool = False) -> None:
         self.loader = loader
         self.options = options
         self.iterable = isinstance(loader.dataset, IterableDataset)
@@ -98,8 +98,8 @@ class Plan:
     @property
     def cuts(self) -> tuple[int, ...]:
         """The stages before which a sample may go on from the CPU lane to the device lane."""
-        cuts: tuple[int, ...] = self.loader.pipeline.cuts if len(self.options.lanes) > 1 else ()
-        return cuts
+        pipeline = self.loader.pipeline
+        return pipeline.cuts if pipeline is not None and len(self.options.lanes) > 1 else ()
 
     @property
     def replaceable(self) -> bool:
@@ -136,6 +136,7 @@ class Plan:
         both = "cpu" in self.options.lanes
         alone = max(1, usable_cores() // self.devices)  # workers that only read leave the cores idle
         threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
+        assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
 
     def loading(self, links: WorkerChannels) -> Loading:
@@ -153,9 +154,9 @@ class Plan:
             return None
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
         kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
-        if not self.cuts:
-            return Estimator(self._costs(kinds), kinds)
         pipeline = self.loader.pipeline
+        if pipeline is None or not self.cuts:
+            return Estimator(self._costs(kinds), kinds)
         return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices)
 
     def _costs(self, lanes: tuple[str, ...]) -> CostModel:
@@ -164,7 +165,7 @@ class Plan:
 
 
 def build_engine(
-    loader: Any, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
+    loader: Arguments, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
 ) -> Engine:
     """Start workers and device executors for the loader; the engine is closed at the latest when Python ends."""
     plan = Plan(loader, options, replays=order_log is not None and order_log.replays)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minato_gpu.faults.watchdog import WorkerHung
-from minato_gpu.lanes.base import Failure, Task, failure
+from minato_gpu.lanes.base import Failure, Item, Task, failure
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     """Offsets ``settled`` of the chunk are given up; ``items``: what their tickets get instead of a sample."""
 
     settled: Span
-    items: list[Any]
+    items: list[Item]
 
 
 class Deaths:

@@ -14,7 +14,6 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover
@@ -23,7 +22,7 @@ from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
-from minato_gpu.samples import OutputBatch, Ticket
+from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
@@ -138,7 +137,7 @@ class Engine(Batches):
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
-    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Any:
+    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Value:
         """See Batches."""
         if asked is not None:
             asked()
@@ -185,7 +184,7 @@ class Engine(Batches):
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
 
-    def pad(self, number: int, ticket: Ticket | None) -> Any:
+    def pad(self, number: int, ticket: Ticket | None) -> Value:
         """See Batches."""
         started = perf_counter()
         with self._lock:

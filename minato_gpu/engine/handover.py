@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from minato_gpu.engine.epochs import Epoch
 from minato_gpu.lanes.base import failure
+from minato_gpu.samples import Value
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.assembly import Assembly
@@ -23,7 +22,7 @@ class Handover:
         self._place_size = place_size
         self._streams = streams
 
-    def value(self, epoch: Epoch, batch: Batch) -> Any:
+    def value(self, epoch: Epoch, batch: Batch) -> Value:
         """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
         if batch.failure is None and batch.size:
             try:
@@ -45,7 +44,7 @@ class Handover:
         return None
 
     def log(
-        self, log: Telemetry, epoch: Epoch, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
+        self, log: Telemetry, epoch: Epoch, batch: Batch, now: float, wait: float, value: Value, *, refused: bool
     ) -> None:
         """The consumer waited so many seconds for the batch, and gets it ``now``."""
         first, number = epoch.first_serial, batch.order - epoch.first_order

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from minato_gpu.engine.deaths import Deaths
-from minato_gpu.lanes.base import Local, Task
+from minato_gpu.lanes.base import Item, Local, Reference, Task
 from minato_gpu.lanes.contract import Exit, Lane
 from minato_gpu.memory.status_board import JOINING, Claim
 from minato_gpu.samples import OutputBatch
@@ -45,7 +43,7 @@ class Jobs:
         items = None if chunk.order in self._anew else self._lying(spans, logs[epoch])
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], pieces, None, items)
 
-    def _lying(self, spans: tuple[m.TicketSpan, ...], log: Telemetry) -> list[Any] | None:
+    def _lying(self, spans: tuple[m.TicketSpan, ...], log: Telemetry) -> list[Reference] | None:
         """Where the samples lie; None where a device does not give them up: the job then prepares them itself."""
         try:
             return self._assembly.references(spans)
@@ -60,12 +58,12 @@ class Jobs:
         try:
             lane.send(task)
         except Exception:
-            if not any(isinstance(item, Local) for item in task.items or ()):
+            if task.items is None or not any(isinstance(item, Local) for item in task.items):
                 raise
             log.repeated += len(task.items)
             lane.send(task._replace(items=None))
 
-    def joined(self, order: OutputBatch, item: Any) -> None:
+    def joined(self, order: OutputBatch, item: Item) -> None:
         """A worker is through with the job."""
         self._pads.pop(order, None)
         self._assembly.joined(order, item)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.jobs import Jobs
@@ -34,7 +34,7 @@ _FIRST = 1  # the first run: workers have a data pipe's seed from the data set t
 class AnyScheduler(Protocol):
     """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
 
-    def handle(self, event: Any) -> list[Any]:
+    def handle(self, event: m.Event) -> list[m.Instruction]:
         """Take one event; return what to do now."""
 
     @property
@@ -174,7 +174,7 @@ class Run:
         self._assembly.admit(Record(epoch, ticket, [Position(ticket)], [None], None))
         self.sent[chunk.number] = Sent(chunk, epoch, now)
         start = self.stream_starts.pop(worker, None)
-        task = Task(self.number, chunk.number, "next", epoch, seed, items=self._parts.stream_batch, start=start)
+        task = Task(self.number, chunk.number, "next", epoch, seed, samples=self._parts.stream_batch, start=start)
         lane.send(task._replace(shared_seed=shared), worker)
 
     # --- what lanes report ----------------------------------------------------------------------------------

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
-from minato_gpu.lanes.base import Failure, Features, Handed, Report
+from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report
 from minato_gpu.scheduling import messages as m
 from minato_gpu.spans import singles
 from minato_gpu.window.assembly import Assembly
@@ -48,13 +46,19 @@ def observe(
     to.measured(lane, seen)
 
 
-def inspected(spans: tuple[m.TicketSpan, ...], items: list[Any], estimator: Estimator, assembly: Assembly) -> Predicted:
+def inspected(
+    spans: tuple[m.TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly
+) -> Predicted:
     """Host reads are done: their fields lie ready, and features give the costs (see ``Estimator.of_features``)."""
     features: list[tuple[float, ...] | None] = []
     serials = [serial for lo, hi in spans for serial in m.serials(lo, hi)]
     keys = [assembly.window.key(serial) for serial in serials]
     for serial, item in zip(serials, items, strict=True):
-        good = isinstance(item, Features)
-        assembly.samples.inspected(serial, item.fields if good else item)
-        features.append(item.values if good else None)
+        if isinstance(item, Features):
+            assembly.samples.inspected(serial, item.fields)
+            features.append(item.values)
+        else:
+            assert isinstance(item, Failure)
+            assembly.samples.inspected(serial, item)
+            features.append(None)
     return estimator.of_features(serials, keys, features)

@@ -10,7 +10,6 @@ import select
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch.multiprocessing
@@ -24,6 +23,7 @@ from minato_gpu.lanes.contract import (
 )
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.spawner import Context
 from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
@@ -36,7 +36,7 @@ class ProcessLane(WorkerLane):
 
     can_kill = True
 
-    def __init__(self, links: WorkerChannels, job: Job, context: Any, *, replaceable: bool = False) -> None:
+    def __init__(self, links: WorkerChannels, job: Job, context: Context, *, replaceable: bool = False) -> None:
         super().__init__(links)
         context = context or torch.multiprocessing
         method = context.get_start_method() if hasattr(context, "get_start_method") else None

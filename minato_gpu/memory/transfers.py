@@ -15,12 +15,12 @@ import contextlib
 import os
 import threading
 from bisect import insort
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory import nvml
-from minato_gpu.memory.accelerator import Accelerator, is_out_of_memory
+from minato_gpu.memory.accelerator import Accelerator, Stream, is_out_of_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.in_flight_copies import InFlightCopies
@@ -28,7 +28,7 @@ from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
 from minato_gpu.notices import LOGGER
-from minato_gpu.samples import OutputBatch
+from minato_gpu.samples import OutputBatch, Value
 from minato_gpu.threads import OwnThread
 
 _ATTEMPTS = 2000  # to load a batch that is due, while samples are on the device for which there is no memory
@@ -86,7 +86,7 @@ class Transfers:
         self._squeezed = False  # nor is anything else to take memory
         self._only_due = False  # what the consumer takes from another device first is not to be waited for here
         self._closed = False
-        self._stream: Any = None  # made by the thread, by which the consumer is told if that fails
+        self._stream: Stream | None = None  # made by the thread, by which the consumer is told if that fails
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-copies", daemon=True)
         self._thread.start()
@@ -164,7 +164,7 @@ class Transfers:
         """Let go of what loads that are through have read; never waits."""
         self._under_way.sweep()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Value]:
         """Counters as plain data; sizes in bytes."""
         return {
             "batches": self._issued,

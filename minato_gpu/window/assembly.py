@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from minato_gpu.lanes.base import (
     Blob,
     Extra,
     Failure,
+    Item,
     Joined,
     Local,
     NoSample,
     Piece,
+    Reference,
     Unshippable,
     reraise,
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.loans import Loans
-from minato_gpu.samples import OutputBatch, Ticket, TicketId
+from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
 from minato_gpu.scheduling.messages import Compose, TicketSpan, serials
 from minato_gpu.spans import singles, without
 from minato_gpu.window.host_memory import MARKS, Block, HostMemoryAccount, lying
@@ -144,7 +145,7 @@ class Assembly:
     def _leave_out(self, batch: Batch, compose: Compose) -> Compose:
         """Take the failed samples out of the batch, unless it is the batch itself that failed."""
         failed = sorted(compose.failed)
-        items = [self.window.at(serial).items[serial] for serial in failed]
+        items = [self._failed(serial) for serial in failed]
         if any(item.collated for item in items):
             return compose
         spans = tuple(without(compose.spans, singles(failed)))
@@ -175,20 +176,21 @@ class Assembly:
         """The samples that a composed batch consists of."""
         return self._batches[order].spans
 
-    def references(self, spans: tuple[TicketSpan, ...]) -> list[Any] | None:
+    def references(self, spans: tuple[TicketSpan, ...]) -> list[Reference] | None:
         """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
         if self.loading is not None:
             self.stacking.bring_to_host(self.window.parts(spans))
         references = [self._reference(serial) for lo, hi in spans for serial in serials(lo, hi)]
         return None if any(isinstance(item, Unshippable) for item in references) else references
 
-    def joined(self, order: OutputBatch, item: Any) -> None:
+    def joined(self, order: OutputBatch, item: Item) -> None:
         """The job for this batch is done."""
         batch, spans = self._batches[order], self._batches[order].spans
         if isinstance(item, Joined):
             self._lose(batch, item.bad)
             item = item.item
         batch.failure = item if isinstance(item, Failure) else None
+        assert item is None or isinstance(item, (Blob, Local, Failure))
         batch.item, batch.ready = item, True
         self.holdings.bytes -= batch.nbytes
         batch.nbytes = 0 if item is None else item.nbytes
@@ -224,6 +226,7 @@ class Assembly:
     def _load_value(self, batch: Batch) -> None:
         """A batch that is no rows goes to the device as it is."""
         if self.loading is not None and batch.failure is None:
+            assert isinstance(batch.item, (Blob, Local))
             self.loading.value(batch, self.holdings.lend(batch.item))
             batch.item, batch.ready = None, False
 
@@ -260,14 +263,14 @@ class Assembly:
         window nor lent, the death of the worker that made it would give the memory to the next one)."""
         batch = self._batches.pop(order)
         self.holdings.bytes -= batch.nbytes
-        if batch.item is not None and batch.failure is None:
+        if isinstance(batch.item, (Blob, Local)):
             batch.lent = self.holdings.lend(batch.item)
         if self.loading is not None:
             self.loading.leave(batch)
             self.loading.expect(OutputBatch(order + 1), OutputBatch(batch.order - batch.number))
         return batch
 
-    def value(self, batch: Batch) -> Any:
+    def value(self, batch: Batch) -> Value:
         """The batch as the consumer sees it. Raises the sample's or the collate function's own error."""
         if batch.failure is not None:
             reraise(batch.failure.error)
@@ -311,10 +314,13 @@ class Assembly:
             return item
         if compose.failed:
             serial = min(compose.failed)
-            failed = self.window.at(serial).items[serial]
-            assert isinstance(failed, Failure)
-            return failed
+            return self._failed(serial)
         return None
+
+    def _failed(self, serial: TicketId) -> Failure:
+        item = self.window.at(serial).items[serial]
+        assert isinstance(item, Failure)
+        return item
 
     def _in_rows(self, spans: tuple[TicketSpan, ...]) -> bool:
         """Whether all these samples are rows, those included that came before the layout was known."""
@@ -331,7 +337,7 @@ class Assembly:
         item = self.window.at(serial).items.get(serial)
         return self.stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
 
-    def _reference(self, serial: TicketId) -> Any:
+    def _reference(self, serial: TicketId) -> Reference:
         record = self.window.at(serial)
         item = record.items.get(serial)
         if item is None or isinstance(item, Extra):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-from minato_gpu.lanes.base import Failure, Piece
-from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.lanes.base import Failure, Item, Laid, Piece, Source
+from minato_gpu.memory.loads import Load
+from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
 from minato_gpu.scheduling.messages import TicketSpan, serials
 
 _FIRST = OutputBatch(0)
@@ -45,8 +48,8 @@ class Record:
         self.slab = self.marks = -1
         self.rows = self.place_rows = len(keys)
         self.left = len(keys)  # samples that no batch has taken yet
-        self.items: dict[int, Any] = {}  # serial -> reference, for all that is not a plain row
-        self.sources: dict[int, Any] = {}  # serial -> what the host read left
+        self.items: dict[TicketId, Item] = {}  # serial -> reference, for all that is not a plain row
+        self.sources: dict[TicketId, Source] = {}  # serial -> what the host read left
 
     def ticket(self, serial: TicketId) -> Ticket:
         """What the sampler asked for under this serial."""
@@ -163,8 +166,8 @@ class Batch:
         self.failed = 0
         self.ready = False
         self.failure: Failure | None = None
-        self.owner: Any = None
-        self.objects: list[list[Any]] = []
-        self.item: Any = None
-        self.lent: Callable[[], Any] | None = None  # once it is taken: how the consumer gets at ``item``
-        self.load: Any = None  # on its way to a device (memory.loads.Load)
+        self.owner: NDArray[np.uint8] | None = None
+        self.objects: list[list[Value]] = []
+        self.item: Laid | Failure | None = None
+        self.lent: Callable[[], Value] | None = None  # once it is taken: how the consumer gets at ``item``
+        self.load: Load | None = None  # on its way to a device

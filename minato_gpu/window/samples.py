@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from minato_gpu.lanes.base import Extra, Failure, Handed, Unshippable
+from minato_gpu.lanes.base import Extra, Failure, Handed, Item, Source, Unshippable
 from minato_gpu.lanes.store import Store
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import TicketSpan, serials
@@ -34,7 +33,9 @@ class Samples:
         fields = self._store.get(source)
         return str(fields["path"]) if "path" in fields else None
 
-    def arrived(self, spans: Iterable[TicketSpan], items: list[Any] | None, nbytes: int) -> tuple[int, tuple[int, ...]]:
+    def arrived(
+        self, spans: Iterable[TicketSpan], items: Sequence[Item] | None, nbytes: int
+    ) -> tuple[int, tuple[int, ...]]:
         """Samples are ready, in this order; returns their bytes and the offsets of those that failed.
 
         Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
@@ -63,7 +64,7 @@ class Samples:
         self._holdings.count(nbytes)
         return nbytes, tuple(failed)
 
-    def handed(self, spans: Iterable[TicketSpan], items: list[Any] | None) -> tuple[tuple[int, int], ...]:
+    def handed(self, spans: Iterable[TicketSpan], items: list[Item] | None) -> tuple[tuple[int, int], ...]:
         """What was read for these tickets has been used; returns offset and stage of those that another lane goes on
         with, from what an earlier one has left."""
         if items is None or not any(isinstance(item, Handed) for item in items):
@@ -78,7 +79,7 @@ class Samples:
                 self._window.at(serial).sources[serial] = item
         return tuple(found)
 
-    def inspected(self, serial: TicketId, item: Any) -> None:
+    def inspected(self, serial: TicketId, item: Source) -> None:
         """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
         self._inspects = True
         self._window.at(serial).sources[serial] = item
