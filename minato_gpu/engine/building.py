@@ -17,6 +17,7 @@ from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.run import Parts
+from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
@@ -244,9 +245,7 @@ def _engine(
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
     )
     pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
-    return Engine(
-        links,
-        pump,
+    settings = Settings(
         window=plan.window,
         place_size=1 if iterable else plan.batch,
         homes=policy.homes,
@@ -254,5 +253,6 @@ def _engine(
         timeout=loader.timeout,
         order_log=order_log,
         replaces=loader.on_worker_death == "replace",
-        watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
     )
+    watchdog = None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout)
+    return Engine(links, pump, settings, watchdog)

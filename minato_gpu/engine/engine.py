@@ -12,18 +12,18 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.settings import Settings
 from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.samples import OutputBatch, Ticket, Value
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
@@ -42,36 +42,17 @@ def _wait(wake: int) -> bool:
 
 
 class Engine(Batches):
-    """One set of lanes, and the epochs that run through it.
+    """One set of lanes, and the epochs that run through it. ``watchdog``: notices workers and lanes that hang."""
 
-    ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``homes``:
-    which device lanes may prepare the batches of an epoch, in turn; ``streams``: every worker iterates the data set for
-    itself, and an epoch ends when its streams do; ``replaces``: a worker that dies is replaced; ``watchdog``: notices
-    those, and a device lane, that hang.
-    """
-
-    def __init__(
-        self,
-        links: WorkerChannels,
-        pump: Pump,
-        *,
-        window: int,
-        place_size: int,
-        homes: Sequence[str] = (m.DEVICE,),
-        streams: bool = False,
-        timeout: float = 0.0,
-        order_log: OrderLog | None = None,
-        replaces: bool = False,
-        watchdog: Watchdog | None = None,
-    ) -> None:
+    def __init__(self, links: WorkerChannels, pump: Pump, settings: Settings, watchdog: Watchdog | None = None) -> None:
         self._links = links
         self.pump = pump
         self.assembly = pump.assembly
-        self._epochs = Epochs(pump, links.board, window=window, homes=homes, streams=streams, order_log=order_log)
-        replaces = replaces and not streams and any(lane.can_kill for lane in pump.lanes.values())
+        self._epochs = Epochs(pump, links.board, settings)
+        replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
-        self._handover = Handover(self.assembly, order_log, place_size=place_size, streams=streams)
-        self._timeout = timeout
+        self._handover = Handover(self.assembly, settings)
+        self._timeout = settings.timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False

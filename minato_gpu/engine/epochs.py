@@ -15,10 +15,10 @@ from time import perf_counter
 from typing import cast
 
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.settings import Settings
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.contract import PositionSpan
@@ -50,29 +50,15 @@ class Epoch:
 
 
 class Epochs:
-    """The epochs of one run: the one that is delivered, and those that are prefetched.
+    """The epochs of one run: the one that is delivered, and those that are prefetched."""
 
-    ``window``: batches drawn and not delivered; ``homes``: which device lanes may prepare an epoch's batches, in turn;
-    ``streams``: nothing is drawn, workers iterate for themselves; ``order_log``: may replay what an earlier run has
-    delivered.
-    """
-
-    def __init__(
-        self,
-        pump: Pump,
-        board: WorkerStatusBoard,
-        *,
-        window: int,
-        homes: Sequence[str],
-        streams: bool,
-        order_log: OrderLog | None,
-    ) -> None:
+    def __init__(self, pump: Pump, board: WorkerStatusBoard, settings: Settings) -> None:
         self._pump = pump
         self._board = board
-        self._window = window
-        self._homes = homes
-        self._streams = streams
-        self._order_log = order_log
+        self._window = settings.window
+        self._homes = settings.homes
+        self._streams = settings.streams
+        self._order_log = settings.order_log
         self.beyond = 0  # batches that the window is longer by
         self._forget()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from minato_gpu.engine.epochs import Epoch
+from minato_gpu.engine.settings import Settings
 from minato_gpu.lanes.base import failure
 from minato_gpu.samples import Value
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.contract import Judge
@@ -13,14 +13,14 @@ from minato_gpu.window.records import Batch
 
 
 class Handover:
-    """``order_log``: may record the order of delivery; ``place_size``: samples of a full batch, for lateness;
-    ``streams``: workers iterate the data set, so that a batch's samples have no positions."""
+    """Of streams, which workers iterate for themselves, a batch's samples have no positions."""
 
-    def __init__(self, assembly: Assembly, order_log: OrderLog | None, *, place_size: int, streams: bool) -> None:
+    def __init__(self, assembly: Assembly, settings: Settings) -> None:
         self._assembly = assembly
-        self._records = None if order_log is None or order_log.replays else order_log
-        self._place_size = place_size
-        self._streams = streams
+        log = settings.order_log
+        self._records = None if log is None or log.replays else log
+        self._place_size = settings.place_size
+        self._streams = settings.streams
 
     def value(self, epoch: Epoch, batch: Batch) -> Value:
         """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
