@@ -28,7 +28,7 @@ from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
 from minato_gpu.notices import LOGGER
-from minato_gpu.samples import OutputBatch, Value
+from minato_gpu.samples import JSON, OutputBatch
 from minato_gpu.threads import OwnThread
 
 _ATTEMPTS = 2000  # to load a batch that is due, while samples are on the device for which there is no memory
@@ -164,7 +164,7 @@ class Transfers:
         """Let go of what loads that are through have read; never waits."""
         self._under_way.sweep()
 
-    def stats(self) -> dict[str, Value]:
+    def stats(self) -> dict[str, JSON]:
         """Counters as plain data; sizes in bytes."""
         return {
             "batches": self._issued,

@@ -34,7 +34,8 @@ class Entry:
 
     One that can be cut has the plans ``between`` as well, and the ``steps`` between those worth having. ``at``: the
     stage that its sample has come to (0: none is done but the host read); costs are those of what is left. ``haste``:
-    the price of device time for it is at most this.
+    for its cuts the threshold counts as no higher than this; 1.0 for a sample that would hold up the window, which
+    then takes the fastest of its plans, however scarce the device is.
     """
 
     charge: float | None  # the seconds that it counts with where it waits
@@ -130,8 +131,16 @@ class Entry:
         return entry
 
     def set_steps(self, steps: tuple[Step, ...], between: Sequence[Plan]) -> None:
-        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py). Where these are
-        all or nothing, the entry waits like that of any other sample."""
+        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py).
+
+        The more steps the threshold allows, the more of the sample goes to the device. The entry's ratio is that of the
+        last step, if that one leaves everything to the device: where the threshold allows it, the entry waits for the
+        device. If the last step leaves a part to the CPU, the ratio is 0 and the entry waits on the CPU's side,
+        whatever the threshold; ``cut`` says where it is handed over. Example: steps of ratios 3 and 2, the second of
+        which leaves everything to the device. At a threshold of 4 the CPU does all of it, at 2.5 the CPU begins it and
+        the device ends it, at 1 the device does all of it. A single step that leaves everything to the device is no
+        cut: such an entry waits like that of any other sample.
+        """
         self.between = between
         if steps and steps[-1].plan.cpu > 0:  # the device cannot do all of it, or should not
             self.ratio = 0.0
