@@ -19,6 +19,7 @@ import click
 
 from minato_gpu.console import open_console, show
 from minato_gpu.extras import from_extra
+from minato_gpu.samples import JSON
 
 _JSON = click.option(
     "--json", "json_path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
@@ -219,7 +220,7 @@ def _need_pipeline(module: str) -> str:
     raise click.UsageError(f"no module named {module}, from here or installed")
 
 
-def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _shown(rows: Sequence[Mapping[str, JSON]]) -> list[dict[str, JSON]]:
     """The rows of a parity report with limits beside what they limit, so that they fit a terminal."""
     troubled = any(row["problem"] for row in rows)
     return [
@@ -236,14 +237,14 @@ def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _leave_rows(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], json_path: str | None) -> None:
+def _leave_rows(settings: Mapping[str, JSON], rows: Sequence[Mapping[str, JSON]], json_path: str | None) -> None:
     from minato_gpu import report
 
     if json_path is not None:
         report.write(report.document(settings, rows), json_path)
 
 
-def _leave_json(document: Mapping[str, Any], json_path: str | None) -> None:
+def _leave_json(document: Mapping[str, JSON], json_path: str | None) -> None:
     from minato_gpu import report
 
     if json_path is not None:

@@ -18,7 +18,7 @@ import torch
 
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.packing import packed
-from minato_gpu.samples import Ticket
+from minato_gpu.samples import Position, Ticket
 
 FORMAT, VERSION = "minato_gpu.DataLoader", 1
 _LARGEST = (1 << 63) - 1
@@ -178,7 +178,7 @@ def survivor_of(progress: Mapping[str, Any], epoch: int) -> Ticket | None:
     if progress.get("survivor") is None:
         return None
     plain = mapping(progress, "survivor")
-    return Ticket(epoch, number(plain, "position"), key_of(plain.get("key")), number(plain, "occurrence"))
+    return Ticket(epoch, Position(number(plain, "position")), key_of(plain.get("key")), number(plain, "occurrence"))
 
 
 def failed_of(progress: Mapping[str, Any]) -> int:

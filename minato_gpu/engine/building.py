@@ -8,18 +8,19 @@ import functools
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
 from minato_gpu.engine.run import Parts
+from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
@@ -43,7 +44,7 @@ from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.sources.declared import SourceOf, source_of
-from minato_gpu.sources.process import Settings
+from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 
@@ -58,7 +59,7 @@ _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as
 class Plan:
     """What a loader's arguments mean for its engine. ``replays``: the order of delivery is a recorded one."""
 
-    def __init__(self, loader: Any, options: Options, *, replays: bool = False) -> None:
+    def __init__(self, loader: Arguments, options: Options, *, replays: bool = False) -> None:
         self.loader = loader
         self.options = options
         self.iterable = isinstance(loader.dataset, IterableDataset)
@@ -109,8 +110,8 @@ class Plan:
     @property
     def cuts(self) -> tuple[int, ...]:
         """The stages before which a sample may go on from the CPU lane to the device lane."""
-        cuts: tuple[int, ...] = self.loader.pipeline.cuts if len(self.options.lanes) > 1 else ()
-        return cuts
+        pipeline = self.loader.pipeline
+        return pipeline.cuts if pipeline is not None and len(self.options.lanes) > 1 else ()
 
     @property
     def replaceable(self) -> bool:
@@ -147,6 +148,7 @@ class Plan:
         both = "cpu" in self.options.lanes
         alone = max(1, usable_cores() // self.devices)  # workers that only read leave the cores idle
         threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
+        assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
 
     def read_ahead(self, links: WorkerChannels) -> ReadAhead | None:
@@ -154,7 +156,7 @@ class Plan:
         if self.source_of is None:
             return None
         context, _ = start_method(self.loader.multiprocessing_context)
-        return ReadAhead(start_reader(context, links, Settings()), self.source_of)
+        return ReadAhead(start_reader(context, links, ReaderSettings()), self.source_of)
 
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
@@ -171,9 +173,9 @@ class Plan:
             return None
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
         kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
-        if not self.cuts:
-            return Estimator(self._costs(kinds), kinds)
         pipeline = self.loader.pipeline
+        if pipeline is None or not self.cuts:
+            return Estimator(self._costs(kinds), kinds)
         return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices)
 
     def _costs(self, lanes: tuple[str, ...]) -> CostModel:
@@ -182,7 +184,7 @@ class Plan:
 
 
 def build_engine(
-    loader: Any, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
+    loader: Arguments, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
 ) -> Engine:
     """Start workers and device executors for the loader; the engine is closed at the latest when Python ends."""
     plan = Plan(loader, options, replays=order_log is not None and order_log.replays)
@@ -278,9 +280,7 @@ def _engine(
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
     )
     pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
-    return Engine(
-        links,
-        pump,
+    settings = Settings(
         window=plan.window,
         place_size=1 if iterable else plan.batch,
         homes=policy.homes,
@@ -288,6 +288,7 @@ def _engine(
         timeout=loader.timeout,
         order_log=order_log,
         replaces=loader.on_worker_death == "replace",
-        watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
         read_ahead=0 if reads is None else -(-_READ_AHEAD // plan.batch),
     )
+    watchdog = None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout)
+    return Engine(links, pump, settings, watchdog)

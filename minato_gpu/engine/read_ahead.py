@@ -16,18 +16,18 @@ from minato_gpu.lanes import garbage
 from minato_gpu.lanes.base import Piece
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.samples import Key as SampleKey
+from minato_gpu.samples import TicketId
+from minato_gpu.scheduling.messages import TicketSpan
 from minato_gpu.sources import process
-from minato_gpu.sources.process import Settings
+from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
 from minato_gpu.sources.reading import Key, Place
 from minato_gpu.sources.source import Source
 from minato_gpu.window.records import Record
 
-_RELEASES, _RELEASED_BYTES = 32, 8 << 20  # what has been released is said when it is so much
 
-
-def start_reader(context: Any, links: WorkerChannels, settings: Settings) -> Reader:
+def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) -> Reader:
     """Start the reader process, before the training process has threads. ``context``: of ``multiprocessing``."""
 
     def start(end: socket.socket) -> Any:
@@ -40,7 +40,7 @@ def start_reader(context: Any, links: WorkerChannels, settings: Settings) -> Rea
     return Reader(start, links.late_ends)
 
 
-def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: Settings) -> None:
+def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: ReaderSettings) -> None:
     """Entry of the reader process."""
     garbage.set_apart()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -57,10 +57,9 @@ class ReadAhead:
         self._source_of = source_of
         self._run = 0
         self._lost = False
-        self._waits: set[int] = set()  # serials whose bytes have been asked for
-        self._here: dict[int, tuple[Place, ...]] = {}
-        self._released: list[int] = []  # and not said
-        self._released_bytes = 0
+        self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
+        self._here: dict[TicketId, tuple[Place, ...]] = {}
+        self._released: list[TicketId] = []  # and not said
         self._admitted = 0  # serials below this one have been admitted
         self._is_wrong = False  # what ``source`` said was no use, which has been told
 
@@ -68,7 +67,7 @@ class ReadAhead:
         """Nothing of what was wanted is wanted any more."""
         self._run += 1
         self._waits, self._here, self._admitted = set(), {}, 0
-        self._released, self._released_bytes = [], 0
+        self._released = []
 
     @property
     def pending(self) -> bool:
@@ -82,10 +81,10 @@ class ReadAhead:
 
     # --- tickets ---------------------------------------------------------------------------------------------
 
-    def want(self, record: Record, spans: Iterable[Span]) -> None:
+    def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
         """These tickets of a place that has been drawn, by their numbers in it, are to be read."""
         first = record.first
-        wanted = [(first + at, self._keys(record.keys[at])) for lo, hi in spans for at in range(lo, hi)]
+        wanted = [(TicketId(first + at), self._keys(record.keys[at])) for lo, hi in spans for at in range(lo, hi)]
         serials = [serial for serial, _ in wanted]
         if self._lost:
             self._here.update(dict.fromkeys(serials, ()))
@@ -93,7 +92,7 @@ class ReadAhead:
         self._waits.update(serials)
         self._reader.want(self._run, first, wanted)
 
-    def _keys(self, key: Any) -> tuple[Key, ...]:
+    def _keys(self, key: SampleKey) -> tuple[Key, ...]:
         try:
             found = self._source_of(key)
             sources = (found,) if isinstance(found, Source) else tuple(found)
@@ -109,46 +108,49 @@ class ReadAhead:
                 )
             return ()
 
-    def admit(self, record: Record) -> list[Span]:
+    def admit(self, record: Record) -> list[TicketSpan]:
         """A place enters the window; returns what of it is fetched."""
         end = record.first + record.rows
         self._admitted = end
-        return _spans(serial for serial in range(record.first, end) if serial in self._here)
+        serials = map(TicketId, range(record.first, end))
+        return _spans(serial for serial in serials if serial in self._here)
 
-    def receive(self) -> list[Span]:
+    def receive(self) -> list[TicketSpan]:
         """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
         told = None if self._lost else self._reader.receive(self._run)
         if told is None and not self._lost:
             self._lost = True
             self._reader.say_lost()
             told = [(serial, ()) for serial in self._waits]
-        fetched = dict(told or ())
+        fetched = {TicketId(serial): places for serial, places in told or ()}
         if not fetched:
             return []
         self._waits.difference_update(fetched)
         self._here.update(fetched)
         return _spans(sorted(serial for serial in fetched if serial < self._admitted))
 
-    def put_at_hand(self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, int, int]]) -> tuple[Piece, ...]:
+    def put_at_hand(
+        self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]
+    ) -> tuple[Piece, ...]:
         """The pieces of a task, with where the bytes of their samples lie; ``parts``: their serials."""
         here = self._here
         return tuple(
-            piece._replace(fetched=[here.get(serial, ()) for serial in range(lo, hi)])
+            piece._replace(fetched=[here.get(TicketId(serial), ()) for serial in range(lo, hi)])
             for piece, (_, lo, hi) in zip(pieces, parts, strict=True)
         )
 
-    def release(self, spans: Iterable[Span]) -> None:
+    def release(self, spans: Iterable[TicketSpan]) -> None:
         """These samples are prepared."""
         for lo, hi in spans:
             for serial in range(lo, hi):
-                places = self._here.pop(serial, None)
-                if places is not None:
-                    self._released.append(serial)
-                    self._released_bytes += sum(place.nbytes for place in places)
-        if len(self._released) >= _RELEASES or self._released_bytes >= _RELEASED_BYTES or not self._here:
-            released, self._released, self._released_bytes = self._released, [], 0
-            if released and not self._lost:
-                self._reader.release(self._run, released)
+                if self._here.pop(TicketId(serial), None) is not None:
+                    self._released.append(TicketId(serial))
+
+    def say_released(self) -> None:
+        """Tell the reader process; to be called before anybody waits for what it could then read."""
+        if self._released and not self._lost:
+            self._reader.release(self._run, self._released)
+        self._released = []
 
     @property
     def pid(self) -> int:
@@ -166,12 +168,12 @@ class ReadAhead:
         self._reader.close()
 
 
-def _spans(serials: Iterable[int]) -> list[Span]:
+def _spans(serials: Iterable[TicketId]) -> list[TicketSpan]:
     """Rising serials as spans."""
-    spans: list[Span] = []
+    spans: list[TicketSpan] = []
     for serial in serials:
         if spans and spans[-1][1] == serial:
-            spans[-1] = spans[-1][0], serial + 1
+            spans[-1] = spans[-1][0], TicketId(serial + 1)
         else:
-            spans.append((serial, serial + 1))
+            spans.append((serial, TicketId(serial + 1)))
     return spans

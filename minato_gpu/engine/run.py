@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.jobs import Jobs
@@ -21,7 +21,7 @@ from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.memory.status_board import Claim
-from minato_gpu.samples import Origin, Ticket
+from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
@@ -35,7 +35,7 @@ _FIRST = 1  # the first run: workers have a data pipe's seed from the data set t
 class AnyScheduler(Protocol):
     """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
 
-    def handle(self, event: Any) -> list[Any]:
+    def handle(self, event: m.Event) -> list[m.Instruction]:
         """Take one event; return what to do now."""
 
     @property
@@ -136,7 +136,7 @@ class Run:
                 self.awaits_answer = True
                 self._lanes[instruction.lane].revoke(self.number, instruction.chunk, instruction.keep)
 
-    def pad(self, order: int, place: int, epoch: int, ticket: Ticket) -> None:
+    def pad(self, order: OutputBatch, place: int, epoch: int, ticket: Ticket) -> None:
         """Have batch ``order``, number ``place`` in its epoch, which has lost all its samples, made anew of this one
         alone: see ``Assembly.pad``."""
         self._assembly.pad(order, place)
@@ -177,10 +177,10 @@ class Run:
         if self.streams is not None:
             self.streams.turns[ticket] = worker
             shared = self.streams.shared_seed if self.number > _FIRST else None
-        self._assembly.admit(Record(epoch, ticket, range(ticket, ticket + 1), [None], None))
+        self._assembly.admit(Record(epoch, ticket, [Position(ticket)], [None], None))
         self.sent[chunk.number] = Sent(chunk, epoch, now)
         start = self.stream_starts.pop(worker, None)
-        task = Task(self.number, chunk.number, "next", epoch, seed, items=self._parts.stream_batch, start=start)
+        task = Task(self.number, chunk.number, "next", epoch, seed, samples=self._parts.stream_batch, start=start)
         lane.send(task._replace(shared_seed=shared), worker)
 
     # --- what lanes report ----------------------------------------------------------------------------------
@@ -215,7 +215,9 @@ class Run:
         else:
             self._next_finished(chunk, spans, report)
 
-    def _log(self, lane: Lane, sent: Sent, spans: tuple[m.Span, ...], report: Report, shown: Telemetry | None) -> None:
+    def _log(
+        self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None
+    ) -> None:
         position = self._assembly.window.position(spans[0][0]) if spans else -1
         prepared = sent.chunk.kind in ("run", "next")
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
@@ -223,7 +225,7 @@ class Run:
         log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
         (shown or log).kept_busy(lane.name, report)
 
-    def _finished(self, report: Report, spans: tuple[m.Span, ...]) -> None:
+    def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...]) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
         samples = self._assembly.samples
         nbytes, failed = samples.arrived(spans, report.items, report.nbytes)
@@ -240,12 +242,12 @@ class Run:
             m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
         )
 
-    def _release(self, spans: tuple[m.Span, ...]) -> None:
+    def _release(self, spans: tuple[m.TicketSpan, ...]) -> None:
         """What was read ahead for these samples is not needed any more."""
         if self._reads is not None:
             self._reads.release(spans)
 
-    def _next_finished(self, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
+    def _next_finished(self, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
         """A batch of a worker's own stream, or its end."""
         if report.status == "exhausted":
             self._assembly.forget(chunk.spans)

@@ -24,6 +24,7 @@ from minato_gpu.lanes.contract import (
 )
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.spawner import Context
 from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
@@ -31,7 +32,7 @@ from minato_gpu.memory import blobs
 from minato_gpu.memory.status_board import RING_FROM
 
 
-def start_method(context: Any) -> tuple[Any, str | None]:
+def start_method(context: Context | None) -> tuple[Any, str | None]:
     """The context of ``multiprocessing`` that a loader's argument stands for, and the name of its start method."""
     context = context or torch.multiprocessing
     method = context.get_start_method() if hasattr(context, "get_start_method") else None
@@ -43,7 +44,7 @@ class ProcessLane(WorkerLane):
 
     can_kill = True
 
-    def __init__(self, links: WorkerChannels, job: Job, context: Any, *, replaceable: bool = False) -> None:
+    def __init__(self, links: WorkerChannels, job: Job, context: Context, *, replaceable: bool = False) -> None:
         super().__init__(links)
         context, method = start_method(context)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}

@@ -12,9 +12,8 @@ import sys
 import traceback
 from functools import partial
 from time import perf_counter
-from typing import Any
 
-from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, Item, NoSample, Piece, Task
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.leases import lay_down
 from minato_gpu.lanes.placement import Placement, Put
@@ -43,7 +42,7 @@ from minato_gpu.memory.status_board import (
     STAGE,
     STARTED,
 )
-from minato_gpu.samples import no_end
+from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
@@ -121,7 +120,7 @@ class Worker:
             for at in range(len(piece.keys)):
                 self._show(progress.done + 1)
                 try:
-                    item: Any = self._producer.inspect(task, piece, at)
+                    item: Item = self._producer.inspect(task, piece, at)
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
@@ -136,7 +135,7 @@ class Worker:
             progress.add(self._placement.joined(lying, task.epoch, piece))
             return ""
         progress.repeated = 0 if task.items is None else len(piece.keys)
-        produce, samples, bad = self._producer.of(task, piece, False), dict[int, Any](), list[Failure]()
+        produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
         for at in range(len(piece.keys)):
             self._show(at + 1)
             try:
@@ -147,7 +146,7 @@ class Worker:
         progress.add(self._placement.alone(task, samples, bad))
         return ""
 
-    def _lying(self, task: Task) -> list[Any] | None:
+    def _lying(self, task: Task) -> list[Item] | None:
         """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
         cannot be sent, the ``collate_fn`` may make something of it where it was prepared."""
         if task.items is None:
@@ -160,7 +159,7 @@ class Worker:
     def _next(self, task: Task, progress: Progress) -> str:
         """The next batch of this worker's own stream, as PyTorch's worker would fetch it."""
         status, failed = "", False
-        item: Any = None
+        item: Item = None
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
@@ -169,10 +168,10 @@ class Worker:
                 if task.shared_seed is not None:
                     share_seed(self._job.dataset, task.shared_seed)
                 opened = no_end(Stream.open, "iter() of the data set")
-                self._stream = opened(self._job, task.start, task.items, self._goes_on)
+                self._stream = opened(self._job, task.start, task.samples, self._goes_on)
             if self._stream is None:
                 raise StopIteration
-            item = self._store.put(self._stream.fetch(task.items), collated=True)
+            item = self._store.put(self._stream.fetch(task.samples), collated=True)
         except StopIteration:
             if self._stream is not None:
                 progress.told_of_stream = self._stream.told()
@@ -215,7 +214,7 @@ class Worker:
                 skip, before = skip - size, before + size
                 continue
             whole = self._joins(piece)
-            samples: list[Any] = []
+            samples: list[Value] = []
             start = len(progress.items)
             if self._producer.fetches_many(task):
                 self._show(progress.done + 1, FETCHING)
@@ -360,7 +359,7 @@ class Worker:
         words[row + STAGE] = 0
 
 
-def _append_to(samples: list[Any]) -> Put:
+def _append_to(samples: list[Value]) -> Put:
     return lambda at, value: samples.append(value)
 
 
@@ -368,5 +367,5 @@ def _unless_handed(put: Put) -> Put:
     return lambda at, value: value if isinstance(value, Handed) else put(at, value)
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """The sample of an empty batch."""

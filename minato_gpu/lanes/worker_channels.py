@@ -16,12 +16,13 @@ import contextlib
 import os
 import socket
 from multiprocessing import reduction
-from typing import Any
+from typing import Protocol
 from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.completions import Bell, Completions
 from minato_gpu.memory.status_board import WorkerStatusBoard
+from minato_gpu.samples import Value
 
 _SEND_BUFFER = 1 << 20
 _MARKS = 4  # for each ticket of the window: some of runs that were given up are still in use
@@ -29,6 +30,12 @@ _LEAST_MARKS = 1 << 12
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
 """Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
+
+
+class Closing(Protocol):
+    """An end of a channel."""
+
+    def close(self) -> None: ...
 
 
 class WorkerChannels:
@@ -59,11 +66,11 @@ class WorkerChannels:
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
-        self.parent_ends: list[Any] = [*self.task_senders, self.report_receiver, *self.stack_readers]
-        self.late_ends: list[Any] = []  # those too, but not before the workers have left
+        self.parent_ends: list[Closing] = [*self.task_senders, self.report_receiver, *self.stack_readers]
+        self.late_ends: list[Closing] = []  # those too, but not before the workers have left
         _open_links.add(self)
 
-    def buffer(self, owner: int) -> Any:
+    def buffer(self, owner: int) -> memoryview:
         """The mapping of the owner's arena."""
         return (self.engine_arena if owner < 0 else self.arenas[owner]).buffer
 
@@ -99,7 +106,7 @@ class WorkerChannels:
 
     # --- for start methods that pickle what they hand to a child ------------------------------------------
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Value]:
         return {
             "workers": self.workers,
             "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
@@ -113,7 +120,7 @@ class WorkerChannels:
             "stacks": [reduction.DupFd(end.fileno()) for end in self.stack_writers],
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Value]) -> None:
         self.workers = state["workers"]
         arenas = [Arena("attached", capacity, fd=dup.detach()) for dup, capacity in state["arenas"]]
         self.engine_arena, self.arenas = arenas[0], arenas[1:]

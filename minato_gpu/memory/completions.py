@@ -36,6 +36,7 @@ from minato_gpu.memory.status_board import (
     PUMP,
     WorkerStatusBoard,
 )
+from minato_gpu.samples import Value
 
 _IN_ROW, _ELSEWHERE, _TAKEN = b"\x01", b"\x02", b"\x03"  # else the ticket is open
 _READY = _IN_ROW + _ELSEWHERE
@@ -84,7 +85,7 @@ class Completions:
         if fd is None:
             os.ftruncate(self.fd, nbytes)
         self._map = mmap.mmap(self.fd, nbytes)
-        records: NDArray[Any] = np.frombuffer(self._map, _RECORD, capacity)
+        records: NDArray[Value] = np.frombuffer(self._map, _RECORD, capacity)
         self._columns = {name: records[name] for name in _RECORD.names or ()}
         self._took, self._elapsed, self._end = (self._columns[name] for name in ("took", "elapsed", "end"))
         self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]

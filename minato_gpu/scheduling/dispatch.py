@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.fetching import Fetching
 from minato_gpu.scheduling.flights import Flight, cut, spans_of
@@ -43,7 +44,7 @@ class Dispatcher:
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
         self.consumer_starves = True  # no batch is ready for it
-        self.oldest_place = 0  # first serial of the oldest place that misses a sample
+        self.oldest_place = TicketId(0)  # first serial of the oldest place that misses a sample
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
@@ -56,7 +57,7 @@ class Dispatcher:
         """Samples number ``start`` to ``stop`` of the chunk wait again, with the costs that they had."""
         offset = 0
         for part in flight.parts:
-            lo, hi = max(part.lo, part.lo + start - offset), min(part.hi, part.lo + stop - offset)
+            lo, hi = TicketId(part.lo + max(0, start - offset)), min(part.hi, TicketId(part.lo + stop - offset))
             offset += part.hi - part.lo
             if lo < hi:
                 if flight.chunk.kind == "run":
@@ -115,7 +116,7 @@ class Dispatcher:
 
     # --- what is being fetched --------------------------------------------------------------------------------
 
-    def _not_begun(self, base: int) -> int:
+    def _not_begun(self, base: TicketId) -> int:
         """Samples of a place that no lane has, whether their bytes are there or not."""
         return self.waiting.samples_of(base) + self.fetching.samples_of(base)
 
@@ -183,7 +184,7 @@ class Dispatcher:
     def _send(self, lane: LaneState, entry: Entry, plan: Plan | None) -> bool:
         """Dispatch a chunk that begins with ``entry``, up to the plan's split; False when memory forbids it."""
         if entry.inspect:
-            part = entry.part(entry.lo, min(entry.hi, entry.lo + INSPECT_CHUNK))
+            part = entry.part(entry.lo, min(entry.hi, TicketId(entry.lo + INSPECT_CHUNK)))
             self.waiting.take(entry, part.hi - part.lo)
             self._dispatch(lane, "inspect", ((part.lo, part.hi),), (part,), 0.0)
             return True
@@ -216,7 +217,7 @@ class Dispatcher:
             whole = count == following.hi - following.lo
             taken = following.seconds(count, each)
             self.waiting.take(following, count)
-            parts.append(following if whole else following.part(following.lo, following.lo + count))
+            parts.append(following if whole else following.part(following.lo, TicketId(following.lo + count)))
             total += count
             seconds += taken
             if total >= limit or not whole or each == 0.0:
@@ -303,10 +304,10 @@ class Dispatcher:
         self,
         lane: LaneState,
         kind: str,
-        spans: tuple[m.Span, ...],
+        spans: tuple[m.TicketSpan, ...],
         parts: Sequence[Entry],
         seconds: float,
-        order: int = -1,
+        order: OutputBatch = m.NO_BATCH,
         stop: int = END,
     ) -> Flight:
         credit = 0

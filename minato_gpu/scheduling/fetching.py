@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from minato_gpu.scheduling.messages import Admitted, Span
+from minato_gpu.samples import TicketId
+from minato_gpu.scheduling.messages import Admitted, TicketSpan
 
-Part = tuple[Admitted, int, int]
+Part = tuple[Admitted, TicketId, TicketId]
 """Serials of an admitted place that can be prepared now."""
 
 
@@ -35,8 +36,8 @@ class Fetching:
     def __init__(self, *, whole: bool) -> None:
         self.idle_s = 0.0
         self._whole = whole
-        self._held: dict[int, _Held] = {}  # by first serial, rising
-        self._firsts: list[int] = []
+        self._held: dict[TicketId, _Held] = {}  # by first serial, rising
+        self._firsts: list[TicketId] = []
         self.watches = False  # whether ``observe`` wants to be told
         self._idle = 0  # slots that have been idle since
         self._since = 0.0
@@ -52,7 +53,7 @@ class Fetching:
         self._firsts.append(event.first)
         return self.arrived(event.fetched)
 
-    def arrived(self, spans: Iterable[Span]) -> list[Part]:
+    def arrived(self, spans: Iterable[TicketSpan]) -> list[Part]:
         """The bytes of these serials are there; returns what can be prepared for that reason."""
         out: list[Part] = []
         for lo, hi in spans:
@@ -63,12 +64,12 @@ class Fetching:
             if held.left == 0:
                 first, size = held.admitted.first, held.admitted.size
                 if self._whole:
-                    out.append((held.admitted, first, first + size))
+                    out.append((held.admitted, first, TicketId(first + size)))
                 del self._held[first]
                 self._firsts.remove(first)
         return out
 
-    def samples_of(self, base: int) -> int:
+    def samples_of(self, base: TicketId) -> int:
         """How many samples of the place that begins with serial ``base`` are not with a lane for want of bytes."""
         held = self._held.get(base)
         if held is None:

@@ -3,24 +3,39 @@
 All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine
 and a recorded log of events replays to the same instructions.
 
-Numbers used throughout. *Of the run*, over all its epochs: a *serial* counts tickets; a *place* counts the sampler's
-batches, so place k holds the serials that its order puts into the k-th; an *order* counts batches as they are delivered
-(``Compose.order``, ``Load.order``). An epoch's serials, places and orders are each contiguous; its first place and its
-first order are the same number (``Epoch.first_order``, ``Record.begins``). *Of the epoch*: a *position* counts tickets,
-and a batch's *number* (``Batch.number``) is its order less the epoch's first; it says on which device the batch lives,
-so that device number k begins every epoch with the batch of number k. Times are seconds of any monotonic clock; the
-scheduler never reads one.
+Numbers used throughout; each kind has a type (``samples.py``), so that mypy notices where one is taken for another. *Of
+the run*, over all its epochs: a *serial* (``TicketId``) counts tickets; a *place* (``SourceBatch``) counts the
+sampler's batches, so place k holds the serials that its order puts into the k-th; an *order* (``OutputBatch``) counts
+batches as they are delivered (``Compose.order``, ``Load.order``). An epoch's serials, places and orders are each
+contiguous; its first place and its first order are the same number (``Epoch.first_order``, ``Record.begins``). *Of the
+epoch*: a *position* (``Position``) counts tickets, and a batch's *number* (``Batch.number``) is its order less the
+epoch's first; it says on which device the batch lives, so that device number k begins every epoch with the batch of
+number k. Times are seconds of any monotonic clock; the scheduler never reads one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling.plans import Plan
 
 Span = tuple[int, int]
+"""A half-open range of whole numbers: of offsets, say, or of positions."""
+TicketSpan = tuple[TicketId, TicketId]
 """A half-open range of serials."""
+NO_BATCH = OutputBatch(-1)
+
+if TYPE_CHECKING:
+
+    def serials(lo: TicketId, hi: TicketId) -> Sequence[TicketId]:
+        """The serials of a span."""
+
+else:  # to be counted through for each sample, so without a call of our own
+    serials = range
+
 
 CPU, DEVICE = "cpu", "device"
 
@@ -40,9 +55,9 @@ class Chunk:
     number: int
     lane: str
     kind: str
-    spans: tuple[Span, ...]
+    spans: tuple[TicketSpan, ...]
     seconds: float
-    order: int = -1
+    order: OutputBatch = NO_BATCH
     stop: int = -1
     credit: int = 0
     worker: int = -1
@@ -81,9 +96,9 @@ class Admitted:
     """
 
     time: float
-    place: int
+    place: SourceBatch
     epoch: int
-    first: int
+    first: TicketId
     size: int
     cpu: Sequence[float] | None = None
     device: Sequence[float] | None = None
@@ -91,7 +106,7 @@ class Admitted:
     batch: int | None = None
     between: Sequence[Sequence[Plan]] | None = None
     home: str = DEVICE
-    fetched: Sequence[Span] | None = None
+    fetched: Sequence[TicketSpan] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +114,7 @@ class Fetched:
     """The bytes of these serials, all admitted, are there: each span lies in one place, and is told once."""
 
     time: float
-    spans: Sequence[Span]
+    spans: Sequence[TicketSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,7 @@ class Resumed:
     """
 
     time: float
-    order: int
+    order: OutputBatch
     turn: int = 0
     ended: tuple[int, ...] = ()
 
@@ -130,7 +145,7 @@ class Inspected:
     time: float
     chunk: int
     cpu: Sequence[float]
-    device: Sequence[float]
+    device: Sequence[float] | None
     nbytes: int = 0
     between: Sequence[Sequence[Plan]] | None = None
 
@@ -206,7 +221,7 @@ class CollateNeeded:
     """The composed batch ``order`` must be joined on the CPU lane; ``seconds`` predicts how long that takes."""
 
     time: float
-    order: int
+    order: OutputBatch
     seconds: float = 0.0
 
 
@@ -222,7 +237,7 @@ class Delivered:
     """Composed batch ``order`` now belongs to the consumer, who was away for ``step_s`` seconds before (0: unknown)."""
 
     time: float
-    order: int
+    order: OutputBatch
     step_s: float = 0.0
 
 
@@ -290,9 +305,9 @@ class Compose:
     places of the sampler's order.
     """
 
-    order: int
-    spans: tuple[Span, ...]
-    failed: tuple[int, ...] = ()
+    order: OutputBatch
+    spans: tuple[TicketSpan, ...]
+    failed: tuple[TicketId, ...] = ()
 
 
 Instruction = Dispatch | Revoke | HandOver | Compose
@@ -303,7 +318,7 @@ class Awaited:
     """What the next batch to deliver still needs: ``need`` more samples of ``span``; ``exactly``: all that it misses,
     else any, which may be enough."""
 
-    span: Span
+    span: TicketSpan
     need: int
     exactly: bool
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
@@ -35,10 +36,10 @@ class Scheduler:
         self._intake = self._work.intake
         self.fetching = self._work.fetching
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
-        self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
-        self._empty: set[int] = set()  # those of them of which every sample has failed
+        self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
+        self._empty: set[OutputBatch] = set()  # those of them of which every sample has failed
         self._undelivered = 0
-        self._next_order = 0  # the one to deliver next
+        self._next_order = OutputBatch(0)  # the one to deliver next
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -69,7 +70,7 @@ class Scheduler:
         self._compose()
         work.consumer_starves = self._starves
         oldest = self._places.oldest
-        work.oldest_place = oldest.first if oldest is not None else -1
+        work.oldest_place = oldest.first if oldest is not None else TicketId(-1)
         work.samples_ready = self._ledger.pool + self._composed
         work.fill()
         if self.fetching.watches:
@@ -143,11 +144,12 @@ class Scheduler:
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._intake.cold = True
         self._undelivered += event.size
-        self._intake.enter(event.epoch, event.first, event.first + event.size)
+        end = TicketId(event.first + event.size)
+        self._intake.enter(event.epoch, event.first, end)
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
         if event.fetched is None:
-            self._queue(event, event.first, event.first + event.size)
+            self._queue(event, event.first, end)
         else:
             self._queue_fetched(self.fetching.admit(event))
 
@@ -155,7 +157,7 @@ class Scheduler:
         for part in parts:
             self._queue(*part)
 
-    def _queue(self, event: m.Admitted, lo: int, hi: int) -> None:
+    def _queue(self, event: m.Admitted, lo: TicketId, hi: TicketId) -> None:
         """Let lanes have these tickets."""
         cpu, device, between, base = event.cpu, event.device, event.between, event.first
         if cpu is None or not (device is not None or cpu[0] == cpu[0]):
@@ -289,7 +291,7 @@ class Scheduler:
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.order)
-        self._next_order = event.order + 1
+        self._next_order = OutputBatch(event.order + 1)
         self._asked = False
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
             self._price()

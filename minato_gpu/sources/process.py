@@ -29,13 +29,13 @@ _STATS_S = 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReaderSettings:
     """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses)."""
 
     ahead_bytes: int = 256 << 20
 
 
-def main(end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None], settings: Settings) -> None:
+def main(end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None], settings: ReaderSettings) -> None:
     """The process's work, to its end. ``parent``: process id of the loader's; ``ring`` wakes whoever of it waits."""
     try:
         asyncio.run(_serve(end, parent, arena, ring, settings))
@@ -44,7 +44,7 @@ def main(end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None]
 
 
 async def _serve(
-    end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None], settings: Settings
+    end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None], settings: ReaderSettings
 ) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -65,7 +65,7 @@ class _Link:
     """The socket, and the service behind it."""
 
     def __init__(
-        self, end: socket.socket, ring: Callable[[], None], settings: Settings, arena: Arena, ended: asyncio.Event
+        self, end: socket.socket, ring: Callable[[], None], settings: ReaderSettings, arena: Arena, ended: asyncio.Event
     ) -> None:
         end.setblocking(False)
         self._end, self._ring, self._ended = end, ring, ended

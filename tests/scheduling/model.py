@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.scheduler import Scheduler
+from tests.tickets import spans
 
 SAMPLE_BYTES = 100
 CUTS = (2, 3)  # stages before which samples may be handed over
@@ -79,7 +80,7 @@ class Shell:
         cpu: Sequence[float] | None = None,
         device: Sequence[float] | None = None,
         between: Sequence[Sequence[Plan]] | None = None,
-        fetched: Sequence[m.Span] | None = None,
+        fetched: Sequence[m.TicketSpan] | None = None,
     ) -> None:
         """The sampler's next batch; ``fetched``: those of its serials whose bytes are there, counted from its first."""
         place, first = len(self.sizes), len(self.place_of)
@@ -91,21 +92,21 @@ class Shell:
         for serial, plans in enumerate(between or (), start=first):
             self.offered[serial] = {plan.split for plan in plans}
         if fetched is not None:
-            fetched = [(first + lo, first + hi) for lo, hi in fetched]
+            fetched = [(TicketId(first + lo), TicketId(first + hi)) for lo, hi in fetched]
             self.unfetched.update(set(range(first, first + size)).difference(_serials(fetched)))
-        more: dict[str, Any] = {"between": between, "home": home, "fetched": fetched}
-        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device, **more))
+        what = SourceBatch(place), epoch, TicketId(first), size, cpu, device
+        self.tell(m.Admitted(self.tick(), *what, between=between, home=home, fetched=fetched))
         assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
 
     def fetch(self, serials: Sequence[int]) -> None:
         """The bytes of these have come; neighbours of one place are told together."""
-        spans: list[m.Span] = []
+        spans: list[m.TicketSpan] = []
         for serial in sorted(serials):
             lo, hi = spans[-1] if spans else (-1, -1)
             if hi == serial and self.place_of[lo] == self.place_of[serial]:
-                spans[-1] = lo, serial + 1
+                spans[-1] = TicketId(lo), TicketId(serial + 1)
             else:
-                spans.append((serial, serial + 1))
+                spans.append((TicketId(serial), TicketId(serial + 1)))
         self.unfetched.difference_update(serials)
         self.tell(m.Fetched(self.tick(), spans))
 
@@ -175,8 +176,7 @@ class Shell:
         assert instruction.keep > self.done[instruction.chunk]
         if instruction.keep < chunk.size:
             kept = _serials(chunk.spans)[: instruction.keep]
-            spans = tuple((serial, serial + 1) for serial in kept)
-            self.held[chunk.number] = replace(chunk, spans=spans)
+            self.held[chunk.number] = replace(chunk, spans=spans(*((serial, serial + 1) for serial in kept)))
             self.tell(m.Revoked(self.tick(), instruction.chunk, instruction.keep))
 
     def ask(self) -> bool:
@@ -187,7 +187,7 @@ class Shell:
         if order not in self.composed:
             return False
         self.delivered.append(self.composed.pop(order))
-        self.tell(m.Delivered(self.tick(), order))
+        self.tell(m.Delivered(self.tick(), OutputBatch(order)))
         return True
 
     # --- checks -----------------------------------------------------------------------------------------------
