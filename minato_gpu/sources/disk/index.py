@@ -1,0 +1,130 @@
+"""The index: which copies there are and where, for all processes that share the directory. An LMDB environment.
+
+LMDB is written without fsync. A process that is killed loses nothing, since what it has written is the kernel's. When
+the machine loses power, the latest records may be lost, or the whole index be damaged: whoever opens the directory
+next has it checked (check.py) and begins anew where it must. Either is a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+import lmdb
+
+from minato_gpu.sources.disk import check, records
+from minato_gpu.sources.disk.records import Entry
+
+_MAP_BYTES = 8 << 30  # of address space, for some 30 million entries; the file is as large as what it holds
+_MOST_READERS = 1024
+_PAGE_HEADROOM = 64  # pages that transactions under way may add
+_CHECK_S = 60.0
+_AT_A_TIME = 4096
+
+
+class Table:
+    """One of the index's tables: bytes by key, within a transaction."""
+
+    def __init__(self, environment: lmdb.Environment, name: bytes) -> None:
+        self._database = environment.open_db(name)
+
+    def get(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
+        """What is stored under the key."""
+        return cast("bytes | None", transaction.get(key, db=self._database))
+
+    def put(self, transaction: lmdb.Transaction, key: bytes, value: bytes) -> None:
+        """Store it, in the place of what there was."""
+        transaction.put(key, value, db=self._database)
+
+    def pop(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
+        """Take it out."""
+        return cast("bytes | None", transaction.pop(key, db=self._database))
+
+    def items(self, transaction: lmdb.Transaction, least: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys with values, from ``least`` on."""
+        cursor = transaction.cursor(self._database)
+        return cast("Iterator[tuple[bytes, bytes]]", iter(cursor)) if cursor.set_range(least) else iter(())
+
+    def count(self, transaction: lmdb.Transaction) -> int:
+        """How many there are."""
+        return int(transaction.stat(self._database)["entries"])
+
+
+class Index:
+    """Entries, accounts of segments, space that is to be freed, and totals. ``path`` is a folder of its own.
+
+    May be used by several threads, not across a fork. Methods raise lmdb.Error where the disk fails, and
+    DamagedIndexError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._environment = lmdb.open(
+            os.fspath(path),
+            map_size=_MAP_BYTES,
+            max_dbs=8,
+            max_readers=_MOST_READERS,
+            mode=0o600,
+            sync=False,
+            readahead=False,
+        )
+        self._environment.reader_check()  # slots of the dead
+        self.entries, self.segments, self.doomed, self.totals = (
+            Table(self._environment, name) for name in (b"entries", b"segments", b"doomed", b"totals")
+        )
+        self._page_bytes = int(self._environment.stat()["psize"])
+
+    def find(self, key: bytes) -> Entry | None:
+        """The entry of ``key``, if there is one."""
+        with self._environment.begin() as transaction:
+            value = self.entries.get(transaction, key)
+        return None if value is None else records.unpack_entry(key, value)
+
+    def all_entries(self) -> Iterator[Entry]:
+        """Every entry, by key. One that comes or goes meanwhile may be among them or not."""
+        after = b""
+        while True:
+            with self._environment.begin() as transaction:
+                chunk = list(islice(self.entries.items(transaction, after), _AT_A_TIME))
+            yield from (records.unpack_entry(key, value) for key, value in chunk)
+            if len(chunk) < _AT_A_TIME:
+                return
+            after = chunk[-1][0] + b"\0"
+
+    def count(self) -> int:
+        """How many entries there are."""
+        with self._environment.begin() as transaction:
+            return self.entries.count(transaction)
+
+    def nbytes(self) -> int:
+        """What the index takes on disk, and may take after the transactions that are under way."""
+        return (int(self._environment.info()["last_pgno"]) + 1 + _PAGE_HEADROOM) * self._page_bytes
+
+    def read(self) -> lmdb.Transaction:
+        """A view of the index at one moment, as a context; short, because nothing that it sees can be reused."""
+        return self._environment.begin()
+
+    def write(self) -> lmdb.Transaction:
+        """A transaction, as a context: all of it or, where it raises, nothing; one at a time among all processes."""
+        return self._environment.begin(write=True)
+
+    def close(self) -> None:
+        """Hand the index to the disk and let go of it."""
+        self._environment.sync(True)
+        self._environment.close()
+
+
+def is_sound(path: Path) -> bool:
+    """Whether all of the index at ``path`` can be read; True where there is none yet."""
+    if not (path / "data.mdb").exists():
+        return True
+    packages = str(Path(lmdb.__file__).parent.parent)
+    command = [sys.executable, "-I", "-S", check.__file__, os.fspath(path), packages]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_CHECK_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
