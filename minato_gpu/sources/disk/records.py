@@ -67,13 +67,13 @@ class Verified(NamedTuple):
 
 def seal(key: bytes, body: bytes) -> bytes:
     """The value to store for ``body``."""
-    return body + _SEAL.pack(zlib.crc32(key + body))
+    return body + _SEAL.pack(zlib.crc32(body, zlib.crc32(key)))  # that of both, one after the other
 
 
 def unseal(key: bytes, value: bytes) -> bytes:
     """The body of a stored value. Raises DamagedIndexError where it is not what was stored under this key."""
     body = value[: -_SEAL.size]
-    if value[-_SEAL.size :] != _SEAL.pack(zlib.crc32(key + body)):
+    if seal(key, body) != value:
         raise DamagedIndexError(f"the index's record {key!r} is not what was written")
     return body
 

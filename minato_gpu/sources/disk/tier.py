@@ -104,8 +104,7 @@ class DiskTier:
         if not self._fetch(entry, into):
             self._troubles.count("misses")
             return False
-        self._troubles.count("hits")
-        self._troubles.count("bytes_read", entry.length)
+        self._troubles.count_hit(entry.length)
         return True
 
     def write(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:

@@ -37,6 +37,12 @@ class Troubles:
         with self._lock:
             self._counts[name] += number
 
+    def count_hit(self, nbytes: int) -> None:
+        """The same of ``hits`` and ``bytes_read``, in one."""
+        with self._lock:
+            self._counts["hits"] += 1
+            self._counts["bytes_read"] += nbytes
+
     def counts(self) -> Counter[str]:
         """All of them, as they are now."""
         with self._lock:

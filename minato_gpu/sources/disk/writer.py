@@ -83,6 +83,6 @@ class Writer:
             if file is not None and end is not None:
                 self._file, self._number, self._end = file, number, end
                 return file
-        self._number, file = self._ledger.begin(self._files.create)
-        self._file, self._end = file, 0
-        return file
+        self._number, made = self._ledger.begin(self._files.create)
+        self._file, self._end = made, 0
+        return made
