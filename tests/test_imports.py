@@ -40,6 +40,8 @@ loader
 accelerated
 pipelines
 demo
+commands
+cache_command
 cli
 """
 SCRIPT = """
