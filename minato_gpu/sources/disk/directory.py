@@ -1,11 +1,14 @@
 """The directory of a tier: made or taken as it is, and refused where bytes would not be safe in it.
 
     format      what this is, and the number of its format
-    lock        held shared by every process that has the directory open, and alone by one that repairs it
+    gate        held by the one process that is about to open the directory
+    lock        shared by all that have it open
     index/      LMDB
     segments/   files of entries' bytes
 
-All of it is the user's alone (0700). Locks are flocks, so that they go with their process, however it ends.
+Who comes through the gate and finds nobody's lock repairs what earlier runs have left; who finds one finds a
+directory that has been repaired, since locks are taken behind the gate only. Both are flocks, which end with their
+process, however it ends. All files are the user's alone (0700).
 """
 
 from __future__ import annotations
@@ -19,13 +22,12 @@ from pathlib import Path
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources.disk.files import OpenFile
 from minato_gpu.sources.disk.filesystem import remote_kind
-from minato_gpu.sources.disk.index import is_sound
+from minato_gpu.sources.disk.index import renew
 
 _FORMAT = 1
 _NAME = "minato-gpu cache, format "
-_OURS = {"format", "format.new", "lock", "index", "segments", "lost+found"}
+_OURS = {"format", "format.new", "gate", "lock", "index", "index.new", "segments", "lost+found"}
 _LEAST_BLOCK = 4096
-_ATTEMPTS = 10
 
 
 class CacheDirectoryError(Exception):
@@ -33,7 +35,7 @@ class CacheDirectoryError(Exception):
 
 
 class Directory:
-    """An open directory. ``alone``: no other process has it open, until ``share`` has been called.
+    """An open directory. ``alone``: no other process has it open, and none comes, until ``enter`` has been called.
 
     ``make``: it may be new. Raises CacheDirectoryError; OSError where the disk fails.
     """
@@ -42,8 +44,11 @@ class Directory:
         self.path = Path(path).expanduser().absolute()
         try:
             _admit(self.path, make)
-            self._lock = OpenFile(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-            self.alone = self._join()
+            self._gate, self._lock = (OpenFile(_lock_file(self.path / name)) for name in ("gate", "lock"))
+            fcntl.flock(self._gate.fd, fcntl.LOCK_EX)
+            self.alone = _is_free(self._lock.fd)
+            if self.alone:
+                self._prepare()
             self.segments = OpenFile(os.open(self.path / "segments", os.O_RDONLY | os.O_DIRECTORY))
         except OSError as error:
             raise CacheDirectoryError(f"{self.path} cannot be used for a cache: {error.strerror}") from error
@@ -64,37 +69,23 @@ class Directory:
                 f"the cache holds {held:,}"
             )
 
-    def share(self) -> None:
-        """Let other processes in."""
+    def enter(self) -> None:
+        """Hold it together with others from now on, and let the next one come."""
         fcntl.flock(self._lock.fd, fcntl.LOCK_SH)
-        self.alone = False
+        self._gate.close()
 
     def close(self) -> None:
         """Let go of it; in a fork's copy, of that copy only."""
         self.segments.close()
         self._lock.close()
-
-    def _join(self) -> bool:
-        """Wait until whoever repairs it is done; True where that is this process, which has it alone."""
-        for _ in range(_ATTEMPTS):
-            try:
-                fcntl.flock(self._lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                fcntl.flock(self._lock.fd, fcntl.LOCK_SH)
-                if (self.path / "segments").exists():
-                    return False
-                fcntl.flock(self._lock.fd, fcntl.LOCK_UN)  # who began to make it has died; one of us goes on
-                continue
-            self._prepare()
-            return True
-        raise CacheDirectoryError(f"{self.path} lacks a part, and another process has it open; give another directory")
+        self._gate.close()
 
     def _prepare(self) -> None:
         if not (self.path / "format").exists():
             new = self.path / "format.new"
             new.write_text(f"{_NAME}{_FORMAT}\n", encoding="utf-8")
             new.rename(self.path / "format")
-        if not is_sound(self.index):
+        if (self.index / "data.mdb").exists() and not renew(self.index):
             LOGGER.warning("the index of the cache in %s is damaged: the cache begins anew, empty", self.path)
             shutil.rmtree(self.path / "segments", ignore_errors=True)
             shutil.rmtree(self.index)
@@ -106,18 +97,27 @@ def wipe(path: Path) -> bool:
     """Delete all that makes ``path`` a cache, whatever its format and state. False where a process has it open."""
     if not _format(path):
         raise CacheDirectoryError(f"{path} is no cache of this package")
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    gate, lock = (OpenFile(_lock_file(path / name)) for name in ("gate", "lock"))
+    fcntl.flock(gate.fd, fcntl.LOCK_EX)
+    if not _is_free(lock.fd):
+        return False
+    for name in ("segments", "index", "index.new"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    (path / "format").unlink()
+    return True
+
+
+def _lock_file(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def _is_free(fd: int) -> bool:
+    """Whether nobody else has locked it; then this process has."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    else:
-        for name in ("segments", "index"):
-            shutil.rmtree(path / name, ignore_errors=True)
-        (path / "format").unlink()
-        return True
-    finally:
-        os.close(lock)
+    return True
 
 
 def _admit(path: Path, make: bool) -> None:

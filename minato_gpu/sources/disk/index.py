@@ -8,6 +8,7 @@ next has it checked (check.py) and begins anew where it must. Either is a miss.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,13 @@ from typing import cast
 
 import lmdb
 
-from minato_gpu.sources.disk import check, records
+from minato_gpu.sources.disk import rebuild, records
 from minato_gpu.sources.disk.records import Entry
 
 _MAP_BYTES = 8 << 30  # of address space, for some 30 million entries; the file is as large as what it holds
 _MOST_READERS = 1024
-_PAGE_HEADROOM = 64  # pages that transactions under way may add
-_CHECK_S = 60.0
+_PAGE_HEADROOM = 64
+_RENEW_S = 300.0
 _AT_A_TIME = 4096
 
 
@@ -101,8 +102,13 @@ class Index:
             return self.entries.count(transaction)
 
     def nbytes(self) -> int:
-        """What the index takes on disk, and may take after the transactions that are under way."""
-        return (int(self._environment.info()["last_pgno"]) + 1 + _PAGE_HEADROOM) * self._page_bytes
+        """What the index takes on disk."""
+        return (int(self._environment.info()["last_pgno"]) + 1) * self._page_bytes
+
+    @property
+    def headroom(self) -> int:
+        """What transactions may add to it before its size is looked at again."""
+        return _PAGE_HEADROOM * self._page_bytes
 
     def read(self) -> lmdb.Transaction:
         """A view of the index at one moment, as a context; short, because nothing that it sees can be reused."""
@@ -118,13 +124,22 @@ class Index:
         self._environment.close()
 
 
-def is_sound(path: Path) -> bool:
-    """Whether all of the index at ``path`` can be read; True where there is none yet."""
-    if not (path / "data.mdb").exists():
-        return True
+def renew(path: Path) -> bool:
+    """Write the index at ``path`` anew, before the first process opens it; False where it is damaged (see
+    rebuild.py).
+    """
+    new = path.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)
     packages = str(Path(lmdb.__file__).parent.parent)
-    command = [sys.executable, "-I", "-S", check.__file__, os.fspath(path), packages]
+    script = [rebuild.__file__, os.fspath(path), os.fspath(new), str(_MAP_BYTES), packages]
     try:
-        return subprocess.run(command, capture_output=True, timeout=_CHECK_S, check=False).returncode == 0
+        code = subprocess.run(
+            [sys.executable, "-I", "-S", *script], capture_output=True, timeout=_RENEW_S, check=False
+        ).returncode
     except subprocess.TimeoutExpired:
         return False
+    (path / "lock.mdb").unlink(missing_ok=True)  # of processes that are all gone
+    if code == 0 and (new / "data.mdb").exists():
+        (new / "data.mdb").replace(path / "data.mdb")
+    shutil.rmtree(new, ignore_errors=True)
+    return code in (0, rebuild.NO_ROOM)

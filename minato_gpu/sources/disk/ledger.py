@@ -11,7 +11,7 @@ written and until they are free, and a process that is killed anywhere between l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from itertools import takewhile
 from typing import TypeVar
 
@@ -61,7 +61,8 @@ class Ledger:
             segment = self._get(transaction, number)
             missing = wanted - (segment.top - segment.end)
             charged = self._total(transaction, _CHARGED)
-            room = (budget - self._index.nbytes() - charged) // self._block * self._block
+            room = budget - self._index.nbytes() - self._index.headroom - charged
+            room = room // self._block * self._block
             if room < missing:
                 return 0
             top = segment.top + max(min(max(missing, step), room), 0)
@@ -138,28 +139,48 @@ class Ledger:
         return segment.end
 
     def reconcile(self, there: Collection[int], delete: Callable[[int], None]) -> None:
-        """Bring accounts and files together: close accounts of files that are gone, delete files without account.
+        """Count anew what entries and doomed space say, and forget what is of files that are not there.
 
-        ``there``: the numbers of all segment files. Only while no other process has the directory open.
+        ``there``: the numbers of all segment files; those without account are deleted. Only while no other process has
+        the directory open.
         """
         with self._index.write() as transaction:
-            accounts = self._accounts(transaction)
-            lost = {number: segment for number, segment in accounts.items() if number not in there}
+            known = self._accounts(transaction)
+            accounts = {
+                number: Segment(0, segment.end, 0, 0, segment.full)
+                for number, segment in known.items()
+                if number in there
+            }
             for number in {*there} - accounts.keys():
                 delete(number)
-            if lost:
-                self._forget(transaction, lost)
+            self._recount(transaction, accounts)
+            for number in known.keys() - accounts.keys():
+                self._index.segments.pop(transaction, segment_key(number))
+            for number, segment in accounts.items():
+                self._put(transaction, number, segment._replace(top=segment.end))
+            self._set_total(transaction, _CHARGED, sum(segment.live + segment.doomed for segment in accounts.values()))
+            self._set_total(transaction, _NEXT, max(self._total(transaction, _NEXT), *there, *accounts, 0) + 1)
 
-    def _forget(self, transaction: lmdb.Transaction, lost: Mapping[int, Segment]) -> None:
-        entries = [
-            key
-            for key, value in self._index.entries.items(transaction)
-            if records.unpack_entry(key, value).segment in lost
-        ]
-        for key in entries:
+    def _recount(self, transaction: lmdb.Transaction, accounts: dict[int, Segment]) -> None:
+        lost = []
+        for key, value in self._index.entries.items(transaction):
+            entry = records.unpack_entry(key, value)
+            segment = accounts.get(entry.segment)
+            if segment is None:
+                lost.append(key)
+            else:
+                size = allotted(entry.length, self._block)
+                end = max(segment.end, entry.offset + size)
+                accounts[entry.segment] = segment._replace(end=end, live=segment.live + size)
+        for key in lost:
             self._index.entries.pop(transaction, key)
-        for number, segment in lost.items():
-            self._close(transaction, number, segment)
+        for key, value in list(self._index.doomed.items(transaction)):
+            number, size = records.key_place(key)[0], records.unpack_number(key, value)
+            segment = accounts.get(number)
+            if segment is None:
+                self._index.doomed.pop(transaction, key)
+            else:
+                accounts[number] = segment._replace(doomed=segment.doomed + size)
 
     def _doom(self, transaction: lmdb.Transaction, keys: Iterable[bytes]) -> Doomed:
         doomed = {}

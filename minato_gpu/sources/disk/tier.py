@@ -52,28 +52,25 @@ class DiskTier:
             raise ValueError(f"a cache on disk needs a budget of at least {LEAST_BUDGET:,} bytes, got {budget_bytes:,}")
         self._directory = Directory(Path(directory), make=budget_bytes is not None)
         self._troubles = Troubles(self._directory.path)
-        self._budget = 0
+        self._budget = budget_bytes or 0
         self._closed = False
         self._writing = threading.Lock()
         try:
             self._index = Index(self._directory.index)
-            self._ledger = Ledger(self._index, self._directory.block)
-            self._files = SegmentFiles(self._directory.segments.fd)
-            if self._directory.alone:
-                recover(self._ledger, self._files)
-                self._directory.share()
         except FAILURES as error:
-            raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
+            raise self._useless(error) from error
+        self._ledger = Ledger(self._index, self._directory.block)
+        self._files = SegmentFiles(self._directory.segments.fd)
+        try:
+            self._enter(budget_bytes)
+        except BaseException as error:
+            self._index.close()
+            if isinstance(error, FAILURES):
+                raise self._useless(error) from error
+            raise
         self._uncached = Uncached()
         self._writer = Writer(self._files, self._ledger, self._uncached, segment_bytes)
         forks.OPEN.add(self)
-        if budget_bytes is not None:
-            try:
-                self._directory.need_room(budget_bytes, self._ledger.charged() + self._index.nbytes())
-            except CacheDirectoryError:
-                self.close()
-                raise
-            self._budget = budget_bytes
 
     def find(self, key: bytes, version: bytes) -> Entry | None:
         """The copy of ``key``, if there is one of this version. One of another version is dropped. Reads no data."""
@@ -196,6 +193,17 @@ class DiskTier:
         self._closed = True
         self._writer.abandon()
         self._directory.close()
+
+    def _enter(self, budget: int | None) -> None:
+        if self._directory.alone:
+            recover(self._ledger, self._files)
+        if budget is not None:
+            self._directory.need_room(budget, self._ledger.charged() + self._index.nbytes())
+        self._directory.enter()
+
+    def _useless(self, error: BaseException) -> CacheDirectoryError:
+        self._directory.close()
+        return CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}")
 
     @property
     def _overhead(self) -> int:

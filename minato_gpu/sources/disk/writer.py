@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 
@@ -39,7 +40,7 @@ class Writer:
             self._let_go(full=True)
         file = self._file or self._next()
         if os.fstat(file.fd).st_nlink == 0:
-            raise FileNotFoundError("the segment that was being written to has been deleted")
+            raise FileNotFoundError(errno.ENOENT, "the segment that was being written to has been deleted")
         if self._leased < size:
             step = min(_LEASE, budget >> 6, max(self._segment_bytes - self._end, 0))
             self._leased = self._ledger.lease(self._number, size, step, budget) or self._leased
