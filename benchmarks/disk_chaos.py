@@ -35,9 +35,9 @@ from minato_gpu.report import write
 from minato_gpu.sources.disk.records import Entry, allotted
 from minato_gpu.sources.disk.tier import DiskTier
 
-BUDGET = 6 << 20
+BUDGET = 4 << 20
 SEGMENT = 1 << 20
-_KEYS, _VERSIONS = 60, 2
+_KEYS, _VERSIONS = 120, 2
 _WRONG = 3  # a child's exit code
 _COLUMNS = ("what", "count")
 Content = dict[tuple[bytes, bytes], bytes]
@@ -72,8 +72,9 @@ def chaos(seed: int, folder: Path) -> Result:
     result, choose, content = Result(), random.Random(seed), contents(seed)
     path = Path(tempfile.mkdtemp(dir=folder, prefix="chaos-")) / "cache"
     try:
+        hurt = False
         for _ in range(choose.randint(2, 3)):
-            hurt = (path / "index" / "data.mdb").exists() and damage_between(path, choose, result.injected)
+            hurt |= (path / "index" / "data.mdb").exists() and damage_between(path, choose, result.injected)
             _round(path, content, choose, result)
             result.check(hurt or not (path / "emptied").exists(), "a sound index was thrown away")
             (path / "emptied").unlink(missing_ok=True)
@@ -118,7 +119,7 @@ def _child(path: Path, content: Content, seed: float, fault: str) -> None:
     held: list[Entry] = []
     into = memoryview(bytearray(200_000))
     names = list(content)
-    for _ in range(choose.randint(50, 200)):
+    for _ in range(choose.randint(50, 300)):
         key, version = choose.choice(names)
         act = choose.random()
         if act < 0.4:

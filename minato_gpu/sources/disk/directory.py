@@ -22,11 +22,11 @@ from pathlib import Path
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources.disk.files import OpenFile
 from minato_gpu.sources.disk.filesystem import remote_kind
-from minato_gpu.sources.disk.index import renew
+from minato_gpu.sources.disk.index import RENEWED, renew
 
 _FORMAT = 1
 _NAME = "minato-gpu cache, format "
-_OURS = {"format", "format.new", "gate", "lock", "index", "index.new", "segments", "lost+found"}
+_OURS = {"format", "format.new", "gate", "lock", "index", "segments", "lost+found"}
 _LEAST_BLOCK = 4096
 
 
@@ -45,11 +45,13 @@ class Directory:
         try:
             _admit(self.path, make)
             self._gate, self._lock = (OpenFile(_lock_file(self.path / name)) for name in ("gate", "lock"))
-            fcntl.flock(self._gate.fd, fcntl.LOCK_EX)
-            self.alone = _is_free(self._lock.fd)
-            if self.alone:
-                self._prepare()
-            self.segments = OpenFile(os.open(self.path / "segments", os.O_RDONLY | os.O_DIRECTORY))
+            try:
+                self.alone = self._come_in()
+                self.segments = OpenFile(os.open(self.path / "segments", os.O_RDONLY | os.O_DIRECTORY))
+            except BaseException:
+                self._gate.close()
+                self._lock.close()
+                raise
         except OSError as error:
             raise CacheDirectoryError(f"{self.path} cannot be used for a cache: {error.strerror}") from error
         self.block = max(os.statvfs(self.path).f_frsize, _LEAST_BLOCK)
@@ -80,9 +82,17 @@ class Directory:
         self._lock.close()
         self._gate.close()
 
+    def _come_in(self) -> bool:
+        fcntl.flock(self._gate.fd, fcntl.LOCK_EX)
+        alone = _is_free(self._lock.fd)
+        if alone:
+            self._prepare()
+        return alone
+
     def _prepare(self) -> None:
         if not (self.path / "format").exists():
             new = self.path / "format.new"
+            new.touch(mode=0o600)
             new.write_text(f"{_NAME}{_FORMAT}\n", encoding="utf-8")
             new.rename(self.path / "format")
         if (self.index / "data.mdb").exists() and not renew(self.index):
@@ -97,12 +107,12 @@ def wipe(path: Path) -> bool:
     """Delete all that makes ``path`` a cache, whatever its format and state. False where a process has it open."""
     if not _format(path):
         raise CacheDirectoryError(f"{path} is no cache of this package")
-    gate, lock = (OpenFile(_lock_file(path / name)) for name in ("gate", "lock"))
+    gate, lock = (OpenFile(_lock_file(path / name)) for name in ("gate", "lock"))  # released with this function
     fcntl.flock(gate.fd, fcntl.LOCK_EX)
     if not _is_free(lock.fd):
         return False
-    for name in ("segments", "index", "index.new"):
-        shutil.rmtree(path / name, ignore_errors=True)
+    for folder in (path / "segments", path / "index", *path.glob(f"{RENEWED}*")):
+        shutil.rmtree(folder, ignore_errors=True)
     (path / "format").unlink()
     return True
 
@@ -139,7 +149,7 @@ def _admit(path: Path, make: bool) -> None:
             f"the cache in {path} has format {found}, this version of minato-gpu has {_FORMAT}; give another "
             f"directory, or empty it with: minato-gpu cache {path} --empty"
         )
-    others = {file.name for file in path.iterdir()} - _OURS
+    others = {file.name for file in path.iterdir() if not file.name.startswith(RENEWED)} - _OURS
     if not found and others:
         raise CacheDirectoryError(
             f"{path} has files that are no cache's ({min(others)}, for one); give a directory of its own"

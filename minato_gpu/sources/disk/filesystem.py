@@ -62,6 +62,8 @@ class Uncached:
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         """Read up to ``len(into)`` bytes from ``offset`` on; returns how many there were. Raises OSError."""
+        if not self._dontcache:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # pages read ahead would stay
         done = self._call(os.preadv, fd, into, offset)
         while 0 < done < len(into):
             count = self._call(os.preadv, fd, into[done:], offset + done)

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ _MOST_READERS = 1024
 _PAGE_HEADROOM = 64
 _RENEW_S = 300.0
 _AT_A_TIME = 4096
+RENEWED = "index-renewed-"  # how folders beside the index begin in which it is being written anew
 
 
 class Table:
@@ -128,8 +130,9 @@ def renew(path: Path) -> bool:
     """Write the index at ``path`` anew, before the first process opens it; False where it is damaged (see
     rebuild.py).
     """
-    new = path.with_suffix(".new")
-    shutil.rmtree(new, ignore_errors=True)
+    for left in path.parent.glob(f"{RENEWED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    new = Path(tempfile.mkdtemp(dir=path.parent, prefix=RENEWED))  # no other's: a child may outlive who started it
     packages = str(Path(lmdb.__file__).parent.parent)
     script = [rebuild.__file__, os.fspath(path), os.fspath(new), str(_MAP_BYTES), packages]
     try:

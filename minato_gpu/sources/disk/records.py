@@ -13,9 +13,9 @@ from typing import NamedTuple
 LONGEST_KEY = 511  # bytes: LMDB's own limit
 LONGEST_VERSION = 1024
 _ENTRY = struct.Struct("<QQQQdd")
-_SEGMENT = struct.Struct("<QQQQ?")
+_SEGMENT = struct.Struct("<qqqq?")
 _PLACE = struct.Struct(">QQ")
-_NUMBER = struct.Struct("<Q")
+_NUMBER = struct.Struct("<q")
 _SEAL = struct.Struct("<I")
 
 Place = tuple[int, int]  # a segment's number, and the offset in its file

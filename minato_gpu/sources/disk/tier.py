@@ -57,16 +57,13 @@ class DiskTier:
         self._writing = threading.Lock()
         try:
             self._index = Index(self._directory.index)
-        except FAILURES as error:
-            raise self._useless(error) from error
-        self._ledger = Ledger(self._index, self._directory.block)
-        self._files = SegmentFiles(self._directory.segments.fd)
-        try:
+            self._ledger = Ledger(self._index, self._directory.block)
+            self._files = SegmentFiles(self._directory.segments.fd)
             self._enter(budget_bytes)
         except BaseException as error:
-            self._index.close()
+            self._directory.close()
             if isinstance(error, FAILURES):
-                raise self._useless(error) from error
+                raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
             raise
         self._uncached = Uncached()
         self._writer = Writer(self._files, self._ledger, self._uncached, segment_bytes)
@@ -195,15 +192,15 @@ class DiskTier:
         self._directory.close()
 
     def _enter(self, budget: int | None) -> None:
-        if self._directory.alone:
-            recover(self._ledger, self._files)
-        if budget is not None:
-            self._directory.need_room(budget, self._ledger.charged() + self._index.nbytes())
-        self._directory.enter()
-
-    def _useless(self, error: BaseException) -> CacheDirectoryError:
-        self._directory.close()
-        return CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}")
+        try:
+            if self._directory.alone:
+                recover(self._ledger, self._files)
+            if budget is not None:
+                self._directory.need_room(budget, self._ledger.charged() + self._index.nbytes())
+            self._directory.enter()
+        except BaseException:
+            self._index.close()
+            raise
 
     @property
     def _overhead(self) -> int:
