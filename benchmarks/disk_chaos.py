@@ -61,7 +61,7 @@ def contents(seed: int) -> Content:
     """What each key is in each version."""
     random_ = random.Random(seed)
     return {
-        (b"key %d" % key, b"version %d" % version): random_.randbytes(random_.choice((1, 4096, 5000, 60_000, 150_000)))
+        (b"key %d" % key, b"version %d" % version): random_.randbytes(random_.choice((1, 5000, 60_000, 150_000)))
         for key in range(_KEYS)
         for version in range(_VERSIONS)
     }
@@ -103,7 +103,8 @@ def _round(path: Path, content: Content, choose: random.Random, result: Result) 
     for child, fault in children:
         child.join()
         killed = child.exitcode == -signal.SIGKILL
-        result.injected[fault] += fault == "disk full" or (killed and fault == "killed within")
+        if fault == "disk full" or (killed and fault == "killed within"):
+            result.injected[fault] += 1
         result.check(child.exitcode == 0 or (killed and "killed" in fault), f"a process ended with {child.exitcode}")
 
 
@@ -119,13 +120,14 @@ def _child(path: Path, content: Content, seed: float, fault: str) -> None:
     held: list[Entry] = []
     into = memoryview(bytearray(200_000))
     names = list(content)
+    usual = names[::_VERSIONS]  # all of one version, so that the cache becomes full
     for _ in range(choose.randint(50, 300)):
-        key, version = choose.choice(names)
+        key, version = choose.choice(names if choose.random() < 0.1 else usual)
         act = choose.random()
         if act < 0.4:
             if not tier.write(key, version, memoryview(content[key, version]), 0.1) and choose.random() < 0.5:
                 tier.remove([choose.choice(names)[0] for _ in range(10)])
-        elif act < 0.5:
+        elif act < 0.42:
             tier.remove([key])
         elif (entry := tier.find(key, version)) is not None:
             held.append(entry)
