@@ -13,7 +13,7 @@ def test_disk_tier() -> None:
     hits = [row for row in rows if row["what"] == "hit"]
     assert [row["cache"] for row in hits] == ["warm", "cold"]
     for row in hits:
-        assert 0 < row["bare_us"] and 0 < row["hit_us"] and 0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
+        assert row["bare_us"] > 0 and row["hit_us"] > 0 and 0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
     assert {"keep a copy", "give a copy up", "checksum: crc32"} <= {row["what"] for row in rows}
 
 

@@ -18,7 +18,7 @@ class Writer:
     """Appends to one segment after the other, each of ``segment_bytes``, or of one entry that is larger.
 
     It goes on with what processes before it have left. Used by one thread at a time. Methods raise OSError, lmdb.Error
-    and DamagedIndexError; nothing has been written then.
+    and DamagedIndexError; what has been written in part then is overwritten by the next.
     """
 
     def __init__(self, files: SegmentFiles, ledger: Ledger, uncached: Uncached, segment_bytes: int) -> None:
@@ -46,12 +46,7 @@ class Writer:
             self._leased = self._ledger.lease(self._number, size, step, budget) or self._leased
             if self._leased < size:
                 return None
-        try:
-            self._uncached.write(file.fd, data, self._end)
-        except OSError:
-            with suppress(OSError):
-                file.cut(self._end)
-            raise
+        self._uncached.write(file.fd, data, self._end)
         return self._number, self._end
 
     def keep(self, size: int) -> None:
