@@ -41,6 +41,8 @@ loader
 accelerated
 pipelines
 demo
+commands
+cache_command
 cli
 """
 SCRIPT = """

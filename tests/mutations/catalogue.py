@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import failures, memory, reading, resuming, scheduling, shared_memory
+from tests.mutations import disk, failures, memory, reading, resuming, scheduling, shared_memory
 from tests.mutations.fault import Fault
 
 ALL: tuple[Fault, ...] = (
@@ -12,4 +12,5 @@ ALL: tuple[Fault, ...] = (
     *failures.FAULTS,
     *shared_memory.FAULTS,
     *reading.FAULTS,
+    *disk.FAULTS,
 )
