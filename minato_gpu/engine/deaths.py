@@ -24,7 +24,7 @@ from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
 from minato_gpu.samples import Origin, TicketId
 from minato_gpu.scheduling.flights import cut
-from minato_gpu.scheduling.messages import Chunk, Span, TicketSpan, serials
+from minato_gpu.scheduling.messages import Chunk, Span, TicketSpan, tickets
 from minato_gpu.window.assembly import Assembly
 
 MOST = 2
@@ -62,7 +62,7 @@ class Deaths:
 
     def singly(self, spans: tuple[TicketSpan, ...]) -> bool:
         """Whether samples among these should be asked for one by one."""
-        return bool(self._singly) and any(serial in self._singly for lo, hi in spans for serial in serials(lo, hi))
+        return bool(self._singly) and not self._singly.isdisjoint(tickets(spans))
 
     def stage(self, claim: Claim) -> str | None:
         """The name of what a worker was at."""
@@ -83,7 +83,7 @@ class Deaths:
         if claim.stage == FETCHING or (reporting and at > done):
             together = cut(chunk.spans, at if claim.stage == FETCHING else done, stop)
             known = reporting and self.singly(together)  # and all the same reported together: a batch, or host reads
-            self._singly.update(s for lo, hi in together for s in serials(lo, hi))
+            self._singly.update(tickets(together))
             if not known:
                 return nothing
         if claim.stage == JOINING:

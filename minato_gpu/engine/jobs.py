@@ -48,7 +48,7 @@ class Jobs:
         try:
             return self._assembly.references(spans)
         except Exception:
-            log.repeated += sum(hi - lo for lo, hi in spans)
+            log.repeated += m.count(spans)
             return None
 
     @staticmethod
@@ -91,6 +91,6 @@ class Jobs:
         """Another worker is to do the job; one that joined what lies ready may have changed it in place."""
         if claim.stage == JOINING and not claim.started:
             self._anew.add(order)
-            log.repeated += sum(hi - lo for lo, hi in self._spans[order])
+            log.repeated += m.count(self._spans[order])
         else:
             log.repeated += claim.started

@@ -11,7 +11,7 @@ from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
-from minato_gpu.scheduling.messages import TicketSpan, serials
+from minato_gpu.scheduling.messages import TicketSpan, tickets
 from minato_gpu.scheduling.plans import Plan
 
 _COSTLY_S = 100e-6
@@ -119,9 +119,8 @@ class Estimator:
     def not_measured(self, spans: Iterable[TicketSpan]) -> None:
         """These tickets are prepared, and nobody knows what each cost."""
         if self._features:
-            for lo, hi in spans:
-                for serial in serials(lo, hi):
-                    self._features.pop(serial, None)
+            for serial in tickets(spans):
+                self._features.pop(serial, None)
 
     def report(self) -> dict[str, JSON]:
         """Samples predicted, sigma of the log error, and rank correlation with what they took."""

@@ -21,11 +21,11 @@ def observe(
         if report.times is None:
             to.not_measured(spans)
         else:
-            serials = [serial for lo, hi in spans for serial in m.serials(lo, hi)] if to.by_serial else []
+            serials = [*m.tickets(spans)] if to.by_serial else []
             to.measured(lane, Observed(of.window.keys(spans), serials, report.times, report.seconds))
         return
     items = report.items or [None] * count
-    serials = [serial for lo, hi in spans for serial in m.serials(lo, hi)]
+    serials = [*m.tickets(spans)]
     if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
         to.cannot(chunk.stop, kept)
     # a device was never given what could not be read: that cost it nothing
@@ -51,7 +51,7 @@ def inspected(
 ) -> Predicted:
     """Host reads are done: their fields lie ready, and features give the costs (see ``Estimator.of_features``)."""
     features: list[tuple[float, ...] | None] = []
-    serials = [serial for lo, hi in spans for serial in m.serials(lo, hi)]
+    serials = [*m.tickets(spans)]
     keys = [assembly.window.key(serial) for serial in serials]
     for serial, item in zip(serials, items, strict=True):
         if isinstance(item, Features):

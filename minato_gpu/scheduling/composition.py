@@ -20,7 +20,7 @@ from collections import deque
 from heapq import heappop, heappush
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
-from minato_gpu.scheduling.messages import Compose, TicketSpan, serials
+from minato_gpu.scheduling.messages import Compose, TicketSpan, tickets
 from minato_gpu.scheduling.places import Place, Places
 
 
@@ -156,7 +156,7 @@ class FreeComposition:
     def _has_survivor(self, epoch: int, size: int) -> bool:
         """Whether not all of the next batch has failed, or cannot be helped; False: it is worth waiting."""
         end = next((start for start, later in self._starts if later > epoch), None)
-        ready = (s for lo, hi in self._ready for s in serials(lo, hi) if end is None or s < end)
+        ready = (serial for serial in tickets(self._ready) if end is None or serial < end)
         youngest = TicketId(-1)
         for at, serial in enumerate(ready):
             if self._in_place_of.get(serial, serial) not in self._failed:
@@ -172,7 +172,7 @@ class FreeComposition:
     def _real(self, spans: list[TicketSpan]) -> list[TicketSpan]:
         """The spans with those in them that have changed places."""
         swapped, out = self._in_place_of, list[TicketSpan]()
-        for serial in sorted(swapped.pop(s, s) for lo, hi in spans for s in serials(lo, hi)):
+        for serial in sorted(swapped.pop(each, each) for each in tickets(spans)):
             if out and out[-1][1] == serial:
                 out[-1] = (out[-1][0], TicketId(serial + 1))
             else:

@@ -312,7 +312,7 @@ class Dispatcher:
     ) -> Flight:
         credit = 0
         if self._ledger.budget is not None and kind == "run" and not lane.is_device:
-            credit = self._ledger.credit(sum(hi - lo for lo, hi in spans), handing=stop >= 0)
+            credit = self._ledger.credit(m.count(spans), handing=stop >= 0)
         chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit)
         self._next_chunk += 1
         flight = self.flights[chunk.number] = Flight(chunk, parts)

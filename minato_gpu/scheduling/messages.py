@@ -15,8 +15,9 @@ number k. Times are seconds of any monotonic clock; the scheduler never reads on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
 from typing import TYPE_CHECKING
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
@@ -35,6 +36,16 @@ if TYPE_CHECKING:
 
 else:  # to be counted through for each sample, so without a call of our own
     serials = range
+
+
+def tickets(spans: Iterable[TicketSpan]) -> Iterator[TicketId]:
+    """The serials of all these spans, in their order."""
+    return chain.from_iterable(starmap(serials, spans))
+
+
+def count(spans: Iterable[TicketSpan]) -> int:
+    """How many tickets they hold."""
+    return sum(map(len, starmap(serials, spans)))
 
 
 CPU, DEVICE = "cpu", "device"
@@ -67,7 +78,7 @@ class Chunk:
         """Number of samples."""
         if len(self.spans) == 1:
             return self.spans[0][1] - self.spans[0][0]
-        return sum(hi - lo for lo, hi in self.spans)
+        return count(self.spans)
 
 
 # --- events -----------------------------------------------------------------------------------------------

@@ -322,7 +322,7 @@ class Scheduler:
             batch = self._composition.compose(eager)
             if batch is None:
                 return
-            size = sum(hi - lo for lo, hi in batch.spans)
+            size = m.count(batch.spans)
             self._sizes[batch.order] = size
             if len(batch.failed) == size:
                 self._empty.add(batch.order)

@@ -26,7 +26,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
-from minato_gpu.scheduling.messages import Compose, TicketSpan, serials
+from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, tickets
 from minato_gpu.spans import singles, without
 from minato_gpu.window.host_memory import MARKS, Block, HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading
@@ -125,7 +125,7 @@ class Assembly:
         failure = self._failure(compose)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
-            batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in serials(lo, hi))
+            batch.nbytes = sum(self._bytes_of(serial) for serial in tickets(batch.spans))
             self._drop(compose.spans)
             return False
         item = self.window.at(compose.spans[0][0]).items.get(compose.spans[0][0])
@@ -139,7 +139,7 @@ class Assembly:
             batch.ready = batch.load is None
             self._taken(compose.spans)
             return False
-        batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in serials(lo, hi))
+        batch.nbytes = sum(self._bytes_of(serial) for serial in tickets(batch.spans))
         return True
 
     def _leave_out(self, batch: Batch, compose: Compose) -> Compose:
@@ -180,7 +180,7 @@ class Assembly:
         """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
         if self.loading is not None:
             self.stacking.bring_to_host(self.window.parts(spans))
-        references = [self._reference(serial) for lo, hi in spans for serial in serials(lo, hi)]
+        references = [self._reference(serial) for serial in tickets(spans)]
         return None if any(isinstance(item, Unshippable) for item in references) else references
 
     def joined(self, order: OutputBatch, item: Item) -> None:
@@ -214,8 +214,7 @@ class Assembly:
     def _lose(self, batch: Batch, bad: list[Failure]) -> tuple[TicketSpan, ...]:
         """The batch is joined without these samples; returns where they are."""
         positions = {failure.origin.position for failure in bad if failure.origin is not None}
-        tickets = (serial for lo, hi in batch.spans for serial in serials(lo, hi))
-        holes = [serial for serial in tickets if self.window.position(serial) in positions]
+        holes = [serial for serial in tickets(batch.spans) if self.window.position(serial) in positions]
         batch.spans = tuple(without(batch.spans, singles(sorted(holes))))
         batch.bad += bad
         batch.size -= len(bad)
@@ -346,10 +345,8 @@ class Assembly:
 
     def _drop(self, spans: tuple[TicketSpan, ...]) -> None:
         """Free the single samples of a batch that has been joined, or has failed."""
-        for lo, hi in spans:
-            for serial in serials(lo, hi):
-                item = self.window.at(serial).items.pop(serial, None)
-                self.holdings.release(item)
+        for serial in tickets(spans):
+            self.holdings.release(self.window.at(serial).items.pop(serial, None))
         self._taken(spans)
 
     def _taken(self, spans: Iterable[TicketSpan]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from minato_gpu.lanes.base import Failure, Item, Laid, Piece, Source
 from minato_gpu.memory.loads import Load
 from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
-from minato_gpu.scheduling.messages import TicketSpan, serials
+from minato_gpu.scheduling.messages import TicketSpan, count, tickets
 
 _FIRST = OutputBatch(0)
 
@@ -101,9 +101,9 @@ class Window:
 
     def described(self, spans: Iterable[TicketSpan]) -> tuple[Piece, ...]:
         """The tickets of a batch that a job joins."""
-        tickets = [self.at(serial).ticket(serial) for lo, hi in spans for serial in serials(lo, hi)]
-        keys, positions = [ticket.index for ticket in tickets], [ticket.position for ticket in tickets]
-        occurrences = [ticket.occurrence for ticket in tickets]
+        found = [self.at(serial).ticket(serial) for serial in tickets(spans)]
+        keys, positions = [ticket.index for ticket in found], [ticket.position for ticket in found]
+        occurrences = [ticket.occurrence for ticket in found]
         return (Piece(positions[0], keys, occurrences, -1, 0, 0, False, None, positions),)
 
     def parts(self, spans: Iterable[TicketSpan]) -> Iterator[tuple[Record, TicketId, TicketId]]:
@@ -161,7 +161,7 @@ class Batch:
         self.spans = spans
         self.bad: list[Failure] = []  # samples that were left out
         self.ends: tuple[Ticket, Ticket] | None = None  # where some may be: the first and the last that were not
-        self.size = sum(hi - lo for lo, hi in spans)
+        self.size = count(spans)
         self.nbytes = 0
         self.failed = 0
         self.ready = False

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from minato_gpu.lanes.base import Extra, Failure, Handed, Item, Source, Unshippable
 from minato_gpu.lanes.store import Store
 from minato_gpu.samples import TicketId
-from minato_gpu.scheduling.messages import TicketSpan, serials
+from minato_gpu.scheduling.messages import TicketSpan, count, tickets
 from minato_gpu.window.host_memory import HostMemoryAccount, lying
 from minato_gpu.window.records import Window
 from minato_gpu.window.stacking import Stacking
@@ -40,26 +40,19 @@ class Samples:
 
         Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
         """
-        count = sum(hi - lo for lo, hi in spans)
         failed: list[int] = []
-        rows = count
-        if items is not None:
-            offset = 0
-            for lo, hi in spans:
-                for serial in serials(lo, hi):
-                    item = items[offset]
-                    if item is None:
-                        pass
-                    elif isinstance(item, Handed):
-                        rows -= 1
-                        nbytes -= item.nbytes
-                    else:
-                        rows -= not isinstance(item, Extra)
-                        self._window.at(serial).items[serial] = item
-                        if isinstance(item, Failure):
-                            failed.append(offset)
-                        self.unshippable = self.unshippable or isinstance(item, Unshippable)
-                    offset += 1
+        rows = count(spans)
+        pairs = () if items is None else zip(tickets(spans), items, strict=True)
+        for offset, (serial, item) in enumerate(pairs):
+            if isinstance(item, Handed):
+                rows -= 1
+                nbytes -= item.nbytes
+            elif item is not None:
+                rows -= not isinstance(item, Extra)
+                self._window.at(serial).items[serial] = item
+                if isinstance(item, Failure):
+                    failed.append(offset)
+                self.unshippable = self.unshippable or isinstance(item, Unshippable)
         nbytes += rows * self._stacking.row_bytes
         self._holdings.count(nbytes)
         return nbytes, tuple(failed)
@@ -71,8 +64,7 @@ class Samples:
             self.used(spans)
             return ()
         found: list[tuple[int, int]] = []
-        tickets = (serial for lo, hi in spans for serial in serials(lo, hi))
-        for offset, (serial, item) in enumerate(zip(tickets, items, strict=True)):
+        for offset, (serial, item) in enumerate(zip(tickets(spans), items, strict=True)):
             self.used(((serial, TicketId(serial + 1)),))
             if isinstance(item, Handed):
                 found.append((offset, item.stage))
@@ -88,8 +80,7 @@ class Samples:
         """The host reads of these tickets are no longer needed."""
         if not self._inspects:
             return
-        for lo, hi in spans:
-            for serial in serials(lo, hi):
-                source = self._window.at(serial).sources.pop(serial, None)
-                if source is not None:
-                    self._holdings.release(source)
+        for serial in tickets(spans):
+            source = self._window.at(serial).sources.pop(serial, None)
+            if source is not None:
+                self._holdings.release(source)

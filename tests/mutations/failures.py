@@ -29,7 +29,7 @@ FAULTS = (
     Fault(
         "samples fetched together are blamed together",
         "engine/deaths.py",
-        "            self._singly.update(s for lo, hi in together for s in serials(lo, hi))\n",
+        "            self._singly.update(tickets(together))\n",
         "",
         ("engine/test_deaths.py", "contracts/test_deaths.py"),
         "f8ba8c6",

@@ -81,7 +81,7 @@ FAULTS = (
     Fault(
         "a lease with a budget has no byte credit",
         "scheduling/dispatch.py",
-        "credit = self._ledger.credit(sum(hi - lo for lo, hi in spans), handing=stop >= 0)",
+        "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
         "credit = 0",
         ("scheduling/test_scheduler.py", "contracts/test_memory.py", "contracts/test_backpressure.py"),
         "8257426",
