@@ -374,6 +374,7 @@ class Engine(Batches):
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
         if self.pump.reads is not None:
             self.pump.reads.close()
+            self._links.board.read_directly()  # to be told of once the board is closed, too
         try:
             if self.assembly.loading is not None:
                 self.assembly.loading.close()

@@ -160,7 +160,8 @@ class WorkerStatusBoard:
         return True
 
     def read_directly(self) -> tuple[int, float]:
-        """How often workers have read from storage themselves, and the seconds that took them; also once closed."""
+        """How often workers have read from storage themselves, and the seconds that took them; once closed, what it
+        was when it was asked for last."""
         with suppress(ValueError):  # it is closed, or another thread is closing it
             rows = [self.row(worker) for worker in range(self.workers)]
             nanoseconds = sum(self.words[row + DIRECT_NS] for row in rows)
@@ -191,7 +192,6 @@ class WorkerStatusBoard:
 
     def close(self) -> None:
         """Unmap; the memory goes with the last process that maps it."""
-        self.read_directly()
         for view in (self.words, *self._inboxes.values()):
             view.release()
         self._map.close()
