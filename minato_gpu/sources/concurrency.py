@@ -52,7 +52,7 @@ class Concurrency:
         slower = latency_s > _LATER * self.latency_s > 0.0
         self.latency_s = latency_s
         if not self._full:
-            self._before = None
+            self._before, self._hold_until = None, 0.0  # it gives what is wanted
             return
         if self._before is not None:
             limit, rate_before, latency_before = self._before
