@@ -209,8 +209,11 @@ class Epochs:
 
     def delivered(self, step_s: float) -> None:
         """The next batch is the consumer's, which was away for ``step_s`` seconds before."""
-        self._due.append(partial(m.Delivered, order=self.order, step_s=step_s))
+        self._due.append(partial(self._delivered, self.order, step_s))
         self.order = OutputBatch(self.order + 1)
+
+    def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
+        return m.Delivered(now, order, step_s, self._pump.assembly.holdings.bytes)
 
     def settle(self) -> None:
         """Tell the scheduler what it has not been told."""

@@ -98,6 +98,7 @@ class Run:
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamStart] = {}  # by worker: where its stream is to begin
         self.awaits_answer = False  # something was revoked
+        self._ended: dict[int, int] = {}  # by worker: its last chunk that has ended, where chunks have a credit
         self._lanes, self._assembly = parts.lanes, parts.assembly
         self._estimates, self._deaths = parts.estimates, parts.deaths
         self._reads = parts.reads
@@ -167,7 +168,9 @@ class Run:
         if self._reads is not None:
             pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
         task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, assembly.layout_bytes)
-        lane.send(task._replace(stop=chunk.stop, singly=self._deaths.singly(chunk.spans), credit=chunk.credit))
+        ended = self._ended.copy() if chunk.credit else None
+        singly = self._deaths.singly(chunk.spans)
+        lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
 
     def _dispatch_next(self, lane: Lane, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
@@ -196,6 +199,8 @@ class Run:
         sent.done = report.done
         if report.final:
             del self.sent[report.chunk]
+            if chunk.credit:
+                self._ended[report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
         if report.done > report.first:
             self._log(lane, sent, spans, report, shown)

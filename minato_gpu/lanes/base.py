@@ -62,6 +62,8 @@ class Task(NamedTuple):
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).
+    ``ended``: where there is one, by worker the last chunk that had ended when this one was dispatched: what a worker
+    has prepared beyond the credits of later ones is taken off this one's.
     """
 
     run: int
@@ -78,6 +80,7 @@ class Task(NamedTuple):
     shared_seed: int | None = None
     credit: int = 0
     samples: int = 0
+    ended: dict[int, int] | None = None
 
 
 class Report(NamedTuple):

@@ -67,6 +67,7 @@ class Worker:
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None
+        self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
@@ -105,6 +106,10 @@ class Worker:
 
     def _prepare(self, task: Task, progress: Progress) -> str:
         """Samples of a map-style data set, with or without a pipeline."""
+        if task.credit:
+            progress.nbytes = self._owed(task)
+            if progress.nbytes >= task.credit:
+                return ""
         if self._job.cuts:
             progress.parts = []
         progress.marks = all(piece.marks >= 0 and not self._joins(piece) for piece in task.pieces)
@@ -113,7 +118,16 @@ class Worker:
             for item in progress.rewind():
                 self._store.discard(item)
             self._attempt(task, progress, False)
+        if task.credit:
+            self._overdrawn = task.run, task.chunk, progress.nbytes - task.credit
         return ""
+
+    def _owed(self, task: Task) -> int:
+        """Bytes that this worker has prepared beyond its credit, of which nobody knew as the task was dispatched. So
+        however many tasks wait for it, it is ahead of its credit by one sample at most (P4)."""
+        run, chunk, nbytes = self._overdrawn
+        known = task.ended is None or task.ended.get(self._number, -1) >= chunk
+        return 0 if run != task.run or known else max(nbytes, 0)
 
     def _inspect(self, task: Task, progress: Progress) -> str:
         for piece in task.pieces:

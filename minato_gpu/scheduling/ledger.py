@@ -2,13 +2,12 @@
 
 What a sample will need is only known once it is ready, so running ones count with the mean. One that runs only as far
 as a hand-over counts with what such a sample leaves there as well: it holds that until it is ready, while another lane
-goes on with it. The bytes of a batch are its share of all that is ready and in no batch yet: nothing is kept per
-sample, and the sums never drift.
+goes on with it. What is ready is counted as it is reported, and each delivery tells what is left of it: nothing is kept
+per sample, and the sums never drift. (Rejected: a batch's share of what is ready. Where large samples follow small
+ones, delivered small ones were taken for large, and as much too much was begun.)
 """
 
 from __future__ import annotations
-
-from minato_gpu.samples import OutputBatch
 
 Held = tuple[int, int]
 """Of some samples, how many hold what the host read has left, and how many what they were handed over with."""
@@ -43,18 +42,16 @@ class Ledger:
         self.handed_bytes = 0.0  # of a sample that was handed over
         self.running = 0  # samples dispatched and not ready
         self.handing = 0  # those of them that are to be handed over
-        self._pool_bytes = 0
-        self.pool = 0
+        self._ready_bytes = 0
+        self.pool = 0  # samples that are ready and in no batch
         self._read = _Pool()
         self._handed = _Pool()  # apart: what was handed over may be a thousand times as large as what was read
-        self._composed = 0
-        self._batches: dict[OutputBatch, int] = {}
 
     @property
     def in_flight(self) -> int:
         """Bytes ready and not delivered, plus the expected bytes of what runs."""
         expected = self.running * self.sample_bytes + self.handing * self.handed_bytes
-        return self._pool_bytes + self._composed + self._read.nbytes + self._handed.nbytes + int(expected)
+        return self._ready_bytes + self._read.nbytes + self._handed.nbytes + int(expected)
 
     def start(self, samples: int, handing: bool = False) -> None:
         """``samples`` more run; ``handing``: they are to be handed over."""
@@ -74,7 +71,7 @@ class Ledger:
         self._forget(held)
         self.stop(samples, handing)
         self.pool += samples
-        self._pool_bytes += nbytes
+        self._ready_bytes += nbytes
         self.sample_bytes = _nearer(self.sample_bytes, samples, nbytes)
 
     def handed(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
@@ -88,17 +85,9 @@ class Ledger:
         self._read.forget(held[0])
         self._handed.forget(held[1])
 
-    def compose(self, order: OutputBatch, samples: int) -> None:
-        """Batch ``order`` takes ``samples`` of the ready ones."""
-        share = self._pool_bytes * samples // self.pool if samples else 0
-        self.pool -= samples
-        self._pool_bytes -= share
-        self._composed += share
-        self._batches[order] = share
-
-    def deliver(self, order: OutputBatch) -> None:
-        """Batch ``order`` belongs to the consumer."""
-        self._composed -= self._batches.pop(order)
+    def deliver(self, left: int) -> None:
+        """A batch belongs to the consumer; what is ready and not delivered comes to ``left`` bytes."""
+        self._ready_bytes = left
 
     def fits(self, count: int, slots: int, *, handing: bool = False, taken: int = 0, reserved: int = 0) -> int:
         """How many of ``count`` further samples may be dispatched; at least one slot's worth until sizes are known.

@@ -245,11 +245,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Composed batch ``order`` now belongs to the consumer, who was away for ``step_s`` seconds before (0: unknown)."""
+    """Composed batch ``order`` now belongs to the consumer, who was away for ``step_s`` seconds before (0: unknown).
+
+    ``in_flight``: bytes of samples and batches that are ready and not delivered, this one no longer among them.
+    """
 
     time: float
     order: OutputBatch
     step_s: float = 0.0
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)

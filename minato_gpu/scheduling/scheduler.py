@@ -290,7 +290,7 @@ class Scheduler:
         self._empty.discard(event.order)
         self._undelivered -= size
         self._composed -= size
-        self._ledger.deliver(event.order)
+        self._ledger.deliver(event.in_flight)
         self._next_order = OutputBatch(event.order + 1)
         self._asked = False
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
@@ -328,6 +328,6 @@ class Scheduler:
                 self._empty.add(batch.order)
             self._composed += size
             self._intake.cold = False
-            self._ledger.compose(batch.order, size)
+            self._ledger.pool -= size
             self._asked = False
             self._work.out.append(batch)

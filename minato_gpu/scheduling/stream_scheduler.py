@@ -63,7 +63,7 @@ class StreamScheduler:
             self._asked = self._delivered not in self._undelivered
         elif isinstance(event, m.Delivered):
             del self._undelivered[event.order]
-            self._ledger.deliver(event.order)
+            self._ledger.deliver(event.in_flight)
             self._delivered = OutputBatch(event.order + 1)
             self._asked = False
         while (ticket := self._composable()) is not None:
@@ -164,7 +164,6 @@ class StreamScheduler:
         self._asked = False
         self._undelivered[order] = ticket
         heappush(self._passed, ticket)
-        self._ledger.compose(order, 1)
         failed = (ticket,) if ticket in self._failed else ()
         self._failed.discard(ticket)
         return m.Compose(order, ((ticket, TicketId(ticket + 1)),), failed)

@@ -24,6 +24,7 @@ Wanted = tuple[int, tuple[Key, ...]]
 Told = tuple[int, tuple[Place, ...]]
 """A ticket whose bytes are there: where. What could not be read is missing: the worker reads it, and raises."""
 
+
 class Pool(Protocol):
     """What reads: see pool.py."""
 

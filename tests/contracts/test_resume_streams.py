@@ -265,4 +265,3 @@ def test_a_stream_that_is_read_again_does_not_hang() -> None:
     resumed = make(Waiting())
     resumed.load_state_dict(loader.state_dict())
     assert next(iter(resumed)).tolist() == [33, 34, 35, 36]
-

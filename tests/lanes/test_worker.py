@@ -367,6 +367,23 @@ def test_a_worker_stops_at_its_credit(links: WorkerChannels, pieces: int, draws_
     assert len(items_of(bench.run(one._replace(chunk=3)))) == 6
 
 
+def test_what_a_worker_has_prepared_beyond_its_credit_is_taken_off_the_next(links: WorkerChannels) -> None:
+    """Until a task comes that was dispatched by one who knew of it."""
+    bench = Bench(links, job(lambda key: torch.zeros(1_000, dtype=torch.uint8)))
+    one = task(piece(range(6)))._replace(credit=2_500)
+
+    def prepared(chunk: int, ended: dict[int, int]) -> int:
+        return len(items_of(bench.run(one._replace(chunk=chunk, ended=ended))))
+
+    first = prepared(1, {})
+    assert first == 3, "and one of them overdrawn in part"
+    assert prepared(2, {}) < first and prepared(3, {1: 1}) < first
+    assert prepared(4, {0: 3}) == first
+    bench.run(one._replace(chunk=5, credit=1, ended={0: 4}))
+    assert not items_of(bench.run(one._replace(chunk=6, credit=500, ended={0: 4})))
+    assert len(items_of(bench.run(one._replace(run=2, chunk=7, ended={})))) == first, "a run that is over"
+
+
 def test_what_is_finished_is_told_while_a_sample_blocks(links: WorkerChannels) -> None:
     gate = threading.Event()
 

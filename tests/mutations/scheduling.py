@@ -87,6 +87,27 @@ FAULTS = (
         "8257426",
     ),
     Fault(
+        "a worker forgets what it has prepared beyond its credit",
+        "lanes/worker.py",
+        "progress.nbytes = self._owed(task)",
+        "pass",
+        ("lanes/test_worker.py", "contracts/test_memory.py"),
+    ),
+    Fault(
+        "a worker is never told that what it overdrew is known",
+        "engine/run.py",
+        "self._ended[report.worker] = report.chunk",
+        "pass",
+        ("contracts/test_memory.py", "contracts/test_backpressure.py"),
+    ),
+    Fault(
+        "after a delivery nothing else seems to be in flight",
+        "engine/epochs.py",
+        "return m.Delivered(now, order, step_s, self._pump.assembly.holdings.bytes)",
+        "return m.Delivered(now, order, step_s)",
+        ("contracts/test_memory.py",),
+    ),
+    Fault(
         "the threshold forgets what lanes already hold",
         "scheduling/routing.py",
         "device_done = (device_backlog + np.cumsum(device_costs[order])) / device_slots",

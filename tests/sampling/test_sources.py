@@ -149,13 +149,20 @@ _LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled, own generator": lambda: DataLoader(range(30), 4, shuffle=True, generator=_own()),  # type: ignore[arg-type]
     "sampler with its own": lambda: DataLoader(range(30), 4, sampler=RandomSampler(range(30), generator=_own())),  # type: ignore[arg-type]
     "two generators": lambda: DataLoader(
-        range(30), 4, sampler=RandomSampler(range(30), generator=_own()), generator=_own()  # type: ignore[arg-type]
+        range(30),
+        4,
+        sampler=RandomSampler(range(30), generator=_own()),
+        generator=_own(),  # type: ignore[arg-type]
     ),
     "drawn while it runs": lambda: DataLoader(
-        range(100), 4, sampler=RandomSampler(range(100), replacement=True, num_samples=90, generator=_own())  # type: ignore[arg-type]
+        range(100),
+        4,
+        sampler=RandomSampler(range(100), replacement=True, num_samples=90, generator=_own()),  # type: ignore[arg-type]
     ),
     "longer than the data set": lambda: DataLoader(
-        range(30), 4, sampler=RandomSampler(range(30), num_samples=75, generator=_own())  # type: ignore[arg-type]
+        range(30),
+        4,
+        sampler=RandomSampler(range(30), num_samples=75, generator=_own()),  # type: ignore[arg-type]
     ),
     "single keys": lambda: DataLoader(range(30), None, shuffle=True),  # type: ignore[arg-type]
 }

@@ -187,7 +187,8 @@ class Shell:
         if order not in self.composed:
             return False
         self.delivered.append(self.composed.pop(order))
-        self.tell(m.Delivered(self.tick(), OutputBatch(order)))
+        left = SAMPLE_BYTES * (len(self.ready) - len(self.delivered_serials()))
+        self.tell(m.Delivered(self.tick(), OutputBatch(order), in_flight=left))
         return True
 
     # --- checks -----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Driver:
         self.scheduler = Scheduler(policy)
         self.live: dict[int, m.Chunk] = {}
         self.stage: set[int] = set()
-        self.held = self.peak = 0
+        self.held = self.peak = self.ready = 0
         self.composed: list[m.Compose] = []
         self.order: list[int] = []  # what the CPU has done
         self.now = 0.0
@@ -61,6 +61,7 @@ class Driver:
             return
         self.stage.difference_update(serials)
         self.held += chunk.size * FINAL - came
+        self.ready += chunk.size * FINAL
         self.peak = max(self.peak, self.held)
         self.tell(m.Finished(self.now, chunk.number, chunk.size, chunk.seconds, chunk.size * FINAL))
 
@@ -72,8 +73,9 @@ class Driver:
             size = sum(hi - lo for lo, hi in batch.spans)
             count += size
             self.held -= size * FINAL
+            self.ready -= size * FINAL
             self.tell(m.Asked(self.now))
-            self.tell(m.Delivered(self.now, batch.order))
+            self.tell(m.Delivered(self.now, batch.order, in_flight=self.ready))
         return count
 
 

@@ -57,7 +57,7 @@ class Streams:
             return False
         (span,) = self.composed.pop(order).spans
         self.delivered.append(self.content[span[0]])
-        self.tell(m.Delivered(0.0, OutputBatch(order)))
+        self.tell(m.Delivered(0.0, OutputBatch(order), in_flight=10 * (len(self.content) - len(self.delivered))))
         return True
 
     def run(self, choices: list[int]) -> list[tuple[int, int]]:
