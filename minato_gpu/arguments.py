@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from minato_gpu.samples import Value
@@ -47,3 +47,5 @@ class Arguments(Protocol):
     on_worker_death: str
     hang_timeout: float | None
     snapshot_every_n_steps: int | None
+    cache: int | str | Mapping[str, int | str] | None
+    cache_dir: str | os.PathLike[str] | None

@@ -42,6 +42,8 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
         predicted = None if estimates is None else estimates.report()
         if pump.reads is not None:
             device["reads"] = engine.read_stats()
+            if kept := pump.reads.cache_stats():
+                device["cache"] = kept
         return {**device, **in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)}
 
     return memory
@@ -93,7 +95,8 @@ class EngineIterator(EpochIterator):
     def _new_engine(self, *, knows_seed: bool) -> Engine:
         """With workers of its own, which end with the loader if they are kept, else with this iterator."""
         loader, session = self._loader, self._session
-        engine = build_engine(loader, session.options, self._base_seed, session.order_log, session.next_event_log())
+        logs = session.order_log, session.next_event_log()
+        engine = build_engine(loader, session.options, self._base_seed, *logs, session.kept_memory())
         weakref.finalize(loader if self._keeps else self, engine.close)
         if self._keeps:
             session.base_seed = self._base_seed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
 from pathlib import Path
@@ -78,6 +78,10 @@ class DataLoader(TorchDataLoader[T]):
         device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
     snapshot_every_n_steps: is there for programs written for torchdata's ``StatefulDataLoader``, and changes nothing:
         ``state_dict`` tells of every step, and states come from workers as often as saves do.
+    cache: how many bytes of what the data set's ``source(key)`` names are kept for later epochs: a number, or a text
+        such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a mapping such
+        as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
+    cache_dir: a directory on a local disk, which processes and runs may share. It is made where there is none.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -116,6 +120,8 @@ class DataLoader(TorchDataLoader[T]):
         on_worker_death: str = "raise",
         hang_timeout: float | None = None,
         snapshot_every_n_steps: int | None = 1,
+        cache: int | str | Mapping[str, int | str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -150,6 +156,8 @@ class DataLoader(TorchDataLoader[T]):
         self.on_worker_death = on_worker_death
         self.hang_timeout = hang_timeout
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.cache = cache
+        self.cache_dir = cache_dir
         options = Options.check(self)
         if num_workers > 0:
             shm_limits.check(self, processes=not options.threads)

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
 from minato_gpu.arguments import Arguments
+from minato_gpu.cache_options import CacheOptions
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
@@ -31,7 +32,7 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out.
+    out; ``cache``: what of the samples' sources is kept.
     """
 
     lateness: int
@@ -40,6 +41,7 @@ class Options:
     lanes: tuple[str, ...]
     devices: tuple[torch.device, ...]
     skips: bool
+    cache: CacheOptions
 
     @property
     def device(self) -> torch.device:
@@ -66,6 +68,7 @@ class Options:
             lanes=_lanes(loader, devices[0]),
             devices=devices,
             skips=loader.on_error not in (RAISE, RETRY),
+            cache=CacheOptions.check(loader),
         )
 
 

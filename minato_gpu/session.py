@@ -21,6 +21,7 @@ from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation, never_repeats
+from minato_gpu.sources.kept_memory import KeptMemory
 
 
 class User(Protocol):
@@ -30,6 +31,10 @@ class User(Protocol):
 
     def leave(self, engine: Engine) -> None:
         """The loader goes on with other workers: the engine is this iterator's alone."""
+
+
+_OWN = ("engine", "ahead", "progress", "_pending", "_user", "_shown", "_kept_memory")
+"""What no copy of a session has: a pickled loader takes its arguments along, not its workers."""
 
 
 class Session:
@@ -57,10 +62,10 @@ class Session:
         self._shown: EpochView | None = None
         self._events: Path | None = None
         self._event_logs = 0
+        self._kept_memory: KeptMemory | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickled loader starts afresh: it takes its arguments along, not its workers."""
-        return {**self.__dict__, **dict.fromkeys(("engine", "ahead", "progress", "_pending", "_user", "_shown"))}
+        return {**self.__dict__, **dict.fromkeys(_OWN)}
 
     def number(self, resumption: Resumption | None) -> int:
         """Of the epoch that begins."""
@@ -99,6 +104,13 @@ class Session:
     def keep(self, engine: Engine, user: User) -> None:
         """The engine stays for later epochs; ``user`` has it now."""
         self.engine, self._user = engine, weakref.ref(user)
+
+    def kept_memory(self) -> KeptMemory | None:
+        """Where copies of samples' bytes lie from epoch to epoch, if some are to be kept in memory."""
+        budget = self.options.cache.memory_bytes
+        if self._kept_memory is None and budget:
+            self._kept_memory = KeptMemory(budget)
+        return self._kept_memory
 
     def begun(self, number: int, view: EpochView) -> None:
         """Epoch ``number`` has begun, or goes on."""

@@ -32,18 +32,21 @@ from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.accelerator import enter_same, open_accelerator
+from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.options import Options, pads_batches
 from minato_gpu.report import usable_cores
+from minato_gpu.sampling.look_ahead import SharesAhead
 from minato_gpu.sampling.order_log import OrderLog
-from minato_gpu.sampling.samplers import length_of
+from minato_gpu.sampling.samplers import Sampling, length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.sources.declared import SourceOf, source_of
+from minato_gpu.sources.kept_memory import KeptMemory
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
@@ -151,12 +154,22 @@ class Plan:
         assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
 
-    def read_ahead(self, links: WorkerChannels) -> ReadAhead | None:
-        """The reader process, where the data set says what there is to be read."""
+    def read_ahead(self, links: WorkerChannels, kept: KeptMemory | None) -> ReadAhead | None:
+        """The reader process, where the data set says what there is to be read. ``kept``: lent to it."""
         if self.source_of is None:
             return None
         context, _ = start_method(self.loader.multiprocessing_context)
-        return ReadAhead(start_reader(context, links, ReaderSettings()), self.source_of)
+        cache = self.options.cache
+        settings = ReaderSettings(
+            memory_bytes=0 if kept is None else kept.budget,
+            disk_bytes=cache.disk_bytes,
+            directory=cache.directory,
+            samples=length_of(self.loader.dataset) or 0,
+            table=None if kept is None else kept.table,
+        )
+        look_ahead = None if kept is None else SharesAhead(Sampling(self.loader))
+        on_close = (lambda: None) if kept is None else kept.give_back
+        return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close)
 
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
@@ -184,9 +197,17 @@ class Plan:
 
 
 def build_engine(
-    loader: Arguments, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
+    loader: Arguments,
+    options: Options,
+    base_seed: int,
+    order_log: OrderLog | None,
+    event_log: Path | None,
+    kept: KeptMemory | None = None,
 ) -> Engine:
-    """Start workers and device executors for the loader; the engine is closed at the latest when Python ends."""
+    """Start workers and device executors for the loader; the engine is closed at the latest when Python ends.
+
+    ``kept``: memory whose copies the reader process takes up, unless another has it.
+    """
     plan = Plan(loader, options, replays=order_log is not None and order_log.replays)
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
@@ -199,15 +220,20 @@ def build_engine(
     job = Job.of(loader, base_seed, init, seeds_samples=not options.threads, **more)
     policy = plan.policy
     with contextlib.ExitStack() as undo:
+        fetched = None if kept is None else kept.lend()
+        if fetched is None:
+            kept, fetched = None, Arena("fetched") if plan.source_of is not None else None
+        elif kept is not None:
+            undo.callback(kept.give_back)
         links = WorkerChannels(
             loader.num_workers,
             addressed=plan.iterable,
             arenas=not options.threads,
             window=policy.window,
-            reads_ahead=plan.source_of is not None,
+            fetched=fetched,
         )
         undo.callback(links.close)
-        reads = plan.read_ahead(links)
+        reads = plan.read_ahead(links, kept)
         if reads is not None:
             undo.callback(reads.close)
         lanes, loading = _open_lanes(plan, policy, job, links, undo)

@@ -118,6 +118,8 @@ class Epochs:
         epoch = Epoch(source, replay, first, TicketId(0) if resumed else self._serial)
         self._epochs[source.number] = epoch
         self._pump.run.add_epoch(source.number, source.seed)
+        if self._reads is not None:
+            self._reads.begin(source.number)
         if not self._streams:
             self._drawing.append(epoch)
 

@@ -20,11 +20,14 @@ from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import TicketSpan
 from minato_gpu.sources import process
+from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
 from minato_gpu.sources.reading import Key, Place
 from minato_gpu.sources.source import Source
 from minato_gpu.window.records import Record
+
+_TIERS = ("memory", "disk")
 
 
 def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) -> Reader:
@@ -50,11 +53,20 @@ def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: Read
 
 
 class ReadAhead:
-    """The tickets of one run at a time. ``source_of``: what the data set declares of a key."""
+    """The tickets of one run at a time. ``source_of``: what the data set declares of a key; ``look_ahead`` tells of an
+    epoch that begins what is known of those to come; ``on_close`` is called once."""
 
-    def __init__(self, reader: Reader, source_of: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        source_of: Callable[[Any], Any],
+        look_ahead: Callable[[int], Begun] | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._reader = reader
         self._source_of = source_of
+        self._look_ahead = look_ahead
+        self._on_close = on_close
         self._run = 0
         self._lost = False
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
@@ -81,16 +93,24 @@ class ReadAhead:
 
     # --- tickets ---------------------------------------------------------------------------------------------
 
+    def begin(self, epoch: int) -> None:
+        """The tickets that will be wanted from now on are of this epoch."""
+        if self._look_ahead is not None and not self._lost:
+            self._reader.begin(self._run, self._look_ahead(epoch))
+
     def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
         """These tickets of a place that has been drawn, by their numbers in it, are to be read."""
         first = record.first
-        wanted = [(TicketId(first + at), self._keys(record.keys[at])) for lo, hi in spans for at in range(lo, hi)]
-        serials = [serial for serial, _ in wanted]
+        wanted = [self._wanted(TicketId(first + at), record.keys[at]) for lo, hi in spans for at in range(lo, hi)]
+        serials = [serial for serial, _, _ in wanted]
         if self._lost:
             self._here.update(dict.fromkeys(serials, ()))
             return
         self._waits.update(serials)
         self._reader.want(self._run, first, wanted)
+
+    def _wanted(self, serial: TicketId, key: SampleKey) -> tuple[TicketId, int, tuple[Key, ...]]:
+        return serial, key if type(key) is int else -1, self._keys(key)
 
     def _keys(self, key: SampleKey) -> tuple[Key, ...]:
         try:
@@ -161,11 +181,18 @@ class ReadAhead:
 
     def stats(self) -> dict[str, Any]:
         """What the reader process has done; see ``DataLoader.stats``."""
-        return {"process": "lost" if self._lost else "runs", **self._reader.counts}
+        counts = {name: value for name, value in self._reader.counts.items() if name not in _TIERS}
+        return {"process": "lost" if self._lost else "runs", **counts}
+
+    def cache_stats(self) -> dict[str, Any]:
+        """What is kept, by tier; see ``DataLoader.stats``."""
+        return {name: self._reader.counts[name] for name in _TIERS if name in self._reader.counts}
 
     def close(self) -> None:
-        """End the reader process."""
+        """End the reader process. Idempotent."""
         self._reader.close()
+        self._on_close()
+        self._on_close = lambda: None
 
 
 def _spans(serials: Iterable[TicketId]) -> list[TicketSpan]:

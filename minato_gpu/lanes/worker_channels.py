@@ -42,14 +42,14 @@ class WorkerChannels:
     """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
 
     def __init__(
-        self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024, reads_ahead: bool = False
+        self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024, fetched: Arena | None = None
     ) -> None:
-        """``window``: tickets that are admitted and not delivered. ``reads_ahead``: a reader process lays down what it
-        has read, in an arena of its own."""
+        """``window``: tickets that are admitted and not delivered. ``fetched``: where a reader process lays down what
+        it has read; closed with all else."""
         self.workers = workers
         self.engine_arena = Arena("engine")
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
-        self.fetched = Arena("fetched") if reads_ahead else None
+        self.fetched = fetched
         self.board = WorkerStatusBoard(workers)
         self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
         pairs = [_pair() for _ in range(workers if addressed else 1)]

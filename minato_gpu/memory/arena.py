@@ -57,7 +57,7 @@ class Arena:
 
     def allocate(self, nbytes: int) -> int:
         """The offset of a block of at least ``nbytes`` bytes. Raises MemoryError when the arena is full."""
-        size = _rounded(nbytes)
+        size = rounded(nbytes)
         with self._lock:
             begins, ends = self._begins, self._ends
             for at, offset in enumerate(begins):
@@ -163,7 +163,7 @@ def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:
             capacity //= 2
 
 
-def _rounded(nbytes: int) -> int:
+def rounded(nbytes: int) -> int:
     """Whole pages, at most an eighth wasted, so that blocks of nearly the same size fit into each other's place."""
     step = max(_ALIGN, 1 << max(0, nbytes.bit_length() - 4))
     return round_up(max(nbytes, 1), step)

@@ -26,6 +26,7 @@ from torch.utils.data import (
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, merged, share
 from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sources.memory_tier import Begun
 
 _STATEFUL = "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"
 
@@ -135,6 +136,24 @@ def orders_ahead(
     if isinstance(before, DrawnOrders) and before.holds(sampler, epoch):
         return before
     return DrawnOrders(sampler, epoch, draws_seed=seeds is sampler.generator)
+
+
+class SharesAhead:
+    """What a reader process is told of each epoch that begins: the orders of a rank's shares.
+
+    Of one reader of the whole set nothing need be known: whatever is kept is hit once in every epoch.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._before: Orders | None = None
+
+    def __call__(self, epoch: int) -> Begun:
+        sampler = self._sampling.inner
+        orders = None
+        if isinstance(sampler, DistributedSampler):
+            orders = self._before = orders_ahead(self._sampling, epoch, self._before)
+        return Begun(epoch, orders, orders.ranks if isinstance(orders, DistributedOrders) else 1)
 
 
 def _distributed(sampler: Any, epoch: int, before: Orders | None, step: int | None) -> DistributedOrders:

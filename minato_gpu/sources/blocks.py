@@ -15,10 +15,15 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.arena import Arena, rounded
 
 HEAD = 8  # bytes of the stamp
 WIPED = 0
+
+
+def space_of(nbytes: int) -> int:
+    """The memory that a block for so many bytes takes."""
+    return rounded(HEAD + nbytes)
 
 
 class Blocks:
@@ -32,7 +37,11 @@ class Blocks:
         """A block for so many bytes, and where they go. Raises MemoryError when the arena is full."""
         block = self._arena.allocate(HEAD + nbytes)
         self._stamp(block, WIPED)
-        return block, self._arena.buffer[block + HEAD : block + HEAD + nbytes]
+        return block, self.view(block, nbytes)
+
+    def view(self, block: int, nbytes: int) -> memoryview:
+        """The bytes of a block."""
+        return self._arena.buffer[block + HEAD : block + HEAD + nbytes]
 
     def publish(self, block: int) -> int:
         """Its bytes are complete; returns its stamp."""

@@ -26,9 +26,15 @@ Ended = tuple[int, float, int, int, BaseException | None]
 
 
 class LocalReads:
-    """``ended`` is called in the event loop for every read."""
+    """``ended`` is called in the event loop for every read. ``read``, in a thread: block and bytes of a source; else
+    they come from its file."""
 
-    def __init__(self, blocks: Blocks, ended: Callable[[Ended], None]) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        ended: Callable[[Ended], None],
+        read: Callable[[Source], tuple[int, int]] | None = None,
+    ) -> None:
         self._blocks = blocks
         self._ended = ended
         self._loop = asyncio.get_running_loop()
@@ -38,6 +44,7 @@ class LocalReads:
         self._done: list[Ended] = []  # not told
         self._lock = threading.Lock()
         self._files = _OpenFiles()
+        self._read = read or self._read_file
 
     def submit(self, number: int, source: Source) -> None:
         """Read this next."""
@@ -78,7 +85,7 @@ class LocalReads:
         for each in done:
             self._ended(each)
 
-    def _read(self, source: Source) -> tuple[int, int]:
+    def _read_file(self, source: Source) -> tuple[int, int]:
         path = source.path.removeprefix("file://")
         if source.length is None:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

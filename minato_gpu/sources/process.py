@@ -8,6 +8,7 @@ one message, and wakes the loader once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -15,9 +16,16 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.blocks import Blocks
+from minato_gpu.notices import LOGGER
+from minato_gpu.sources.blocks import Blocks, space_of
+from minato_gpu.sources.disk.directory import CacheDirectoryError
+from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.disk_pool import DiskPool, Done
+from minato_gpu.sources.kept_memory import Table
+from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
 
@@ -30,9 +38,16 @@ _STATS_S = 0.5
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses)."""
+    """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses). ``memory_bytes`` and
+    ``disk_bytes``: budgets of the tiers, in which copies of the data set's ``samples`` samples stay (0: there is none);
+    ``directory``: of that on disk. ``table``: from the reader process before, and for the next."""
 
     ahead_bytes: int = 256 << 20
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    directory: str = ""
+    samples: int = 0
+    table: Table | None = None
 
 
 def main(end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None], settings: ReaderSettings) -> None:
@@ -58,7 +73,7 @@ async def _serve(
     try:
         await ended.wait()
     finally:
-        await link.pool.close()
+        await link.close()
 
 
 class _Link:
@@ -75,9 +90,22 @@ class _Link:
         self._run = 0
         self._is_due: asyncio.TimerHandle | None = None
         self._stats_at = 0.0
+        self._memory = _taken_up(arena, settings)
+        self._table = settings.table
         blocks = Blocks(arena)
-        self._service = Service(blocks, settings.ahead_bytes, self._tell)
-        self.pool = self._service.pool = ReaderPool(blocks, self._service.done, behind=self._service.behind)
+        self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
+        self._pool: ReaderPool
+        self._disk: DiskPool | None = None
+
+        def make_pool(done: Done) -> ReaderPool:
+            self._pool = ReaderPool(blocks, done, behind=service.behind)
+            return self._pool
+
+        tier = _opened(settings)
+        if tier is not None:
+            self._disk = service.pool = service.disk = DiskPool(tier, blocks, service.done, make_pool)
+        else:
+            service.pool = make_pool(service.done)
         self._loop.add_reader(end.fileno(), self._receive)
 
     def _receive(self) -> None:
@@ -100,6 +128,20 @@ class _Link:
                 self._service.want(*what)
             elif kind == "release":
                 self._service.release(what)
+            elif kind == "begin":
+                self._service.begin(Begun(*what))
+
+    async def close(self) -> None:
+        """End what is under way; what is kept in memory is left to the next."""
+        await self._pool.close()
+        if self._disk is not None:
+            self._disk.finish()
+        with contextlib.suppress(OSError):
+            self._end.send(pickle.dumps((self._run, [], self._counts(fully=True)), 5))
+        if self._disk is not None:
+            self._disk.close()
+        if self._memory is not None and self._table is not None:
+            self._table.leave(self._memory.left())
 
     def _tell(self, told: Told) -> None:
         self._told.append(told)
@@ -111,12 +153,19 @@ class _Link:
         self._is_due = None
         told, self._told = self._told, []
         for at in range(0, len(told), TICKETS):
-            counts = self._service.counts()
-            if self._loop.time() >= self._stats_at:
-                self._stats_at = self._loop.time() + _STATS_S
-                counts |= self.pool.stats()
+            counts = self._counts(fully=self._loop.time() >= self._stats_at)
             self._unsent.append(pickle.dumps((self._run, told[at : at + TICKETS], counts), 5))
         self._flush()
+
+    def _counts(self, *, fully: bool) -> dict[str, Any]:
+        """What has been done so far; ``fully``: with what takes longer to tell."""
+        counts = self._service.counts()
+        if fully:
+            self._stats_at = self._loop.time() + _STATS_S
+            counts |= self._pool.stats()
+            if self._disk is not None:
+                counts["disk"] = self._disk.counts()
+        return counts
 
     def _flush(self) -> None:
         try:
@@ -131,3 +180,30 @@ class _Link:
             return
         self._loop.remove_writer(self._end.fileno())
         self._ring()
+
+
+def _taken_up(arena: Arena, settings: ReaderSettings) -> MemoryTier | None:
+    """The tier in memory, with what the process before has left there; all else in the arena is free."""
+    if not settings.memory_bytes:
+        return None
+    tier = MemoryTier(settings.memory_bytes, settings.samples)
+    left = None if settings.table is None else settings.table.take()
+    if left is not None:
+        tier.take_up(*left)
+        blocks = [(copy.block, space_of(copy.nbytes)) for _, copy in tier.left()[1]]
+        arena.occupy(blocks)
+        arena.forsake(blocks)
+    elif settings.table is not None:
+        arena.forsake(())  # of one that was killed
+    return tier
+
+
+def _opened(settings: ReaderSettings) -> DiskTier | None:
+    """The tier on disk, unless what was possible as the loader was made is so no longer."""
+    if not settings.disk_bytes:
+        return None
+    try:
+        return DiskTier(settings.directory, settings.disk_bytes)
+    except CacheDirectoryError as error:
+        LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
+        return None

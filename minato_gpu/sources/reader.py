@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 from collections import deque
@@ -9,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minato_gpu.notices import LOGGER
+from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.process import LARGEST, TICKETS
 from minato_gpu.sources.service import Told, Wanted
 
-_LEAVE_S = 2.0
+_LEAVE_S = 10.0  # what is to be kept may have to be written yet
+NO_RUN = -1
 
 
 class Reader:
@@ -36,6 +39,10 @@ class Reader:
         pid = self._process.pid
         assert pid is not None
         return int(pid)
+
+    def begin(self, run: int, begun: Begun) -> None:
+        """An epoch begins: what is wanted from now on is wanted by that."""
+        self._say("begin", run, tuple(begun))
 
     def want(self, run: int, place: int, tickets: Sequence[Wanted]) -> None:
         """Have these read (see ``Service.want``); a new ``run`` makes it forget the one before."""
@@ -91,13 +98,16 @@ class Reader:
         )
 
     def close(self) -> None:
-        """End the process. Idempotent."""
-        self.end.close()
+        """End the process, and hear what it has to say last. Idempotent."""
         if self._process is None:
             return
         process, self._process = self._process, None
+        with contextlib.suppress(OSError):
+            self.end.shutdown(socket.SHUT_WR)
         process.join(_LEAVE_S)
         if process.exitcode is None:
             process.kill()
             process.join()
         process.close()
+        self.receive(NO_RUN)
+        self.end.close()

@@ -4,6 +4,9 @@ they are released.
 A *ticket* stands for a sample; each has one source or several. Those of a *place* belong to one batch of the sampler's.
 Reads are started in the order of tickets while what lies ready or is under way stays below a limit in bytes;
 what the oldest place misses is always read, or nothing would go on. Tickets that want the same source share one copy.
+
+Where there are *tiers* (memory_tier.py, disk_pool.py), bytes stay for later epochs: what the tier in memory keeps is
+not freed as it is released, and what it does not the tier on disk is given to write. Both have budgets of their own.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
+from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Key, Place
 from minato_gpu.sources.source import Source
 
-Wanted = tuple[int, tuple[Key, ...]]
-"""A ticket and its sources."""
+Wanted = tuple[int, int, tuple[Key, ...]]
+"""A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""
 
 Told = tuple[int, tuple[Place, ...]]
 """A ticket whose bytes are there: where. What could not be read is missing: the worker reads it, and raises."""
@@ -35,6 +40,15 @@ class Pool(Protocol):
         """These are not needed any more. They are done all the same, sooner or later."""
 
 
+class Writer(Protocol):
+    """What writes copies to disk: see disk_pool.py."""
+
+    def write(
+        self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
+    ) -> bool:
+        """Whether a copy of the block will be written; ``written`` is called after that."""
+
+
 @dataclass(slots=True, eq=False)
 class _Bytes:
     """One source's bytes: to be read, being read, or there (``stamp``); ``users``: tickets that want them."""
@@ -42,12 +56,15 @@ class _Bytes:
     key: Key
     number: int
     place: int
+    item: int = NO_ITEM
+    at: int = 0  # of the access that it was read for
     users: int = 0
     block: int = -1
     nbytes: int = 0
     stamp: int = 0
     started: bool = False
     done: bool = False
+    kept: bool = False  # by the tier in memory, whose its block is
     waiting: list[_Ticket] = field(default_factory=list)
 
 
@@ -60,18 +77,25 @@ class _Ticket:
 
 
 class Service:
-    """``tell`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released."""
+    """``tell`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released, but for
+    what ``memory`` keeps."""
 
-    def __init__(self, blocks: Blocks, limit: int, tell: Callable[[Told], None]) -> None:
+    def __init__(
+        self, blocks: Blocks, limit: int, tell: Callable[[Told], None], memory: MemoryTier | None = None
+    ) -> None:
         self.pool: Pool
+        self.disk: Writer | None = None
         self.reads = 0  # done, with their bytes
         self.read_bytes = 0
+        self.copied = 0  # reads of copies on disk
         self.failed = 0
         self.there = 0  # tickets whose bytes are, and that are not released
         self.shared = 0  # sources that were under way or there for another ticket
         self._blocks = blocks
         self._limit = limit
         self._tell = tell
+        self._memory = memory
+        self._costs = ReadCosts()
         self._numbers = 0
         self._tickets: dict[int, _Ticket] = {}
         self._bytes: dict[Key, _Bytes] = {}
@@ -82,29 +106,48 @@ class Service:
 
     # --- what the loader says --------------------------------------------------------------------------------
 
+    def begin(self, begun: Begun) -> None:
+        """An epoch begins: what is wanted from now on is wanted by that."""
+        if self._memory is not None:
+            self._memory.begin(begun)
+
     def want(self, place: int, tickets: Sequence[Wanted]) -> None:
         """Tickets of a place, or some of them, in the order of need; all come after those of earlier places."""
-        for number, keys in tickets:
+        for number, sample, keys in tickets:
             ticket = self._tickets[number] = _Ticket(number, place)
-            for key in keys:
-                self._want(ticket, key)
+            items = (NO_ITEM,) * len(keys) if self._memory is None else self._memory.items(sample, len(keys))
+            for key, item in zip(keys, items, strict=True):
+                self._want(ticket, key, item)
             if not ticket.missing:
                 self._told(ticket)
         self._start()
 
-    def _want(self, ticket: _Ticket, key: Key) -> None:
+    def _want(self, ticket: _Ticket, key: Key, item: int) -> None:
         found = self._bytes.get(key)
         if found is None:
-            found = self._bytes[key] = _Bytes(key, self._numbers, ticket.place)
+            found = self._bytes[key] = _Bytes(key, self._numbers, ticket.place, item)
             self._numbers += 1
-            self._queue.append(found)
+            if not self._find(found):
+                self._queue.append(found)
         else:
             self.shared += 1
+            if self._memory is not None and item != NO_ITEM:
+                self._memory.again()
         found.users += 1
         ticket.bytes.append(found)
         if not found.done:
             found.waiting.append(ticket)
             ticket.missing += 1
+
+    def _find(self, each: _Bytes) -> bool:
+        """Whether the bytes lie in memory already."""
+        if self._memory is None or each.item == NO_ITEM:
+            return False
+        each.at, copy = self._memory.access(each.item, each.key)
+        if copy is not None:
+            each.block, each.nbytes, each.stamp = copy.block, copy.nbytes, copy.stamp
+            each.done = each.kept = True
+        return copy is not None
 
     def release(self, tickets: Iterable[int]) -> None:
         """The samples have been prepared, or nobody wants them any more."""
@@ -114,9 +157,7 @@ class Service:
                 continue
             self.there -= not ticket.missing
             for each in ticket.bytes:
-                each.users -= 1
-                if not each.users:
-                    self._let_go(each)
+                self._leave(each)
         self._start()
 
     def drop(self) -> None:
@@ -125,6 +166,12 @@ class Service:
         self._queue.clear()
 
     # --- what becomes of sources -----------------------------------------------------------------------------
+
+    def _leave(self, each: _Bytes) -> None:
+        """One fewer uses it."""
+        each.users -= 1
+        if not each.users:
+            self._let_go(each)
 
     def _let_go(self, each: _Bytes) -> None:
         del self._bytes[each.key]
@@ -136,6 +183,8 @@ class Service:
             each.done = True  # still queued
 
     def _free(self, each: _Bytes) -> None:
+        if each.kept:
+            return
         self._ahead -= each.nbytes
         if each.block >= 0:
             self._blocks.free(each.block)
@@ -157,18 +206,27 @@ class Service:
             self._started[each.number] = each
             self.pool.submit(each.number, Source(*each.key))
 
-    def done(self, number: int, block: int, nbytes: int, error: BaseException | None) -> None:
-        """The pool is through with a source: so many bytes are in a block, or it failed."""
+    def done(
+        self,
+        number: int,
+        block: int,
+        nbytes: int,
+        error: BaseException | None,
+        seconds: float = 0.0,
+        *,
+        on_disk: bool = False,
+        version: bytes | None = None,
+    ) -> None:
+        """The pool is through with a source: so many bytes are in a block, or it failed. ``seconds``: what the read
+        took; ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk would be, if there may be
+        one."""
         each = self._started.pop(number)
         self._ahead += nbytes - each.nbytes
         each.done, each.nbytes, each.block = True, nbytes, block
         if error is not None:
             self.failed += not isinstance(error, CancelledError)
         else:
-            self.reads += 1
-            self.read_bytes += nbytes
-            self._typical += round((nbytes - self._typical) / min(self.reads, 100))
-            each.stamp = self._blocks.publish(block)
+            self._read(each, seconds, version, on_disk=on_disk)
         waiting, each.waiting = each.waiting, []
         for ticket in waiting:
             ticket.missing -= 1
@@ -178,11 +236,46 @@ class Service:
             self._free(each)
         self._start()
 
+    def _read(self, each: _Bytes, seconds: float, version: bytes | None, *, on_disk: bool) -> None:
+        """The bytes are there: tiers may keep them."""
+        self.copied += on_disk
+        if not on_disk:
+            self.reads += 1
+            self.read_bytes += each.nbytes
+            self._costs.observe(each.nbytes, seconds)
+        self._typical += round((each.nbytes - self._typical) / min(self.reads + self.copied, 100))
+        each.stamp = self._blocks.publish(each.block)
+        seconds = self._costs.seconds(each.nbytes)
+        if self._memory is not None:
+            self._keep(self._memory, each, seconds)
+        if version is not None and not each.kept and self._bytes.get(each.key) is each:
+            assert self.disk is not None
+            each.users += 1
+            if not self.disk.write(each.key, version, each.block, each.nbytes, seconds, lambda: self._written(each)):
+                each.users -= 1
+
+    def _written(self, each: _Bytes) -> None:
+        self._leave(each)
+        self._start()
+
+    def _keep(self, memory: MemoryTier, each: _Bytes, seconds: float) -> None:
+        copy = Copy(each.key, each.block, each.nbytes, each.stamp, seconds)
+        each.kept, going = memory.offer(each.item, copy, each.at)
+        if each.kept:
+            self._ahead -= each.nbytes
+        for gone in going:
+            live = self._bytes.get(gone.key)
+            if live is not None and live.kept and live.block == gone.block:  # of use until it is released
+                live.kept = False
+                self._ahead += live.nbytes
+            else:
+                self._blocks.free(gone.block)
+
     def behind(self) -> bool:
         """Whether less than half of what is wanted is there."""
         return 2 * self.there < len(self._tickets)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, Any]:
         """What has been done since the process began."""
         return {
             "reads": self.reads,
@@ -190,7 +283,7 @@ class Service:
             "failed": self.failed,
             "shared": self.shared,
             "bytes_ahead": self._ahead,
-        }
+        } | ({} if self._memory is None else {"memory": self._memory.counts()})
 
     def _told(self, ticket: _Ticket) -> None:
         self.there += 1

@@ -1,0 +1,93 @@
+"""What ``cache`` and ``cache_dir`` mean, checked at construction."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from minato_gpu.arguments import Arguments
+from minato_gpu.memory.shm_limits import memory_limit
+from minato_gpu.sources.declared import source_of
+from minato_gpu.sources.disk.tier import LEAST_BUDGET, DiskTier
+
+_UNITS = {unit: 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
+_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate(("", "K", "M", "G", "T")) if power}
+_SIZE = re.compile(r"([0-9.]+)\s*([KMGT]?I?)B?", re.IGNORECASE)
+_EXAMPLE = "pass a number of bytes, or a text such as '32GB' or '32GiB'"
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """Budgets in bytes (0: no such tier), and the directory of the tier on disk."""
+
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    directory: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.memory_bytes or self.disk_bytes)
+
+    @classmethod
+    def check(cls, loader: Arguments) -> CacheOptions:
+        """Resolve a loader's arguments.
+
+        Raises ValueError (or TypeError) naming what is wrong, CacheDirectoryError for a directory that cannot be used.
+        """
+        options = cls._resolved(loader.cache, loader.cache_dir)
+        if not options:
+            return options
+        if loader.num_workers == 0:
+            raise ValueError("cache: copies are kept by the process that reads ahead; it needs num_workers > 0")
+        if source_of(loader.dataset) is None:
+            raise ValueError(
+                "cache: the data set does not say where its samples' bytes lie, so there is nothing to keep; give it a "
+                "method source(key) that returns a minato_gpu.Source, or leave cache out"
+            )
+        limit, what = memory_limit()
+        if options.memory_bytes > limit:
+            raise ValueError(f"cache={options.memory_bytes} is more than the {limit} bytes of {what}; pass less")
+        if options.disk_bytes:
+            DiskTier(options.directory, options.disk_bytes).close()
+        return options
+
+    @classmethod
+    def _resolved(cls, cache: Any, directory: Any) -> CacheOptions:
+        if directory is not None and not isinstance(directory, (str, os.PathLike)):
+            raise TypeError(f"cache_dir must be a path or None, got {directory!r}")
+        if cache is None:
+            if directory is not None:
+                raise ValueError("cache_dir is where copies are kept; say by cache how many bytes of them")
+            return cls()
+        budgets = cache if isinstance(cache, Mapping) else {"memory" if directory is None else "disk": cache}
+        if not budgets or set(budgets) - {"memory", "disk"}:
+            raise ValueError(f"cache must name 'memory', 'disk' or both, got {cache!r}")
+        if ("disk" in budgets) != (directory is not None):
+            raise ValueError(
+                f"a budget of 'disk' and cache_dir go together, got cache={cache!r}, cache_dir={directory!r}"
+            )
+        sizes = {f"{name}_bytes": _nbytes(size) for name, size in budgets.items()}
+        if 0 < sizes.get("disk_bytes", 0) < LEAST_BUDGET:
+            raise ValueError(f"cache: a directory needs at least {LEAST_BUDGET} bytes, got {sizes['disk_bytes']}")
+        return cls(**sizes, directory="" if directory is None else os.fspath(directory))
+
+
+def _nbytes(size: Any) -> int:
+    """The bytes that a number or a text means."""
+    found = size
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        try:
+            found = None if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
+        except ValueError:
+            found = None
+        if found is None:
+            raise ValueError(f"cache={size!r} is no number of bytes; {_EXAMPLE}")
+    if isinstance(found, bool) or not isinstance(found, Integral):
+        raise TypeError(f"cache={size!r} is no number of bytes; {_EXAMPLE}")
+    if found < 1:
+        raise ValueError(f"cache must be at least 1 byte, got {size!r}; leave it out to keep nothing")
+    return int(found)

@@ -1,0 +1,158 @@
+"""A tier on disk before the reader pool: what has a copy there is read from it, and all else from its source.
+
+The tier is looked into by threads, as files are. It keeps what comes first, until its budget is full: then what is new
+passes by (CoorDL's MinIO cache, see caching/minio.py). So the processes that share a directory need not agree on
+anything: each hits what any of them has kept.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, CancelledError, get_running_loop
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.reading import Key
+from minato_gpu.sources.service import Pool
+from minato_gpu.sources.source import Source
+
+_WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
+_FULL_FOR = 4096  # reads after which a tier that was full is asked again: copies may have been removed
+
+Done = Callable[..., None]
+"""``Service.done``."""
+
+
+class _Missing(Exception):
+    """There is no copy of this version."""
+
+    def __init__(self, version: bytes | None) -> None:
+        super().__init__()
+        self.version = version
+
+
+class DiskPool:
+    """``done`` is told of every source, as ``Service.done`` is. ``make_pool`` is given what is to be told of those that
+    have no copy, and makes what reads them."""
+
+    def __init__(self, tier: DiskTier, blocks: Blocks, done: Done, make_pool: Callable[[Done], Pool]) -> None:
+        self._tier, self._blocks, self._done = tier, blocks, done
+        self._loop: AbstractEventLoop = get_running_loop()
+        self._pool = make_pool(self._was_read)
+        self._reads = LocalReads(blocks, self._looked, self._read)
+        self._writer = ThreadPoolExecutor(1, "minato-write")
+        self._looking: dict[int, Source] = {}
+        self._cancelled: set[int] = set()  # of those
+        self._versions: dict[int, bytes | None] = {}  # of what has no copy and is being read, from before it was
+        self._waiting = 0  # bytes to be written
+        self._passes = 0  # writes that are not tried, as the tier is full
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this, after those of lower numbers."""
+        self._looking[number] = source
+        self._reads.submit(number, source)
+
+    def cancel(self, numbers: Iterable[int]) -> None:
+        """These are not needed any more."""
+        rest = []
+        for number in numbers:
+            if number in self._looking:
+                self._cancelled.add(number)
+            else:
+                rest.append(number)
+        self._pool.cancel(rest)
+
+    def _read(self, source: Source) -> tuple[int, int]:
+        """In a thread: the block that holds the copy, and its bytes."""
+        try:
+            version = version_of(source)
+        except OSError:
+            raise _Missing(None) from None  # who reads it finds that out, too
+        entry = self._tier.find(name_of((source.path, source.offset, source.length)), version)
+        if entry is None:
+            raise _Missing(version)
+        block, view = self._blocks.allocate(entry.length)
+        if not self._tier.read(entry, view):
+            self._blocks.free(block)
+            raise _Missing(version)
+        return block, entry.length
+
+    def _looked(self, ended: Ended) -> None:
+        number, seconds, block, nbytes, error = ended
+        source, cancelled = self._looking.pop(number), number in self._cancelled
+        self._cancelled.discard(number)
+        if error is None:
+            self._done(number, block, nbytes, None, seconds, on_disk=True)
+        elif cancelled:
+            self._done(number, -1, 0, CancelledError())
+        else:
+            self._versions[number] = error.version if isinstance(error, _Missing) else None
+            self._pool.submit(number, source)
+
+    def _was_read(
+        self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float = 0.0
+    ) -> None:
+        self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def write(
+        self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
+    ) -> bool:
+        """Whether a copy of the block will be written; ``written`` is called after that."""
+        if self._passes:
+            self._passes -= 1
+            return False
+        if self._waiting and self._waiting + nbytes > _WRITES_AHEAD:
+            return False
+        self._waiting += nbytes
+
+        def ended(kept: bool) -> None:
+            self._waiting -= nbytes
+            self._passes = 0 if kept else _FULL_FOR
+            written()
+
+        def work() -> None:
+            kept = self._tier.write(name_of(key), version, self._blocks.view(block, nbytes), seconds)
+            self._loop.call_soon_threadsafe(ended, kept)
+
+        self._writer.submit(work)
+        return True
+
+    # --- the rest --------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, Any]:
+        """What the directory holds, and what became of this process's reads and writes."""
+        return self._tier.stats()
+
+    def finish(self) -> None:
+        """Write what waits."""
+        self._reads.close()
+        self._writer.shutdown()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._tier.close()
+
+
+def name_of(key: Key) -> bytes:
+    """A source's name in the tier: the same for every process and run."""
+    return blake2b(repr(key).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def version_of(source: Source) -> bytes:
+    """What a copy is of: a file's size and time. Raises OSError where there is no such file.
+
+    Of a URL it is not known without asking the storage each time: what lies there is taken to stay as it is.
+    """
+    if source.is_remote:
+        return b""
+    found = Path(source.path.removeprefix("file://")).stat()
+    return b"%d %d" % (found.st_size, found.st_mtime_ns)

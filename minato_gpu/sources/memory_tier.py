@@ -1,0 +1,187 @@
+"""Which of the bytes that were read stay in shared memory for later epochs: the tier's books, not its bytes.
+
+A *sample* is a whole number, the data set's index; each has one source or several, its *parts*. An *item* is one part
+of one sample, and what policies (caching/) know of: number part * samples + sample. What has another key than a whole
+number is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from minato_gpu.caching.choice import Choice, alike, choose, new_policy
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.orders import Orders
+from minato_gpu.caching.policy import Policy
+from minato_gpu.sources.blocks import space_of
+from minato_gpu.sources.reading import Key
+
+NO_ITEM = -1
+_KNOWN = 256  # items whose sizes are known before it is said whether all are alike
+
+
+class Copy(NamedTuple):
+    """Bytes of a source that lie in a block. ``seconds``: what reading them again would take."""
+
+    key: Key
+    block: int
+    nbytes: int
+    stamp: int
+    seconds: float
+
+
+class Begun(NamedTuple):
+    """An epoch begins. ``orders``: what is known of those to come, in samples; ``shards``: among how many tiers an
+    epoch is shared out, of which this is one."""
+
+    epoch: int
+    orders: Orders | None
+    shards: int
+
+
+class MemoryTier:
+    """Copies of items of ``samples`` samples, ``budget`` bytes of memory at most."""
+
+    def __init__(self, budget: int, samples: int) -> None:
+        self.budget = budget
+        self.hits = self.misses = self.hit_bytes = self.evicted = 0
+        self.choice = Choice("minio", 0, "minio: the first epoch has not been read yet")
+        self._samples = samples
+        self._parts = 0  # of each sample; known from the first one
+        self._copies: dict[int, Copy] = {}
+        self._policy: Policy = Minio(budget)
+        self._begun: Begun | None = None  # and not told the policy
+        self._at = 0  # position of the next access
+        self._sizes: dict[int, tuple[int, float]] = {}  # bytes and seconds of some items, to tell whether all are alike
+
+    # --- what happens ----------------------------------------------------------------------------------------
+
+    def begin(self, begun: Begun) -> None:
+        """An epoch begins: what follows is wanted by that."""
+        self._begun = begun
+
+    def items(self, sample: int, parts: int) -> Sequence[int]:
+        """The items of a sample with so many sources, NO_ITEM for those that are not kept."""
+        if not self._parts:
+            self._parts = parts
+        if self._begun is not None:
+            self._start(self._begun)
+            self._begun = None
+        if not 0 <= sample < self._samples:
+            return (NO_ITEM,) * parts
+        return [part * self._samples + sample if part < self._parts else NO_ITEM for part in range(parts)]
+
+    def access(self, item: int, key: Key) -> tuple[int, Copy | None]:
+        """An item is wanted: the access' position, and the copy if there is one."""
+        now = self._at
+        self._at += 1
+        copy = self._copies.get(item)
+        if copy is None or copy.key != key:  # the data set has another source for it than it had
+            self.misses += 1
+            return now, None
+        self._policy.used(item, now)
+        self.hits += 1
+        self.hit_bytes += copy.nbytes
+        return now, copy
+
+    def again(self) -> None:
+        """An item is wanted whose bytes are on their way already, or there, for another sample."""
+        self._at += 1
+
+    def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
+        """What was missed at ``now`` has been read: whether it stays, and which copies go."""
+        if item == NO_ITEM:
+            return False, []
+        if len(self._sizes) < _KNOWN:
+            self._sizes[item] = copy.nbytes, copy.seconds
+        older = self._copies.pop(item, None)
+        verdict = self._policy.offer(item, space_of(copy.nbytes), copy.seconds, now)
+        going = [gone for each in verdict.evict if (gone := self._copies.pop(each, None)) is not None]
+        self.evicted += len(going)
+        if older is not None:
+            going.append(older)
+        if verdict.keep:
+            self._copies[item] = copy
+        return verdict.keep, going
+
+    # --- policies --------------------------------------------------------------------------------------------
+
+    def _start(self, begun: Begun) -> None:
+        """Tell the policy of the epoch; another one may follow from what is known by now."""
+        nbytes, seconds = zip(*self._sizes.values(), strict=True) if self._sizes else ((1,), (0.0,))
+        whole = self._samples * self._parts * float(np.mean([space_of(each) for each in nbytes]))
+        known = begun.orders is not None
+        share = self.budget / whole if self._sizes else 0.5  # nothing is known yet; said anew when the next begins
+        choice = choose(shards=begun.shards, share=share, known=known, alike=alike(nbytes, seconds), once=True)
+        if choice.policy != self.choice.policy:
+            self._change_to(choice.policy)
+        self.choice = choice
+        orders = None if begun.orders is None else OfItems(begun.orders, self._samples, self._parts)
+        self._at = self._policy.begin(begun.epoch, orders, choice.look_ahead) or self._at
+
+    def _change_to(self, name: str) -> None:
+        self._policy = new_policy(name, self.budget, self._samples * self._parts)
+        for item, copy in self._copies.items():
+            self._policy.offer(item, space_of(copy.nbytes), copy.seconds, 0)
+
+    # --- from one reader process to the next -----------------------------------------------------------------
+
+    def take_up(self, parts: int, copies: Iterable[tuple[int, Copy]]) -> list[Copy]:
+        """Copies that an earlier process has left; returns those for which there is no room."""
+        self._parts = parts
+        refused = []
+        for item, copy in copies:
+            kept = 0 <= item < self._samples * parts
+            if kept and self._policy.offer(item, space_of(copy.nbytes), copy.seconds, 0).keep:
+                self._copies[item] = copy
+            else:
+                refused.append(copy)
+        return refused
+
+    def left(self) -> tuple[int, list[tuple[int, Copy]]]:
+        """What ``take_up`` takes."""
+        return self._parts, list(self._copies.items())
+
+    # --- what is said of it ----------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int | str]:
+        """Hits, misses and what is kept; see ``DataLoader.stats``."""
+        return {
+            "policy": self.choice.policy,
+            "why": self.choice.why,
+            "budget_bytes": self.budget,
+            "bytes": self._policy.used_bytes,
+            "copies": len(self._copies),
+            "hits": self.hits,
+            "misses": self.misses,
+            "hit_bytes": self.hit_bytes,
+            "evicted": self.evicted,
+        }
+
+
+class OfItems:
+    """Orders of samples as orders of their items: the parts of a sample are wanted one after the other."""
+
+    def __init__(self, orders: Orders, samples: int, parts: int) -> None:
+        self._orders, self._samples, self._parts = orders, samples, parts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OfItems) and self._told == other._told
+
+    def __hash__(self) -> int:
+        return hash(self._told)
+
+    @property
+    def _told(self) -> tuple[Orders, int, int]:
+        return self._orders, self._samples, self._parts
+
+    def order(self, epoch: int) -> Integers | None:
+        order = self._orders.order(epoch)
+        if order is None or self._parts == 1:
+            return order
+        items: Integers = np.add.outer(order, self._samples * np.arange(self._parts)).ravel()
+        return items
