@@ -13,7 +13,7 @@ choice that does not exist here; and each ``iter()`` takes 2 milliseconds, for a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -28,7 +28,7 @@ from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_
 from minato_gpu.delivery import EpochIterator, EpochView, in_memory
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
-from minato_gpu.lanes.streams import Stream, StreamStart
+from minato_gpu.lanes.streams import Stream, StreamState
 from minato_gpu.samples import Ticket, add_note
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.worker_streams import WorkerStreams
@@ -68,7 +68,7 @@ class InlineIterator(EpochIterator):
             source.streams.share_seed(self._shared_seed, self._dataset)
             if first is not None:
                 source.streams.begin([first])
-            stream = _opened(loader, session, job, source.starts if begun else [])
+            stream = _opened(loader, session, job, source.streams.starts if begun else ())
             stream.fetcher.ended = stream.fetcher.ended or bool(source.streams.ended)
             batches: Batches = StreamHere(stream, source.streams, loader.batch_size or 1, log)
             if at_start is not None:
@@ -82,7 +82,7 @@ class InlineIterator(EpochIterator):
         self.view = EpochView(log, self._deliver(loader, session.options, epoch, batches, progress), in_memory)
 
 
-def _opened(loader: Any, session: Session, job: Job, starts: list[StreamStart]) -> Stream:
+def _opened(loader: Any, session: Session, job: Job, starts: Sequence[StreamState]) -> Stream:
     """The stream of an iterable data set, which goes on where an earlier run left it."""
     samples = loader.batch_size or 1
     over, session.over = session.over, None
@@ -90,7 +90,7 @@ def _opened(loader: Any, session: Session, job: Job, starts: list[StreamStart]) 
         stream = Stream.open(job, starts[0], samples)
         session.over = (stream.before or b"") if starts[0].over else None
         return stream
-    start = None if over is None else StreamStart(0, None, over=True)
+    start = None if over is None else StreamState(None, over=True)
     return Stream.open(job, start, samples, before=over)
 
 

@@ -120,8 +120,7 @@ class EngineIterator(EpochIterator):
         if source.streams is not None:
             source.streams.share_seed(self._shared_seed, self._dataset)
             if resumption is None and (told := session.streams_between(loader, keeps=self._keeps)):
-                source.streams.begin(told)
-                source.starts = [] if goes_on else session.left_of_thread(loader)
+                source.streams.begin(told, () if goes_on else session.left_of_thread(loader))
         return source, progress
 
     def leave(self, engine: Engine) -> None:

@@ -16,7 +16,7 @@ from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
 from minato_gpu.delivery import EpochView
 from minato_gpu.engine.engine import Engine
-from minato_gpu.lanes.streams import StreamStart, StreamState, told_of
+from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.sources import Source
@@ -137,12 +137,12 @@ class Session:
         if self.progress is not None and engine is not None and not engine.closed:
             return list(self.progress.streams_at_end)
         if left := self.left_of_thread(loader):
-            return [start.told for start in left]
+            return left
         if loader.num_workers == 0 or self.options.threads:
             return [self.told_here(loader)]
         return []
 
-    def told_here(self, loader: Any, given: Sequence[StreamStart] = ()) -> StreamState:
+    def told_here(self, loader: Any, given: Sequence[StreamState] = ()) -> StreamState:
         """Where the data set of this process stands before an epoch. One that still tells what it told before it was
         ``given`` its state, or left with that of a stream at its end, or nothing, takes that up when it is iterated.
         Before its first ``iter()`` it need not be able to tell."""
@@ -150,14 +150,14 @@ class Session:
         told = told_of(loader.dataset, over=self.over is not None or (last is not None and last.ended_with_batches))
         starts = given or self._left()
         if starts and (told.state is None or told.state == self.over):
-            return starts[0].told
-        return StreamState(None, False) if last is None and told.error else told
+            return starts[0]
+        return StreamState(None) if last is None and told.error else told
 
-    def left_of_thread(self, loader: Any) -> list[StreamStart]:
+    def left_of_thread(self, loader: Any) -> list[StreamState]:
         """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
         return self._left() if loader.num_workers > 0 and self.options.threads else []
 
-    def _left(self) -> list[StreamStart]:
+    def _left(self) -> list[StreamState]:
         """Where the next epoch begins of streams that were at their end when the last was resumed."""
         source = None if self.progress is None else self.progress.source
         return source.streams.left if source is not None and source.streams is not None else []

@@ -19,7 +19,7 @@ from minato_gpu.checkpoint.progress import (
     sampler_epoch,
 )
 from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts_between, tell_read_again
-from minato_gpu.lanes.streams import StreamStart, load_dataset
+from minato_gpu.lanes.streams import StreamState, load_dataset
 from minato_gpu.sampling import sampler_restore as ways
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Plane
@@ -60,8 +60,7 @@ def begin_source(
         source, worlds = fresh_source(loader, number, seed, order), []
         source.streams = WorkerStreams(max(1, loader.num_workers)) if iterable else None
         if source.streams is not None and resumption is not None and resumption.starts:
-            source.starts = resumption.starts
-            source.streams.begin([start.told for start in source.starts])
+            source.streams.begin(resumption.starts, resumption.starts)
     standing = EpochProgress(loader, number, (source.seed, *(workers or (source.seed, number))), worlds)
     standing.source = source
     if resumption is not None and resumption.begun:
@@ -95,7 +94,7 @@ class Resumption:
         self._counted: tuple[list[Plane], dict[Any, int]] = ([], {})
         self.worlds: list[Any] = []  # how the epoch was shared out among ranks before, if it was merged
         self._epoch_of_sampler = self._check(loader) if self.begun else None
-        self.starts: list[StreamStart] = []  # of an iterable data set's streams, after a state between two epochs
+        self.starts: list[StreamState] = []  # of an iterable data set's streams, after a state between two epochs
         if not self.begun and is_iterable(loader):
             self.starts = starts_between(self.state["source"], loader.dataset, loader.num_workers)
         parts = (self.state, self.state["source"])
@@ -225,7 +224,7 @@ class Resumption:
             none = Order(iter(()), generators=generators)
             source = Source(self.number, self.state["seed"], none, batched=batched, occurrences=occurrences)
             tell_read_again(saved, self._sampling.size or 1)
-            source.streams, source.starts = resumed_streams(saved)
+            source.streams = resumed_streams(saved)
             return source
         if saved["way"] == REPLAY:
             order = self._replayed()

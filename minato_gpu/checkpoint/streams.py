@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minato_gpu.checkpoint import state as s
-from minato_gpu.lanes.streams import ITSELF, StreamStart, StreamState, is_stateful
+from minato_gpu.lanes.streams import ITSELF, StreamState, is_stateful
 from minato_gpu.notices import LOGGER
-from minato_gpu.sampling.worker_streams import StreamPlace, WorkerStreams
+from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.snapshots import dumps
 
 MOST_READ_AGAIN = 1 << 28
@@ -27,35 +27,37 @@ def plain_streams(streams: WorkerStreams, ahead: int) -> s.State:
     Raises ValueError for an ``ahead`` that goes too far back, and where a data set could not tell its state.
     """
     turn, places = streams.before(ahead)
-    plain = [{"batches": at.batches, "ended": at.ended, **_plain(number, at.told)} for number, at in enumerate(places)]
     shared = {} if streams.shared_seed is None else {"shared_seed": streams.shared_seed}
-    return {"batches": streams.batches - ahead, "turn": turn, "streams": plain, **shared}
+    return {"batches": streams.batches - ahead, "turn": turn, "streams": _plain(places), **shared}
 
 
-def resumed_streams(saved: Mapping[str, Any]) -> tuple[WorkerStreams, list[StreamStart]]:
-    """The streams that a checked state tells of, and where each is to start."""
+def resumed_streams(saved: Mapping[str, Any]) -> WorkerStreams:
+    """The streams that a checked state tells of, each to be taken up where it says."""
     streams = WorkerStreams(len(saved["streams"]), saved["batches"], saved["turn"])
     streams.shared_seed = saved.get("shared_seed")
-    places, starts = [], []
-    for own in saved["streams"]:
-        since = _since(own)
-        over = own["batches"] > 0 if own["ended"] else bool(own.get("over"))
-        told = StreamState(_pickled(own.get("state")), own["ended"], since=since, over=over)
-        places.append(StreamPlace(own["batches"], own["ended"], told))
-        starts.append(StreamStart(own["batches"], told.state, since, over))
-    streams.go_on(places, starts)
-    return streams, starts
+    places = [_place(own) for own in saved["streams"]]
+    streams.begin(places, places)
+    return streams
 
 
-def _plain(number: int, told: StreamState) -> s.State:
-    """What a state says of a stream besides its batches. Raises ValueError where the data set could not tell."""
-    if told.error is not None:
-        raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
-    state = None
-    if told.state is not None:
-        kind, own, dataset = pickle.loads(told.state)
-        state = {"of": kind, "state": own, **({} if dataset is None else {"dataset": dataset})}
-    return {"state": state, **({"since": told.since} if told.since else {}), **({"over": True} if told.over else {})}
+def _place(own: Mapping[str, Any]) -> StreamState:
+    """One that a state tells of."""
+    over = own["batches"] > 0 if own["ended"] else own.get("over") is True
+    return StreamState(_pickled(own.get("state")), own["ended"], since=_since(own), over=over, batches=own["batches"])
+
+
+def _plain(places: Sequence[StreamState]) -> list[s.State]:
+    """What a state says of streams. Raises ValueError where a data set could not tell."""
+    plain: list[s.State] = []
+    for number, at in enumerate(places):
+        if at.error is not None:
+            raise ValueError(f"the stream of worker {number} cannot be saved: {at.error}")
+        own: s.State = {"batches": at.batches, "ended": at.ended, "state": None}
+        if at.state is not None:
+            kind, state, dataset = pickle.loads(at.state)
+            own["state"] = {"of": kind, "state": state, **({} if dataset is None else {"dataset": dataset})}
+        plain.append({**own, **({"since": at.since} if at.since else {}), **({"over": True} if at.over else {})})
+    return plain
 
 
 def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
@@ -67,18 +69,18 @@ def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
 
 def between(tolds: Sequence[StreamState]) -> s.State:
     """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
-    plain = [{"batches": 0, "ended": False, **_plain(number, told)} for number, told in enumerate(tolds)]
+    plain = _plain(tolds)
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
 
-def starts_between(source: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamStart]:
+def starts_between(source: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamState]:
     """Where the epoch after such a state begins; empty where it says nothing. Raises ValueError where it is damaged, or
     one of another number of workers."""
     if source.get("streams") is None:
         return []
     for own in _checked(source, dataset, workers):
         s.number(own, "batches", largest=0)
-    return [StreamStart(0, _pickled(own.get("state")), over=own.get("over") is True) for own in source["streams"]]
+    return [_place({**own, "ended": False}) for own in source["streams"]]
 
 
 def _since(own: Mapping[str, Any]) -> Any:

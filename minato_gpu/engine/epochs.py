@@ -122,7 +122,7 @@ class Epochs:
 
     def _resume(self, source: Source) -> None:
         """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
-        starts = dict(enumerate(source.starts))
+        starts = {} if source.streams is None else dict(enumerate(source.streams.starts))
         for worker, start in self._pump.run.stream_starts.items():  # of streams that had ended: their workers stay
             if worker not in starts and (following := start.next_epoch) is not None:
                 starts[worker] = following

@@ -43,25 +43,27 @@ def share_seed(pipe: Any, seed: int) -> None:
     apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
 
-class StreamStart(NamedTuple):
-    """Where one worker's stream begins: ``batches`` of it were delivered; ``state``: its own, pickled by the parent, as
-    it was ``since`` batches before that."""
+class StreamState(NamedTuple):
+    """Where one worker's stream stands: ``batches`` of it were delivered, and no more come if it has ``ended``.
 
-    batches: int
+    It is taken up from ``state``: its own, pickled, as it was ``since`` batches before (None: all is read again). A
+    worker tells one after each batch, the parent keeps those of what was delivered, and a stream is opened at one.
+    ``error``: what asking for the state raised; it matters to nobody but who saves. ``over``: the state is one of the
+    end of an epoch that had batches; the epoch after it begins, or has ended too.
+    """
+
     state: bytes | None
+    ended: bool = False
+    error: str | None = None
     since: int = 0
-    over: bool = False  # the state is one of the end of an epoch that had batches; this one begins, or has ended too
+    over: bool = False
+    batches: int = 0
 
     @property
-    def next_epoch(self) -> StreamStart | None:
+    def next_epoch(self) -> StreamState | None:
         """Where the epoch after this begins, if this stream is never opened."""
         state = dataset_part(self.state)
-        return None if state is None else StreamStart(0, state, over=self.over)
-
-    @property
-    def told(self) -> StreamState:
-        """What is said of it before its first batch."""
-        return StreamState(self.state, False, over=self.over)
+        return None if state is None else StreamState(state, over=self.over)
 
     @property
     def within_itself(self) -> bool:
@@ -73,23 +75,9 @@ class StreamStart(NamedTuple):
         """So many batches are read again and dropped."""
         return self.batches if self.state is None else self.since
 
-
-class StreamState(NamedTuple):
-    """What a worker says of its stream after a batch: ``state`` pickled (None: it cannot tell), ``ended``: no more.
-
-    ``error``: what asking for the state raised; it matters to nobody but who saves. ``since``: the state is one of so
-    many batches ago, and was told then.
-    """
-
-    state: bytes | None
-    ended: bool
-    error: str | None = None
-    since: int = 0
-    over: bool = False  # the state is one of an earlier epoch's end
-
     @property
     def nbytes(self) -> int:
-        """Bytes of the state that came with it."""
+        """Bytes of the state, where it was told with the last batch."""
         return 0 if self.state is None or self.since else len(self.state)
 
 
@@ -116,12 +104,12 @@ def dataset_part(state: bytes | None) -> bytes | None:
 def told_of(dataset: Any, *, over: bool = False) -> StreamState:
     """The state of a data set that is not being iterated."""
     if not is_stateful(dataset):
-        return StreamState(None, False)
+        return StreamState(None)
     try:
         kind = ITSELF if isinstance(dataset, Iterator) else "dataset"
-        return StreamState(dumps((kind, dataset.state_dict(), None)), False, over=over)
+        return StreamState(dumps((kind, dataset.state_dict(), None)), over=over)
     except Exception as error:
-        return StreamState(None, False, _said(dataset, error))
+        return StreamState(None, error=_said(dataset, error))
 
 
 def load_dataset(dataset: Any, state: bytes | None) -> bytes | None:
@@ -196,7 +184,7 @@ class Stream:
         self,
         fetcher: Any,
         dataset: Any,
-        start: StreamStart | None,
+        start: StreamState | None,
         samples: int,
         goes_on: Callable[[], bool] = _always,
     ) -> None:
@@ -212,7 +200,7 @@ class Stream:
     def open(
         cls,
         job: Job,
-        start: StreamStart | None,
+        start: StreamState | None,
         samples: int,
         goes_on: Callable[[], bool] = _always,
         before: bytes | None = None,
@@ -232,7 +220,7 @@ class Stream:
         stream.before = before
         return stream
 
-    def _go_on(self, start: StreamStart, samples: int, goes_on: Callable[[], bool]) -> None:
+    def _go_on(self, start: StreamState, samples: int, goes_on: Callable[[], bool]) -> None:
         iterator = self.fetcher.dataset_iter
         if start.state is not None:
             kind, state, _ = pickle.loads(start.state)

@@ -12,7 +12,6 @@ from zlib import crc32
 import numpy as np
 
 from minato_gpu.lanes.base import NoSample
-from minato_gpu.lanes.streams import StreamStart
 from minato_gpu.samples import witness_of
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
@@ -111,8 +110,7 @@ class Source:
         self.expected: tuple[int, int] | None = None  # one of those, of an earlier run
         self.ended = False  # the sampler has said so
         self.witness: int | None = None  # of the epoch's first keys
-        self.streams: WorkerStreams | None = None  # of an iterable data set: its workers' own, and where each starts
-        self.starts: list[StreamStart] = []
+        self.streams: WorkerStreams | None = None  # of an iterable data set: its workers' own
         self._saved = place  # when a state was last asked for, or might have been: what came next then
         self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
         self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
