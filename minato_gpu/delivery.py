@@ -42,14 +42,28 @@ class EpochIterator(_BaseDataLoaderIter):
 
     _base_seed: int
     ended = False
+    view: EpochView
+
+    def __init__(self, loader: Any, seed: int | None) -> None:
+        """``seed``: the base seed, where it is known; then no generator moves."""
+        generator = torch.default_generator if loader.generator is None else loader.generator
+        before = generator.get_state()
+        super().__init__(loader)
+        if seed is not None:
+            generator.set_state(before)
+        self._base_seed = int(self._base_seed if seed is None else seed)
+        self._loader = loader
 
     def _deliver(
-        self, loader: Any, options: Options, number: int, batches: Batches, progress: EpochProgress
-    ) -> FailurePolicy:
-        """Deliver these batches of epoch ``number`` from now on; to be called by the constructor, last."""
-        assert progress.source is not None
-        self._loader = loader
-        self._number = number
+        self,
+        options: Options,
+        batches: Batches,
+        progress: EpochProgress,
+        memory: Callable[[], dict[str, Any]] = in_memory,
+    ) -> None:
+        """Deliver these batches from now on; to be called by the constructor, last."""
+        loader = self._loader
+        self._number = progress.source.number
         self._batches = batches
         self._devices = options.devices
         self._progress = progress
@@ -58,7 +72,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._pads = pads_batches(loader, options)
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
         self._failures = FailurePolicy(*limits, batches.log, progress.source.delivered)
-        return self._failures
+        self.view = EpochView(batches.log, self._failures, memory)
 
     def __len__(self) -> int:
         """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
@@ -97,7 +111,6 @@ class EpochIterator(_BaseDataLoaderIter):
         while True:
             data = batches.next(self._number, self._failures.take, self._progress.asked)
             if data is NOTHING and self._pads:
-                assert self._progress.source is not None
                 data = batches.pad(self._number, self._progress.source.delivered.survivor)
                 if data is NOTHING:  # no sample of this rank is left to repeat
                     reraise(batches.bad[0].error)

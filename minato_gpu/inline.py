@@ -18,18 +18,17 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.checkpoint import process_generators
-from minato_gpu.checkpoint.progress import is_iterable
-from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
-from minato_gpu.delivery import EpochIterator, EpochView, in_memory
+from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
+from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream, StreamState
 from minato_gpu.samples import Ticket, add_note
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.session import Session
@@ -41,45 +40,36 @@ class InlineIterator(EpochIterator):
     """One epoch in the main process."""
 
     def __init__(self, loader: Any, session: Session, epoch: int, resumption: Resumption | None) -> None:
-        begun = resumption is not None and resumption.begun
-        generator = torch.default_generator if loader.generator is None else loader.generator
-        before = generator.get_state() if begun else None
-        at_start = process_generators.every() if is_iterable(loader) and not begun else None
+        begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
+        at_start = process_generators.every() if iterable and not begun else None
+        told = session.told_here(loader, resumption.starts if resumption else ()) if iterable and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
-        first = (
-            None
-            if begun or not is_iterable(loader)
-            else session.told_here(loader, resumption.starts if resumption else [])
-        )
-        super().__init__(loader)
+        known = begun and not (rewound and loader.generator is None)
+        super().__init__(loader, session.base_seed if known else None)
         if loader.timeout != 0:
             raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
-        if before is not None:
-            if not rewound or loader.generator is not None:
-                generator.set_state(before)
-            self._base_seed = session.base_seed
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
         log = Telemetry(None, perf_counter())
         log.lanes["cpu"].slots = 1
-        source, progress = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
+        progress = begin_epoch(loader, epoch, self._base_seed, self._sampler_iter, resumption)
+        source, log.expected = progress.source, progress.expected
         job = Job.of(loader, source.seed, seeds_samples=False, skips=session.options.skips)
-        if source.streams is not None:
+        if source.streams is None:
+            batches: Batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
+        else:
             source.streams.share_seed(self._shared_seed, self._dataset)
-            if first is not None:
-                source.streams.begin([first])
-            stream = _opened(loader, session, job, source.streams.starts if begun else ())
+            if told is not None:
+                source.streams.begin([told])
+            stream = _opened(loader, session, job, source.streams.starts)
             stream.fetcher.ended = stream.fetcher.ended or bool(source.streams.ended)
-            batches: Batches = StreamHere(stream, source.streams, loader.batch_size or 1, log)
+            batches = StreamHere(stream, source.streams, loader.batch_size or 1, log)
             if at_start is not None:
                 progress.globals_at_start = process_generators.plain(at_start)
             elif resumption is not None:
                 resumption.globals.put_again()  # what was read again has drawn from them
-        else:
-            batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
-        log.expected = expected_of(loader, source, resumption)
         session.progress = progress
-        self.view = EpochView(log, self._deliver(loader, session.options, epoch, batches, progress), in_memory)
+        self._deliver(session.options, batches, progress)
 
 
 def _opened(loader: Any, session: Session, job: Job, starts: Sequence[StreamState]) -> Stream:
@@ -87,11 +77,11 @@ def _opened(loader: Any, session: Session, job: Job, starts: Sequence[StreamStat
     samples = loader.batch_size or 1
     over, session.over = session.over, None
     if starts:
-        stream = Stream.open(job, starts[0], samples)
+        stream = Stream(job, starts[0], samples)
         session.over = (stream.before or b"") if starts[0].over else None
         return stream
     start = None if over is None else StreamState(None, over=True)
-    return Stream.open(job, start, samples, before=over)
+    return Stream(job, start, samples, before=over)
 
 
 class StreamHere(Batches):

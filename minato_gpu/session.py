@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
-from minato_gpu.checkpoint.progress import EpochProgress, before_epoch, is_iterable
+from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
 from minato_gpu.delivery import EpochView
@@ -19,6 +19,7 @@ from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation, never_repeats
 
@@ -81,8 +82,8 @@ class Session:
         if resumption.knows_seed:
             _, self.base_seed, self.first_epoch = resumption.seeds
         if not resumption.begun:
-            resumption.set_generators(loader)
-            resumption.load_sampler(loader)
+            resumption.set_generators()
+            resumption.load_sampler()
             if resumption.starts and loader.num_workers == 0:
                 self.over = resumption.load_dataset(loader)
         return resumption
@@ -117,7 +118,7 @@ class Session:
         if self.progress is None or (self.progress.over and ahead == 0):
             number = self._next_epoch
             workers = self.base_seed, self.first_epoch if loader.persistent_workers and number else number
-            streams = self.streams_between(loader) if is_iterable(loader) else []
+            streams = self.streams_between(loader) if Sampling(loader).iterable else []
             return before_epoch(loader, number, workers, self.progress, streams)
         return self.progress.state(ahead)
 
@@ -134,8 +135,9 @@ class Session:
         workers that have stayed are its own; where they do not, a thread has the data set of this process, as the
         loader has."""
         engine = self.engine if keeps else None
-        if self.progress is not None and engine is not None and not engine.closed:
-            return list(self.progress.streams_at_end)
+        streams = None if self.progress is None else self.progress.source.streams
+        if streams is not None and engine is not None and not engine.closed:
+            return streams.at_end()
         if left := self.left_of_thread(loader):
             return left
         if loader.num_workers == 0 or self.options.threads:
@@ -159,8 +161,8 @@ class Session:
 
     def _left(self) -> list[StreamState]:
         """Where the next epoch begins of streams that were at their end when the last was resumed."""
-        source = None if self.progress is None else self.progress.source
-        return source.streams.left if source is not None and source.streams is not None else []
+        streams = None if self.progress is None else self.progress.source.streams
+        return [] if streams is None else streams.left
 
     # --- looking -------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from minato_gpu.checkpoint import state as s
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.checkpoint.positions import positions_of
 from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
@@ -147,7 +147,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     worlds = checked_worlds(source, sampling)
     if not worlds:
         raise ValueError("state: 'worlds' of a merged state must not be empty")
-    failed = _shared_out(sum(s.failed_of(part) for part in worlds[-1]["parts"]), mine)
+    failed = _shared_out(sum(positions_of(part).failed for part in worlds[-1]["parts"]), mine)
     progress: Mapping[str, Any] = {"batches": 0, "below": 0, "above": "", "witness": None, "failed": failed}
     if worlds[-1]["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
         progress = worlds.pop()["parts"][mine["rank"]]
@@ -184,7 +184,7 @@ def _world(world: Any) -> dict[str, Any]:
     for part in parts:
         if not isinstance(part, Mapping):
             raise ValueError(f"state: 'parts' must hold dicts, got {s.quoted(part)}")
-        s.check_progress(part)
+        positions_of(part)
     return {"replicas": replicas, "parts": parts}
 
 
@@ -214,7 +214,7 @@ def _left(order: list[Any], world: Mapping[str, Any]) -> list[Any]:
     replicas = world["replicas"]
     gone = bytearray(len(order))
     for rank, part in enumerate(world["parts"]):
-        delivered = DeliveredPositions.of_bits(part["batches"], part["below"], s.unpacked(part, "above"))
+        delivered = positions_of(part)
         for lo, hi in [(0, delivered.low), *delivered.above]:
             for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):
                 gone[entry] = 1

@@ -18,17 +18,21 @@ import torch
 
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.packing import packed
-from minato_gpu.samples import Ticket
 
-FORMAT, VERSION = "minato_gpu.DataLoader", 1
+FORMAT, VERSION = "minato_gpu.DataLoader", 2
 _LARGEST = (1 << 63) - 1
-_MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
 _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message
 
 _AS_THEY_ARE = {int, str, bool, float, type(None)}  # keys that are plain data
 
 State = dict[str, Any]
+
+
+def header(kind: str, epoch: int, seeds: tuple[int, int, int], *, begun: bool) -> State:
+    """What every state begins with. ``seeds``: the epoch's, the workers' and the epoch in which those started."""
+    names = ("format", "version", "kind", "epoch", "begun", "seed", "workers_seed", "workers_epoch")
+    return dict(zip(names, (FORMAT, VERSION, kind, epoch, begun, *seeds), strict=True))
 
 
 def check(state: Any) -> State:
@@ -49,19 +53,7 @@ def check(state: Any) -> State:
     number(out, "workers_epoch", least=-_LARGEST)
     generators(mapping(out, "generators"))
     mapping(out, "source")
-    if out["kind"] == "map":
-        check_progress(mapping(out, "progress"))
     return out
-
-
-def check_progress(progress: Mapping[str, Any]) -> None:
-    """How far an epoch has come. Raises ValueError."""
-    for name in ("batches", "below"):
-        number(progress, name)
-    survivor_of(progress, 0)
-    failed_of(progress)
-    if len(unpacked(progress, "above")) > _MOST_BYTES:
-        raise ValueError("state: 'above' is longer than any window")
 
 
 def generators(states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -157,33 +149,6 @@ def _bytes_of(value: Any, name: str) -> bytes:
     except (binascii.Error, ValueError):
         pass
     raise ValueError(f"state: {name!r} must be a base64 string, got {quoted(value)}")
-
-
-# --- survivors ----------------------------------------------------------------------------------------------
-
-
-def plain_survivor(ticket: Ticket | None) -> State | None:
-    """A ticket as plain data; None where its key cannot be stored, as after an epoch's start."""
-    if ticket is None:
-        return None
-    try:
-        key = plain_key(ticket.index)
-    except ValueError:
-        return None
-    return {"position": ticket.position, "key": key, "occurrence": ticket.occurrence}
-
-
-def survivor_of(progress: Mapping[str, Any], epoch: int) -> Ticket | None:
-    """The ticket that ``plain_survivor`` made plain. Raises ValueError for anything else."""
-    if progress.get("survivor") is None:
-        return None
-    plain = mapping(progress, "survivor")
-    return Ticket(epoch, number(plain, "position"), key_of(plain.get("key")), number(plain, "occurrence"))
-
-
-def failed_of(progress: Mapping[str, Any]) -> int:
-    """How many samples had been left out; states that do not say it tell of none. Raises ValueError."""
-    return 0 if progress.get("failed") is None else number(progress, "failed")
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

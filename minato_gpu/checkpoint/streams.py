@@ -21,29 +21,18 @@ MOST_READ_AGAIN = 1 << 28
 _MANY = 1 << 20  # a wait that should be explained
 
 
-def plain_streams(streams: WorkerStreams, ahead: int) -> s.State:
-    """Where the streams stood ``ahead`` batches ago: plain data but for the data set's own states.
+def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
+    """Where the streams stood ``ahead`` batches ago: plain data but for the data set's own states. ``samples``: of a
+    batch.
 
-    Raises ValueError for an ``ahead`` that goes too far back, and where a data set could not tell its state.
+    Raises ValueError for an ``ahead`` that goes too far back, where a data set could not tell its state, and where it
+    has none and is too far on to be read again.
     """
     turn, places = streams.before(ahead)
+    plain = _plain(places)
+    check_read_again(places, samples)
     shared = {} if streams.shared_seed is None else {"shared_seed": streams.shared_seed}
-    return {"batches": streams.batches - ahead, "turn": turn, "streams": _plain(places), **shared}
-
-
-def resumed_streams(saved: Mapping[str, Any]) -> WorkerStreams:
-    """The streams that a checked state tells of, each to be taken up where it says."""
-    streams = WorkerStreams(len(saved["streams"]), saved["batches"], saved["turn"])
-    streams.shared_seed = saved.get("shared_seed")
-    places = [_place(own) for own in saved["streams"]]
-    streams.begin(places, places)
-    return streams
-
-
-def _place(own: Mapping[str, Any]) -> StreamState:
-    """One that a state tells of."""
-    over = own["batches"] > 0 if own["ended"] else own.get("over") is True
-    return StreamState(_pickled(own.get("state")), own["ended"], since=_since(own), over=over, batches=own["batches"])
+    return {"batches": streams.batches - ahead, "turn": turn, "streams": plain, **shared}
 
 
 def _plain(places: Sequence[StreamState]) -> list[s.State]:
@@ -73,35 +62,37 @@ def between(tolds: Sequence[StreamState]) -> s.State:
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
 
-def starts_between(source: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamState]:
-    """Where the epoch after such a state begins; empty where it says nothing. Raises ValueError where it is damaged, or
-    one of another number of workers."""
-    if source.get("streams") is None:
-        return []
-    for own in _checked(source, dataset, workers):
-        s.number(own, "batches", largest=0)
-    return [_place({**own, "ended": False}) for own in source["streams"]]
+def resumed_streams(saved: Mapping[str, Any], places: list[StreamState]) -> WorkerStreams:
+    """The streams of a checked state, each to be taken up at its place."""
+    streams = WorkerStreams(len(places), saved["batches"], saved["turn"])
+    streams.shared_seed = saved.get("shared_seed")
+    streams.begin(places, places)
+    return streams
 
 
-def _since(own: Mapping[str, Any]) -> Any:
-    """Batches since the data set told its state; most states say nothing of it."""
-    return own.get("since") or 0
-
-
-def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples: int) -> None:
-    """Raises ValueError where a state's streams are damaged, those of another data set or number of workers, or too far
-    on to be read again. ``samples``: of a batch."""
-    streams = _checked(saved, dataset, workers)
-    total = sum(own["batches"] for own in streams)
+def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples: int) -> list[StreamState]:
+    """Where the streams of a state stand. Raises ValueError where they are damaged, those of another data set or number
+    of workers, or too far on to be read again. ``samples``: of a batch."""
+    places = _places(saved, dataset, workers)
+    total = sum(at.batches for at in places)
     if s.number(saved, "batches") != total:
         raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
-    s.number(saved, "turn", 0, len(streams) - 1)
+    s.number(saved, "turn", 0, len(places) - 1)
     if saved.get("shared_seed") is not None:
         s.number(saved, "shared_seed")
-    check_read_again(saved, samples)
+    check_read_again(places, samples)
+    return places
 
 
-def _checked(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Any]:
+def starts_between(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamState]:
+    """Where the epoch after a state between two begins; empty where it says nothing. Raises ValueError as above."""
+    places = [] if saved.get("streams") is None else _places(saved, dataset, workers)
+    for at in places:
+        s.number({"batches": at.batches}, "batches", largest=0)
+    return [at._replace(ended=False) for at in places]
+
+
+def _places(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamState]:
     streams = s.sequence(saved, "streams")
     if len(streams) != max(1, workers):
         raise ValueError(
@@ -113,24 +104,34 @@ def _checked(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Any]:
             raise ValueError(f"state: 'streams' must hold dicts, got {s.quoted(own)}")
         s.number(own, "batches")
         s.choice(own, "ended", (True, False))
-        if own.get("state") is not None:
-            given = s.mapping(own, "state")
-            s.choice(given, "of", ("iterator", "dataset", ITSELF))
-            name = type(dataset).__name__
-            if given["of"] == ITSELF and not isinstance(dataset, Iterator):
-                raise ValueError(f"the state is of a data set that is its own iterator, and {name} is none")
-            if (given["of"] == "dataset" or given.get("dataset") is not None) and not is_stateful(dataset):
-                raise ValueError(f"the state holds one of the data set, but {name} takes none")
         if own.get("over") is not None:
             s.choice(own, "over", (True, False))
-        if _since(own):
+        if own.get("since"):
             s.number(own, "since", largest=own["batches"])
-    return streams
+        if own.get("state") is not None:
+            _check_owner(s.mapping(own, "state"), dataset)
+    return [_place(own) for own in streams]
 
 
-def check_read_again(saved: Mapping[str, Any], samples: int) -> int:
+def _place(own: Mapping[str, Any]) -> StreamState:
+    over = own["batches"] > 0 if own["ended"] else own.get("over") is True
+    state, since = _pickled(own.get("state")), own.get("since") or 0
+    return StreamState(state, own["ended"], since=since, over=over, batches=own["batches"])
+
+
+def _check_owner(given: Mapping[str, Any], dataset: Any) -> None:
+    """Raises ValueError where the data set does not take such a state."""
+    s.choice(given, "of", ("iterator", "dataset", ITSELF))
+    name = type(dataset).__name__
+    if given["of"] == ITSELF and not isinstance(dataset, Iterator):
+        raise ValueError(f"the state is of a data set that is its own iterator, and {name} is none")
+    if (given["of"] == "dataset" or given.get("dataset") is not None) and not is_stateful(dataset):
+        raise ValueError(f"the state holds one of the data set, but {name} takes none")
+
+
+def check_read_again(places: Sequence[StreamState], samples: int) -> int:
     """How many samples will be read again and dropped, of all streams. Raises ValueError for too many of one."""
-    counts = [samples * (own["batches"] if own.get("state") is None else _since(own)) for own in saved["streams"]]
+    counts = [samples * at.again for at in places]
     most = max(counts, default=0)
     if most > MOST_READ_AGAIN:
         raise ValueError(
@@ -141,9 +142,9 @@ def check_read_again(saved: Mapping[str, Any], samples: int) -> int:
     return sum(counts)
 
 
-def tell_read_again(saved: Mapping[str, Any], samples: int) -> None:
+def tell_read_again(places: Sequence[StreamState], samples: int) -> None:
     """Say why the first batch will take its time."""
-    count = check_read_again(saved, samples)
+    count = check_read_again(places, samples)
     if count >= _MANY:
         LOGGER.warning(
             "%d samples of the data set are read again and dropped before the first batch, as 'batches' of the state "

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -85,10 +86,6 @@ LARGE = 1 << 14
 """Bytes of a state, pickled, that is not told with every batch while nobody saves: copying it takes too long."""
 EVERY = 16
 """Batches between two such, and batches without a save after which nobody is taken to."""
-
-
-def _always() -> bool:
-    return True
 
 
 def dataset_part(state: bytes | None) -> bytes | None:
@@ -178,47 +175,33 @@ class _Fetcher(_IterableDatasetFetcher):
 
 
 class Stream:
-    """A worker's side: the batches of its own stream, from where it is to start."""
+    """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
+
+    ``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream any more.
+    ``before``: the data set's state before one was loaded, if that has been done already.
+
+    Raises ValueError where the stream has less than was delivered of it, or was broken off.
+    """
 
     def __init__(
         self,
-        fetcher: Any,
-        dataset: Any,
-        start: StreamState | None,
-        samples: int,
-        goes_on: Callable[[], bool] = _always,
-    ) -> None:
-        self.fetcher = fetcher
-        fetcher.collate_fn = no_end(fetcher.collate_fn, "collate_fn")
-        self._dataset = dataset
-        self.before: bytes | None = None  # the data set's state before one was loaded
-        self._since: int | None = None  # batches since a large state was told, the last one
-        if start is not None:
-            self._go_on(start, samples, goes_on)
-
-    @classmethod
-    def open(
-        cls,
         job: Job,
         start: StreamState | None,
         samples: int,
-        goes_on: Callable[[], bool] = _always,
+        goes_on: Callable[[], bool] = lambda: True,
         before: bytes | None = None,
-    ) -> Stream:
-        """The stream of a worker's copy of the data set; a batch takes ``samples``. ``goes_on`` is asked at every
-        sample that is read again, and says no where nobody wants the stream any more. ``before``: the data set's state
-        before one was loaded, if that has been done already.
-
-        Raises ValueError where the stream has less than was delivered of it, or was broken off.
-        """
+    ) -> None:
+        self._dataset = job.dataset
+        self._since: int | None = None  # batches since a large state was told, the last one
         if start is not None and not start.within_itself:
             before = load_dataset(job.dataset, start.state) or before
-        arguments = job.dataset, job.auto_collation, job.collate_fn, job.drop_last
+        self.before = before
+        arguments = job.dataset, job.auto_collation, no_end(job.collate_fn, "collate_fn"), job.drop_last
         begins = start is not None and start.over and not start.batches
-        fetcher = _Fetcher(*arguments, before=before) if begins else _IterableDatasetFetcher(*arguments)
-        stream = cls(fetcher, job.dataset, start, samples, goes_on)
-        stream.before = before
-        return stream
+        fetcher: Any = partial(_Fetcher, before=before) if begins else _IterableDatasetFetcher
+        self.fetcher = fetcher(*arguments)
+        if start is not None:
+            self._go_on(start, samples, goes_on)
 
     def _go_on(self, start: StreamState, samples: int, goes_on: Callable[[], bool]) -> None:
         iterator = self.fetcher.dataset_iter

@@ -94,17 +94,12 @@ class Occurrences:
         return True
 
     def _uncount(self, key: Any) -> None:
-        key = int(key) if isinstance(key, np.integer) else key
-        seen, small = self._seen, self._is_small(key)
-        try:
-            hash(key)
-        except TypeError:
-            key = repr(key)
+        key = int(key) if isinstance(key, np.integer) else name_of(key)
         if self._others[key]:
             self._others[key] -= 1
-        elif small:
-            assert seen is not None
-            seen[key] -= 1
+        elif self._is_small(key):
+            assert self._seen is not None
+            self._seen[key] -= 1
 
     def _is_small(self, key: Any) -> bool:
         return self._seen is not None and type(key) is int and 0 <= key < len(self._seen)
@@ -116,13 +111,19 @@ class Occurrences:
             return seen[key] - 1
         if isinstance(key, np.integer):  # the same key as Python's: the same sample, with the same draws
             return self._one(int(key))
-        try:
-            hash(key)
-        except TypeError:
-            key = repr(key)
+        key = name_of(key)
         before = self._others[key]
         self._others[key] += 1
-        return before + (255 if seen is not None and type(key) is int and 0 <= key < len(seen) else 0)
+        return before + (255 if self._is_small(key) else 0)
+
+
+def name_of(key: Any) -> Any:
+    """What counts as the same key: keys that cannot be hashed go by what they look like."""
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key
 
 
 def _trimmed(bits: np.ndarray[Any, np.dtype[np.uint8]]) -> Plane:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -41,6 +41,7 @@ class Sampling:
         self.batched = batches is not None
         self.multiple = _devices(loader.device) if loader.drop_last else 1
         self.iterable = isinstance(loader.dataset, IterableDataset)
+        self._loaders: torch.Generator | None = loader.generator
         if type(batches) is BatchSampler:
             self.inner, self.size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
 
@@ -90,6 +91,28 @@ class Sampling:
     def uses_default_generator(self) -> bool:
         """Whether the order is drawn from torch's global generator."""
         return getattr(self.inner, "generator", self) is None
+
+    @property
+    def generators(self) -> dict[str, torch.Generator]:
+        """The generators that the loader's epochs are drawn from, by their role."""
+        found = {} if self._loaders is None else {"loader": self._loaders}
+        if self.generator is not None and self.generator is not self._loaders:
+            found["sampler"] = self.generator
+        if self.replays and self.uses_default_generator:
+            found["default"] = torch.default_generator
+        return found
+
+    def set_generators(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Set them to these states, but the global one: it is the user's, and stays."""
+        for role, generator in self.generators.items():
+            if role != "default" and role in states:
+                generator.set_state(states[role])
+
+    @property
+    def told_epoch(self) -> int | None:
+        """What ``set_epoch`` was last told, where the sampler has it."""
+        epoch = getattr(self.inner, "epoch", None)
+        return epoch if callable(getattr(self.inner, "set_epoch", None)) and isinstance(epoch, int) else None
 
     def cut(self, keys: Iterable[Any]) -> Iterator[Any]:
         """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""

@@ -14,30 +14,30 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from minato_gpu.packing import packed_state
+from minato_gpu.sampling.samplers import Sampling
 
 T = TypeVar("T")
 
 
 def never_repeats(loader: DataLoader[Any]) -> bool:
     """Whether the sampler is one of torch's own that yields every index at most once."""
-    sampler = loader.sampler
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        return False
-    if loader.batch_sampler is not None:
-        sampler = loader.batch_sampler.sampler
-    if type(sampler) is SequentialSampler:
-        return True
-    return type(sampler) is RandomSampler and not sampler.replacement and _one_permutation(sampler)
+    return _never_repeats(Sampling(loader).inner)
+
+
+def _never_repeats(sampler: Any) -> bool:
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and _one_permutation(sampler)
+    return type(sampler) is SequentialSampler
 
 
 def yields_once(loader: DataLoader[Any]) -> bool:
     """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
-    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler = Sampling(loader).inner
     if type(sampler) is BatchSampler or _name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
         sampler = sampler.sampler
     if _name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
         return not sampler.replacement and _one_permutation(sampler)
-    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or never_repeats(loader)
+    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or _never_repeats(sampler)
 
 
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"
@@ -105,10 +105,5 @@ class Speculation:
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
-    found: list[torch.Generator] = []
-    for generator in (loader.generator, getattr(sampler, "generator", None)):
-        generator = torch.default_generator if generator is None else generator
-        if all(generator is not other for other in found):
-            found.append(generator)
-    return found
+    given = (loader.generator, Sampling(loader).generator)
+    return list(dict.fromkeys(torch.default_generator if each is None else each for each in given))

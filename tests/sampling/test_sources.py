@@ -20,6 +20,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.orders import Order
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.speculation import Speculation, never_repeats
 
@@ -33,7 +35,10 @@ def the_generator_is_put_back() -> Iterator[None]:
 
 def source(order: Any, *, batched: bool = True, number: int = 0, length: int | None = None) -> Source:
     """A source over ``order``."""
-    return Source(number, 5, iter(order), batched=batched, occurrences=Occurrences(length, unique=False))
+    data: Any = [None]
+    arguments: dict[str, Any] = {"batch_sampler": order} if batched else {"batch_size": None, "sampler": order}
+    sampling = Sampling(DataLoader(data, **arguments))
+    return Source(number, 5, Order(iter(order)), sampling, Occurrences(length, unique=False))
 
 
 def drain(draw: Callable[[], Drawn | None]) -> list[Drawn]:
