@@ -13,7 +13,7 @@ choice that does not exist here; and each ``iter()`` takes 2 milliseconds, for a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,7 @@ from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
-from minato_gpu.lanes.streams import Stream, StreamState
+from minato_gpu.lanes.streams import Stream
 from minato_gpu.samples import Ticket, add_note
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
@@ -42,7 +42,6 @@ class InlineIterator(EpochIterator):
     def __init__(self, loader: Any, session: Session, epoch: int, resumption: Resumption | None) -> None:
         begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
         at_start = process_generators.every() if iterable and not begun else None
-        told = session.told_here(loader, resumption.starts if resumption else ()) if iterable and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
         known = begun and not (rewound and loader.generator is None)
         super().__init__(loader, session.base_seed if known else None)
@@ -58,12 +57,10 @@ class InlineIterator(EpochIterator):
         if source.streams is None:
             batches: Batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
         else:
+            if resumption is None:
+                source.streams.begin(session.streams_between(loader), session.left_here(loader))
             source.streams.share_seed(self._shared_seed, self._dataset)
-            if told is not None:
-                source.streams.begin([told])
-            stream = _opened(loader, session, job, source.streams.starts)
-            stream.fetcher.ended = stream.fetcher.ended or bool(source.streams.ended)
-            batches = StreamHere(stream, source.streams, loader.batch_size or 1, log)
+            batches = StreamHere(job, source.streams, loader.batch_size or 1, log)
             if at_start is not None:
                 progress.globals_at_start = process_generators.plain(at_start)
             elif resumption is not None:
@@ -72,24 +69,13 @@ class InlineIterator(EpochIterator):
         self._deliver(session.options, batches, progress)
 
 
-def _opened(loader: Any, session: Session, job: Job, starts: Sequence[StreamState]) -> Stream:
-    """The stream of an iterable data set, which goes on where an earlier run left it."""
-    samples = loader.batch_size or 1
-    over, session.over = session.over, None
-    if starts:
-        stream = Stream(job, starts[0], samples)
-        session.over = (stream.before or b"") if starts[0].over else None
-        return stream
-    start = None if over is None else StreamState(None, over=True)
-    return Stream(job, start, samples, before=over)
-
-
 class StreamHere(Batches):
     """The batches of an iterable data set that is iterated here. See ``Batches``: nothing is left out of a stream."""
 
-    def __init__(self, stream: Stream, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
-        """``streams``: told where this only one stands; ``samples`` of a batch."""
-        self._stream = stream
+    def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
+        """``streams``: say where this only one begins, and are told where it stands; ``samples`` of a batch."""
+        start = streams.starts[0] if streams.starts else None
+        self._stream = None if streams.left else Stream(job, start, samples)  # else the next epoch has its state
         self._streams = streams
         self._samples = samples
         self.log = log
@@ -99,23 +85,26 @@ class StreamHere(Batches):
         begin = perf_counter()
         self.handed = None
         asked()
+        if (stream := self._stream) is None:
+            self.log.end = begin
+            raise EndOfEpoch
         try:
-            batch = self._stream.fetch(self._samples)
+            batch = stream.fetch(self._samples)
         except StopIteration:
             self.log.end = perf_counter()
             raise EndOfEpoch from None
         except BaseException:  # nobody knows how far into the batch
-            self._taken(exactly=True)
+            self._taken(stream, exactly=True)
             raise
-        self._taken(exactly=self._streams.saves_come)
+        self._taken(stream, exactly=self._streams.saves_come)
         self.log.inline(number, begin, perf_counter(), size_of(batch))
         return batch
 
-    def _taken(self, *, exactly: bool) -> None:
+    def _taken(self, stream: Stream, *, exactly: bool) -> None:
         """What the batch took from the stream is gone from it."""
         ticket = self._streams.batches
         self.handed = [(ticket, ticket + 1)]
-        self._streams.told[ticket] = self._stream.told(exactly=exactly)
+        self._streams.told[ticket] = stream.told(exactly=exactly)
         self._streams.turns[ticket] = 0
 
 

@@ -107,7 +107,7 @@ class EngineIterator(EpochIterator):
         if (streams := progress.source.streams) is not None:
             streams.share_seed(self._shared_seed, self._dataset)
             if resumption is None and (told := session.streams_between(loader, keeps=self._keeps)):
-                streams.begin(told, () if goes_on else session.left_of_thread(loader))
+                streams.begin(told, () if goes_on else session.left_here(loader))
         return progress
 
     def leave(self, engine: Engine) -> None:

@@ -82,7 +82,7 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if not same or {**share, "rank": 0} != {**shares[0], "rank": 0}:
             raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
     by_rank = sorted(zip(shares, all_, strict=True), key=lambda pair: int(pair[0]["rank"]))
-    parts = [{**state["progress"], "witness": state["source"].get("witness")} for _, state in by_rank]
+    parts = [{**s.mapping(state, "progress"), "witness": state["source"].get("witness")} for _, state in by_rank]
     world = {"replicas": replicas, "parts": parts}
     worlds = [*(source.get("worlds") or []), world]
     if len(worlds) > _MOST_WORLDS:

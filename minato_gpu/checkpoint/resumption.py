@@ -13,7 +13,7 @@ from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.positions import positions_of
 from minato_gpu.checkpoint.progress import EpochProgress, check_drawn_again, most_drawn_again
 from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts_between, tell_read_again
-from minato_gpu.lanes.streams import StreamState, load_dataset
+from minato_gpu.lanes.streams import StreamState
 from minato_gpu.sampling import sampler_restore as ways
 from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.orders import KEYS, REPLAY, STATE, Order
@@ -145,9 +145,9 @@ class Resumption:
         return self.begun or (self._persistent and self.number != self.state["workers_epoch"])
 
     @property
-    def seeds(self) -> tuple[int, int, int]:
-        """The epoch's base seed, the workers' and the epoch in which those started."""
-        return self.state["seed"], self.state["workers_seed"], self.state["workers_epoch"]
+    def workers(self) -> tuple[int, int]:
+        """The base seed of the workers, and the epoch in which those started."""
+        return self.state["workers_seed"], self.state["workers_epoch"]
 
     def order_states(self) -> dict[str, torch.Tensor]:
         """The generators' states just before the epoch's order was drawn, by role."""
@@ -163,15 +163,6 @@ class Resumption:
             return
         own = _own(s.mapping(self.state["source"], "state"))
         ways.load_ended(self._sampling, own, self.order_states())
-
-    def load_dataset(self, loader: Any) -> bytes | None:
-        """Give an iterable data set in this process the state that it had between two epochs; workers get theirs.
-
-        Returns what it told before (b"": nothing) if that state is one of an epoch's end.
-        """
-        (start,) = self.starts
-        before = load_dataset(loader.dataset, start.state) or b""
-        return before if start.over else None
 
     def source(self, loader: Any) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""

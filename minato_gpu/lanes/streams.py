@@ -90,7 +90,7 @@ EVERY = 16
 
 def dataset_part(state: bytes | None) -> bytes | None:
     """Of a stream's state that of its data set, if it has one."""
-    if not state:
+    if state is None:
         return None
     kind, _, dataset = pickle.loads(state)
     if kind in ("dataset", ITSELF):
@@ -178,7 +178,6 @@ class Stream:
     """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
 
     ``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream any more.
-    ``before``: the data set's state before one was loaded, if that has been done already.
 
     Raises ValueError where the stream has less than was delivered of it, or was broken off.
     """
@@ -189,13 +188,12 @@ class Stream:
         start: StreamState | None,
         samples: int,
         goes_on: Callable[[], bool] = lambda: True,
-        before: bytes | None = None,
     ) -> None:
         self._dataset = job.dataset
         self._since: int | None = None  # batches since a large state was told, the last one
+        before = None
         if start is not None and not start.within_itself:
-            before = load_dataset(job.dataset, start.state) or before
-        self.before = before
+            before = load_dataset(job.dataset, start.state)
         arguments = job.dataset, job.auto_collation, no_end(job.collate_fn, "collate_fn"), job.drop_last
         begins = start is not None and start.over and not start.batches
         fetcher: Any = partial(_Fetcher, before=before) if begins else _IterableDatasetFetcher
@@ -219,7 +217,7 @@ class Stream:
                 f"the state has {start.again} batches of this stream delivered, but it yields only {dropped} "
                 "samples; it belongs to another data set"
             )
-        self.fetcher.ended = dropped < delivered
+        self.fetcher.ended = start.ended or dropped < delivered
 
     def fetch(self, samples: int) -> Any:
         """The next batch. Raises StopIteration at the end."""
@@ -228,22 +226,26 @@ class Stream:
     def told(self, *, exactly: bool = True) -> StreamState:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
-        iterator, ended = self.fetcher.dataset_iter, bool(getattr(self.fetcher, "ended", False))
+        part, kind = self.fetcher.dataset_iter, "iterator"
+        if part is self._dataset:
+            kind = ITSELF
+        elif not is_stateful(part):
+            part, kind = self._dataset, "dataset"
+        ended = bool(getattr(self.fetcher, "ended", False))
         exactly = exactly or ended  # the next epoch may begin from here
-        since, self._since = self._since, None
-        of = ITSELF if iterator is self._dataset else "iterator"
-        for name, part in ((of, iterator), ("dataset", self._dataset)):
-            if is_stateful(part):
-                if since is not None and since + 1 < EVERY and not exactly:
-                    self._since = since + 1
-                    return StreamState(None, ended, since=self._since)
-                both = part is not self._dataset and is_stateful(self._dataset)
-                try:
-                    own = part.state_dict()
-                    part = self._dataset if both else part
-                    state = dumps((name, own, part.state_dict() if both else None))
-                except Exception as error:
-                    return StreamState(None, ended, _said(part, error))
-                self._since = 0 if len(state) > LARGE else None
-                return StreamState(state, ended)
-        return StreamState(None, ended)
+        if not is_stateful(part):
+            return StreamState(None, ended)
+        if self._since is not None and self._since + 1 < EVERY and not exactly:
+            self._since += 1
+            return StreamState(None, ended, since=self._since)
+        self._since = None
+        try:
+            own, beside = part.state_dict(), None
+            if part is not self._dataset and is_stateful(self._dataset):
+                part = self._dataset
+                beside = part.state_dict()
+            state = dumps((kind, own, beside))
+        except Exception as error:
+            return StreamState(None, ended, _said(part, error))
+        self._since = 0 if len(state) > LARGE else None
+        return StreamState(state, ended)
