@@ -74,25 +74,24 @@ class Order:
     def fill(self, items: int, *, keep: bool = False) -> bool:
         """Let so many items be at hand; False where the sampler has ended before. ``keep``: with the state before each
         that is drawn now. What the sampler raises passes through."""
-        while len(self.coming) < items and not self.ended:
+        missing = items - len(self.coming)
+        while missing > 0 and not self.ended:
             if self._raised is not None:
                 raised, self._raised = self._raised, None
                 raise raised
-            self._draw(keep=keep)
-        return len(self.coming) >= items
-
-    def _draw(self, *, keep: bool) -> None:
-        before = self._known
-        if self._begun:
-            before = self._take() if keep and self.way == STATE else None
-        elif self.begun_from is None:
-            self.begun_from = packed_states(self._generators)
-        self._before = before
-        try:
-            self.coming.append((before, next(self._batches)))
-        except StopIteration:
-            self.ended = True
-        self._begun = True
+            before = self._known
+            if self._begun:
+                before = self._take() if keep and self.way == STATE else None
+            elif self.begun_from is None:
+                self.begun_from = packed_states(self._generators)
+            self._before = before
+            try:
+                self.coming.append((before, next(self._batches)))
+                missing -= 1
+            except StopIteration:
+                self.ended = True
+            self._begun = True
+        return missing <= 0
 
     def begin(self) -> None:
         """Let the sampler tell its state, unless that is known: the first item is drawn now, if none has been."""

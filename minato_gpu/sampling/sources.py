@@ -150,8 +150,8 @@ class Source:
         """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""
         coming, rest = self.order.coming, self._multiple - self.place % self._multiple
         often = self.place - self._saved < OFTEN
-        if self.order.fill(rest, keep=often or not self._stores_keys) or self._multiple == 1:
-            return bool(coming)
+        if self.order.fill(rest, keep=often or not self._stores_keys):
+            return True
         kept, end = 0, self.position
         while kept < len(coming) and end < self._before.top:
             end += len(self.keys_of(coming[kept][1]))
