@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
+    from minato_gpu.sources.reading import read_bytes
+    from minato_gpu.sources.source import Source
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,10 +24,12 @@ __all__ = [
     "DataLoader",
     "Field",
     "Pipeline",
+    "Source",
     "Stage",
     "TooManyFailures",
     "WorkerHung",
     "merge_state_dicts",
+    "read_bytes",
     "shared_empty",
 ]
 
@@ -34,10 +38,12 @@ _HOMES = {
     "DataLoader": "loader",
     "Field": "pipeline",
     "Pipeline": "pipeline",
+    "Source": "sources.source",
     "Stage": "pipeline",
     "TooManyFailures": "faults.failures",
     "WorkerHung": "faults.watchdog",
     "merge_state_dicts": "checkpoint.ranks",
+    "read_bytes": "sources.reading",
     "shared_empty": "memory.shared",
 }
 

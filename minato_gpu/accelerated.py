@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu.checkpoint import process_generators
 from minato_gpu.loader import DataLoader, accelerating
+from minato_gpu.samples import Value
 
 
 class PreparedLoader(DataLoaderShard):
@@ -42,7 +43,7 @@ class PreparedLoader(DataLoaderShard):
         """Called when one batch more than is handed on has been read: a state is only made when it is asked for."""
         self._ahead = 0 if self.end_of_dataloader else 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Value]:
         """Where this rank stands: see ``DataLoader.state_dict``. To be kept for each rank."""
         loader: DataLoader[Any] = self.base_dataloader
         state = loader.state_dict(ahead=self._ahead)
@@ -51,7 +52,7 @@ class PreparedLoader(DataLoaderShard):
             state["global"] = process_generators.plain(process_generators.now(state["global"]))
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Value]) -> None:
         """Let the next epoch go on from there: see ``DataLoader.load_state_dict``."""
         self.base_dataloader.load_state_dict(state_dict)
         self._ahead = 0
@@ -91,7 +92,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
 def _like(loader: DataLoader[Any], other: TorchDataLoader[Any]) -> DataLoader[Any]:
     """A loader with the arguments of ``loader``, over the data set and the batches of another."""
     if isinstance(other.dataset, IterableDataset):
-        cutting: dict[str, Any] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
+        cutting: dict[str, Value] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
     elif other.batch_sampler is not None:
         cutting = {"batch_sampler": other.batch_sampler}
     else:

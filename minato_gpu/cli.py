@@ -1,4 +1,4 @@
-"""The command line: ``minato-gpu demo``, ``check``, ``simulate`` and ``replay``.
+"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay`` and ``cache``.
 
 Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
 happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
@@ -8,8 +8,7 @@ exit code 2 (wrong arguments) or 1 (it could not be done); ``--traceback`` shows
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any
 
 import click
 
+from minato_gpu.cache_command import cache
+from minato_gpu.commands import JSON_OPTION, leave_json, leave_rows, plain_errors
 from minato_gpu.console import open_console, show
 from minato_gpu.extras import from_extra
+from minato_gpu.samples import JSON
 
-_JSON = click.option(
-    "--json", "json_path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
-)
 # Columns of ``simulate`` that a terminal has no room for.
 _ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max", "slow_share_deviation"}
 _CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
@@ -37,6 +36,9 @@ def main(context: click.Context, traceback: bool) -> None:
     context.obj = traceback
 
 
+main.add_command(cache)
+
+
 @main.command(short_help="Train a small model on real photographs.")
 @click.option(
     "--data",
@@ -49,7 +51,7 @@ def main(context: click.Context, traceback: bool) -> None:
 @click.option("--batch-size", type=click.IntRange(min=1), default=32)
 @click.option("--workers", type=click.IntRange(min=1), default=2, help="Worker processes of the cpu lane.")
 @click.option("--seed", type=int, default=0)
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def demo(context: click.Context, /, json_path: str | None, **options: Any) -> None:
     """Train a small model on real photographs through the loader, both lanes at work.
@@ -57,14 +59,14 @@ def demo(context: click.Context, /, json_path: str | None, **options: Any) -> No
     Leaves summary.json and timeline.png in the --out folder.
     """
     console = open_console(json_path)
-    with _plain_errors(context):
+    with plain_errors(context):
         _need_dali()
         with from_extra("demo"):
             import_module("matplotlib.figure")  # what it ends with: missed now, not after the training
             from minato_gpu.demo.run import run
 
         document = run(console=console, **options)
-        _leave_json(document, json_path)
+        leave_json(document, json_path)
     if not document["every_sample_once"]:
         raise click.ClickException("the loader did not deliver every sample exactly once; this is a defect")
 
@@ -77,7 +79,7 @@ def demo(context: click.Context, /, json_path: str | None, **options: Any) -> No
     help="A folder with samples for the pipeline; without it, the module's own.",
 )
 @click.option("--device", default="cpu", help="What runs the device implementations: cpu, cuda, cuda:1 ...")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def check(context: click.Context, module: str, data: Path | None, device: str, json_path: str | None) -> None:
     """Compare both implementations of every stage of the pipeline defined by MODULE.
@@ -85,7 +87,7 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
     Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
     pipeline's tolerance.
     """
-    with _plain_errors(context):
+    with plain_errors(context):
         imported = _need_pipeline(module)
         _need_device(device)
         from minato_gpu import parity
@@ -96,7 +98,7 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
         for reason in found.skipped:
             console.print(f"left out: {reason}", markup=False)
         settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
-        _leave_rows(settings, found.rows, json_path)
+        leave_rows(settings, found.rows, json_path)
     if not found.passed:
         raise click.ClickException(f"{module} deviates by more than its tolerance")
     console.print("every stage is within its tolerance")
@@ -107,7 +109,7 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
 @click.option("--seeds", type=click.IntRange(min=1), default=10, help="Runs of each scenario, averaged.")
 @click.option("--ablation", is_flag=True, help="What each part of the scheduler contributes, instead of scenarios.")
 @click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def simulate(
     context: click.Context,
@@ -130,7 +132,7 @@ def simulate(
     if only_list:
         show(console, "scenarios", [{"scenario": name, "what": known[name].description} for name in known])
         return
-    with _plain_errors(context):
+    with plain_errors(context):
         with console.status("simulating"):
             rows = comparison.run_ablation(seeds) if ablation else comparison.run(list(scenarios or known), seeds)
         shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
@@ -138,45 +140,22 @@ def simulate(
         show(console, f"{what}, mean of {seeds} seeds (every column: --json -)", shown)
         asked = [] if ablation else list(scenarios or known)
         settings = {"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}
-        _leave_rows(settings, rows, json_path)
+        leave_rows(settings, rows, json_path)
 
 
 @main.command(short_help="Run a recorded event log through the scheduler again.")
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def replay(context: click.Context, log: Path, json_path: str | None) -> None:
     """Run a log of DataLoader.record_events through the scheduler; exit code 1 where it says something else now."""
     from minato_gpu.scheduling.replay import verify
 
     console = open_console(json_path)
-    with _plain_errors(context), log.open(encoding="utf-8") as lines:
+    with plain_errors(context), log.open(encoding="utf-8") as lines:
         rows = [{"log": str(log), "events": verify(lines)}]
         console.print(f"{rows[0]['events']} events: the same instructions as recorded")
-        _leave_rows({"command": "replay"}, rows, json_path)
-
-
-@contextmanager
-def _plain_errors(context: click.Context) -> Iterator[None]:
-    """Say an error in one line instead of a traceback, unless ``--traceback`` asked for it."""
-    try:
-        yield
-    except (click.ClickException, click.exceptions.Exit, click.Abort):
-        raise
-    except Exception as error:
-        if context.obj:
-            raise
-        plain = isinstance(error, (OSError, ValueError)) or type(error).__module__.startswith("minato_gpu")
-        kind = "" if plain else f"{type(error).__name__}: "
-        raise click.ClickException(f"{kind}{_brief(error)}\n(minato-gpu --traceback ... shows where)") from error
-
-
-def _brief(error: Exception) -> str:
-    """The message; of one that quotes a worker's traceback, as PyTorch's do, where it happened and what it was."""
-    lines = str(error).strip().splitlines()
-    if any("Traceback (most recent call last)" in line for line in lines):
-        return f"{lines[0]}\n{lines[-1]}"
-    return str(error)
+        leave_rows({"command": "replay"}, rows, json_path)
 
 
 def _need_dali() -> None:
@@ -219,7 +198,7 @@ def _need_pipeline(module: str) -> str:
     raise click.UsageError(f"no module named {module}, from here or installed")
 
 
-def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _shown(rows: Sequence[Mapping[str, JSON]]) -> list[dict[str, JSON]]:
     """The rows of a parity report with limits beside what they limit, so that they fit a terminal."""
     troubled = any(row["problem"] for row in rows)
     return [
@@ -234,17 +213,3 @@ def _shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def _leave_rows(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], json_path: str | None) -> None:
-    from minato_gpu import report
-
-    if json_path is not None:
-        report.write(report.document(settings, rows), json_path)
-
-
-def _leave_json(document: Mapping[str, Any], json_path: str | None) -> None:
-    from minato_gpu import report
-
-    if json_path is not None:
-        report.write(document, json_path)

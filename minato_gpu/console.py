@@ -12,7 +12,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from minato_gpu.samples import JSON, Value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +59,7 @@ def open_console(json_path: str | None) -> Console:
     return console
 
 
-def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]], keys: Iterable[str] | None = None) -> None:
+def show(console: Console, title: str, rows: Sequence[Mapping[str, JSON]], keys: Iterable[str] | None = None) -> None:
     """Print flat rows: a column for each key that some row has (of ``keys``, where given), in the keys' order."""
     wanted = dict.fromkeys(key for row in rows for key in row) if keys is None else keys
     shown = [key for key in wanted if any(row.get(key) is not None for row in rows)]
@@ -73,7 +75,7 @@ def show_columns(console: Console, title: str, columns: Sequence[Column]) -> Non
         console.print()
 
 
-def column(key: str, values: Sequence[Any]) -> Column:
+def column(key: str, values: Sequence[JSON]) -> Column:
     """Values under the key's name in words: ``samples_per_s`` is "samples/s"."""
     heading = key.replace("_per_", "/").replace("_", " ")
     number = all(value is None or isinstance(value, (int, float)) for value in values)
@@ -95,7 +97,7 @@ def _digits(values: Iterable[float]) -> int:
     return min(max(wanted, min(-smallest, _DIGITS), 0), 9)
 
 
-def _cell(value: Any, digits: int) -> str:
+def _cell(value: Value, digits: int) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -5,7 +5,7 @@ The same with workers and without; only where batches come from differs, see win
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +68,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._devices = options.devices
         self._progress = progress
         self._num_yielded = progress.batches
-        self._failed: list[Span] | None = None  # what raised: dealt with once the consumer asks for more
+        self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
         self._pads = pads_batches(loader, options)
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
         self._failures = FailurePolicy(*limits, batches.log, progress.source.delivered)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.messages import Policy
 from minato_gpu.scheduling.replay import header, line
 
@@ -22,7 +23,7 @@ class EventLog:
         self._begun = True
         self._file.write(header(self._policy) + "\n")
 
-    def __call__(self, event: Any, instructions: list[Any]) -> None:
+    def __call__(self, event: m.Event, instructions: Sequence[m.Instruction]) -> None:
         if self._begun:  # a worker may die before the first run, which begins with another scheduler
             self._file.write(line(event, instructions) + "\n")
 

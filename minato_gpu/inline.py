@@ -27,7 +27,7 @@ from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
-from minato_gpu.samples import Ticket, add_note
+from minato_gpu.samples import Position, Ticket, add_note
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.worker_streams import WorkerStreams
@@ -228,7 +228,7 @@ class SamplesHere(Batches):
 def _piece(drawn: Drawn) -> Piece:
     """The samples of a batch; none where the sampler yielded no keys at all."""
     keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
-    return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
+    return Piece(Position(drawn.positions[0]), keys, drawn.occurrences, -1, 0, 0, True)
 
 
 def _ticket(task: Task, piece: Piece, at: int) -> Ticket:

@@ -41,6 +41,8 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
                 found = [{**stats, "step_s_per_work_s": harm.slope, "spared": harm.spare} for stats in found]
             device["device_lane"] = found if len(found) > 1 else found[0]
         predicted = None if estimates is None else estimates.report()
+        if pump.reads is not None:
+            device["reads"] = engine.read_stats()
         return {**device, **in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)}
 
     return memory

@@ -19,6 +19,7 @@ from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import shm_limits
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import JSON
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.session import Session
 
@@ -178,7 +179,7 @@ class DataLoader(TorchDataLoader[T]):
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
-    def state_dict(self, ahead: int = 0) -> dict[str, Any]:
+    def state_dict(self, ahead: int = 0) -> dict[str, JSON]:
         """Where the epoch stands, to go on from there in another process: plain data, safe to load from any file.
 
         Delivered is what ``next`` has returned; with ``ahead=n`` the last n batches (at most 256) count as not
@@ -198,7 +199,7 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")
         return self._session.state(self, ahead)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, JSON]) -> None:
         """Let the next ``iter()`` go on from where ``state_dict`` was called; an empty dict changes nothing.
 
         Every sample that had not been delivered is, exactly once and with the same content; in strict order batch by
@@ -227,14 +228,14 @@ class DataLoader(TorchDataLoader[T]):
 
     # --- looking -------------------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, JSON]:
         """Counters of the current or last epoch run, as plain data (times in seconds, sizes in bytes), for any thread.
 
         Raises RuntimeError before the first ``iter()``.
         """
         return self._session.stats()
 
-    def timeline(self) -> dict[str, Any]:
+    def timeline(self) -> dict[str, JSON]:
         """What each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.
 
         ``spans``: (start_s, end_s, lane, slot, epoch, first_position, count, slow); ``batches``: (handed_over_s,
@@ -254,6 +255,6 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError("record_events needs num_workers > 0 and a map-style data set")
         self._session.record_events(Path(path))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, JSON]:
         """A copy has the arguments, and a session of its own."""
         return {**self.__dict__, "_session": copy(self._session)}

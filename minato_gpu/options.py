@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Value
 from minato_gpu.sampling.samplers import Sampling
 
 _DEFAULT_LATENESS = 8
@@ -46,7 +47,7 @@ class Options:
         return self.devices[0]
 
     @classmethod
-    def check(cls, loader: Any) -> Options:
+    def check(cls, loader: Arguments) -> Options:
         """Resolve the arguments of a loader. Raises ValueError naming the one that is wrong and what to do."""
         if loader.pipeline is not None and not isinstance(loader.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
@@ -68,7 +69,7 @@ class Options:
         )
 
 
-def _at_least(name: str, value: Any, otherwise: str, least: int = 1) -> None:
+def _at_least(name: str, value: Value, otherwise: str, least: int = 1) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral):  # NumPy's are
@@ -77,7 +78,7 @@ def _at_least(name: str, value: Any, otherwise: str, least: int = 1) -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}; {otherwise}")
 
 
-def _check_workers(loader: Any) -> None:
+def _check_workers(loader: Arguments) -> None:
     if loader.on_worker_death not in DEATHS:
         raise ValueError(f"on_worker_death must be 'raise' or 'replace', got {loader.on_worker_death!r}")
     if loader.on_worker_death == "replace" and isinstance(loader.dataset, IterableDataset):
@@ -97,7 +98,7 @@ def _check_workers(loader: Any) -> None:
         raise ValueError("hang_timeout watches workers; it needs num_workers > 0")
 
 
-def _check_order_log(loader: Any) -> None:
+def _check_order_log(loader: Arguments) -> None:
     if loader.order_log is None:
         return
     if not isinstance(loader.order_log, (str, os.PathLike)):
@@ -109,7 +110,7 @@ def _check_order_log(loader: Any) -> None:
         )
 
 
-def _lateness(loader: Any) -> int:
+def _lateness(loader: Arguments) -> int:
     value = loader.max_lateness
     if value is None:
         return 0 if loader.in_order else _DEFAULT_LATENESS
@@ -124,14 +125,14 @@ def _lateness(loader: Any) -> int:
     return value
 
 
-def _free(loader: Any) -> bool:
+def _free(loader: Arguments) -> bool:
     """Only batches that torch's own BatchSampler cut are taken apart; a user's keep their composition."""
     if loader.in_order or loader.max_lateness == 0 or isinstance(loader.dataset, IterableDataset):
         return False
     return loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
 
 
-def _threads(loader: Any) -> bool:
+def _threads(loader: Arguments) -> bool:
     kind, context = loader.worker_kind, loader.multiprocessing_context
     if kind not in KINDS:
         raise ValueError(f"worker_kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
@@ -147,7 +148,7 @@ def _threads(loader: Any) -> bool:
     return bool(kind == "thread" or (kind == "auto" and free_threaded and context is None and not streams))
 
 
-def _device(value: Any) -> torch.device:
+def _device(value: Value) -> torch.device:
     try:
         device = torch.device("cpu" if value is None else value)
     except (RuntimeError, TypeError) as error:
@@ -160,7 +161,7 @@ def _device(value: Any) -> torch.device:
     return device
 
 
-def _devices(value: Any) -> tuple[torch.device, ...]:
+def _devices(value: Value) -> tuple[torch.device, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return (_device(value),)
     devices = tuple(_device(each) for each in value)
@@ -184,7 +185,7 @@ def _why_cpu() -> str:
     return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device"
 
 
-def _lanes(loader: Any, device: torch.device) -> tuple[str, ...]:
+def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
     pipeline, iterable = loader.pipeline, isinstance(loader.dataset, IterableDataset)
     if pipeline is not None and iterable:
         raise ValueError("pipeline needs a map-style data set, not an IterableDataset; apply its stages in __iter__")
@@ -211,7 +212,7 @@ def _lanes(loader: Any, device: torch.device) -> tuple[str, ...]:
     return LANES if "cpu" in loader.lanes else LANES[1:]
 
 
-def pads_batches(loader: Any, options: Options) -> bool:
+def pads_batches(loader: Arguments, options: Options) -> bool:
     """Whether a batch that loses all its samples must come all the same: ranks, or devices, count on each other's."""
     if not options.skips:
         return False

@@ -25,7 +25,7 @@ from minato_gpu.extras import from_extra
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import StageError, sample_seed
+from minato_gpu.samples import JSON, StageError, sample_seed
 from minato_gpu.stages import Field, Fields, Tolerance
 
 MAX_BATCH = 16
@@ -60,7 +60,7 @@ class ParityReport:
     """``rows``: flat dicts, the fields of StageParity and ``passed``. ``skipped``: broken samples left out, as
     the CPU reports them. ``passed``: whether something was compared and all of it passed."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, JSON]]
     skipped: list[str]
 
     @property
@@ -161,7 +161,7 @@ class _Tally:
         self.mean = 0.0
         self.problem = ""
 
-    def add(self, expected: Fields, got: Mapping[str, Any] | StageError, declared: Mapping[str, Field]) -> None:
+    def add(self, expected: Fields, got: Mapping[str, JSON] | StageError, declared: Mapping[str, Field]) -> None:
         self.samples += 1
         if isinstance(got, StageError):
             return self._fail(str(got))

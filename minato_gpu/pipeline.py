@@ -12,9 +12,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
 
-from minato_gpu.samples import Origin, StageError, stream
+from minato_gpu.samples import Origin, StageError, Value, stream
 from minato_gpu.stages import (
     CupyFunction,
     DaliFragment,
@@ -155,7 +154,7 @@ class Pipeline:
         stop: int | None = None,
         on_stage: Callable[[str, float], None] | None = None,
         before_stage: Callable[[int], None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Value]:
         """Run stages ``start`` to ``stop`` (not included; None: the last) on the CPU and return the fields.
 
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from minato_gpu.samples import JSON
 
 _PACKAGES = (
     "minato-gpu",
@@ -32,7 +33,7 @@ _PACKAGES = (
 )
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, JSON]:
     """The processor, the cores that this process may use, the memory in bytes, the GPUs, the system."""
     import psutil
 
@@ -56,7 +57,7 @@ def versions(extra: Iterable[str] = ()) -> dict[str, str]:
     return found
 
 
-def document(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+def document(settings: Mapping[str, JSON], rows: Sequence[Mapping[str, JSON]], **more: JSON) -> dict[str, JSON]:
     """The whole document; ``more`` adds keys beside the four."""
     return {
         **more,
@@ -67,7 +68,7 @@ def document(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **m
     }
 
 
-def write(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def write(content: Mapping[str, JSON], path: str | os.PathLike[str]) -> None:
     """Write the document as JSON to ``path``, or to standard output where ``path`` is ``-``.
 
     A file appears whole or not at all. Numbers that JSON cannot say (NaN, infinity) are written as null.
@@ -88,7 +89,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> JSON:
     """``value`` in JSON's own types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

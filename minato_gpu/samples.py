@@ -15,12 +15,32 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NewType, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 _MASK = (1 << 64) - 1
+
+TicketId = NewType("TicketId", int)
+"""Counts all tickets of a run, over its epochs; a *serial* in names."""
+Position = NewType("Position", int)
+"""A place in the sampler's order of one epoch."""
+SourceBatch = NewType("SourceBatch", int)
+"""Counts the sampler's batches over a run; a *place* in names."""
+OutputBatch = NewType("OutputBatch", int)
+"""Counts the consumer's batches over a run; an *order* in names. With ``max_lateness`` the consumer's batch 3 may hold
+samples of several of the sampler's."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+Key = Any
+"""What a user's sampler yields and a user's data set takes: an integer mostly, else anything that can be hashed."""
+Value = Any
+"""What a user's code returns: a sample, one of its fields, a batch. The border: nothing is known of it."""
+JSON = Any
+"""Plain data as JSON has it: states, statistics, tables. Who reads such data from outside checks it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +53,12 @@ class Ticket:
     """
 
     epoch: int
-    position: int
-    index: Any
+    position: Position
+    index: Key
     occurrence: int = 0
 
 
-def key_digest(key: Any) -> int:
+def key_digest(key: Key) -> int:
     """A 64-bit number for a data set key that is the same in every process.
 
     Integers stand for themselves (modulo 2**64); strings and bytes are hashed with BLAKE2b, tuples and lists through
@@ -72,7 +92,7 @@ def sample_seed(base_seed: int, epoch: int, key: Hashable, occurrence: int = 0) 
     return _mix(state ^ (occurrence & _MASK))
 
 
-def witness_of(keys: list[Any]) -> int:
+def witness_of(keys: list[Key]) -> int:
     """A number that tells one epoch's first keys from another's: for a check, so 0 where a key has no digest."""
     try:
         digests = [key_digest(key).to_bytes(8, "little") for key in keys[:16]]
@@ -122,8 +142,8 @@ class Origin:
     """Where a failure happened, as far as it is known (promise P6)."""
 
     epoch: int | None = None
-    position: int | None = None
-    index: Any = None
+    position: Position | None = None
+    index: Key = None
     stage: str | None = None
     lane: str | None = None
     path: str | None = None
@@ -156,7 +176,7 @@ class StageError(Exception):
         self.message = message
         self.origin = origin
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.origin)
 
 
@@ -173,14 +193,14 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-def no_end(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+def no_end(function: Callable[_P, _R], what: str) -> Callable[_P, _R]:
     """The same function of the user's, but a ``StopIteration`` that it raises is an error.
 
     Whoever asks for the next item would take it for the end of the data, and lose the rest in silence. So it becomes
     the cause of a RuntimeError, as in a generator (PEP 479).
     """
 
-    def call(*arguments: Any, **more: Any) -> Any:
+    def call(*arguments: _P.args, **more: _P.kwargs) -> _R:
         try:
             return function(*arguments, **more)
         except StopIteration as error:

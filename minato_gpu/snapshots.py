@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from minato_gpu.samples import Value
 
-def _tensor(tensor: torch.Tensor) -> Any:
+
+def _tensor(tensor: torch.Tensor) -> Value:
     """Tensors by way of NumPy: their own way of being pickled takes as long as a batch."""
     plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.requires_grad
     if plain and tensor.dtype in _PLAIN:
@@ -30,7 +32,7 @@ _PLAIN = {torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, t
 _TABLE: ChainMap[type[Any], Any] = ChainMap({torch.Tensor: _tensor}, copyreg.dispatch_table)
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Value) -> bytes:
     """For ``pickle.loads``, in this process or in one that it started."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
@@ -42,12 +44,12 @@ def dumps(value: Any) -> bytes:
 class Snapshot:
     """The value as it is now. Raises what copying it does."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Value) -> None:
         try:
             self._pickled: bytes | None = dumps(value)
         except Exception:  # not all that can be copied can be pickled
             self._pickled, self._value = None, copy.deepcopy(value)
 
-    def copy(self) -> Any:
+    def copy(self) -> Value:
         """A value of one's own."""
         return copy.deepcopy(self._value) if self._pickled is None else pickle.loads(self._pickled)

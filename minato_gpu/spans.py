@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.samples import TicketId
+
+_N = TypeVar("_N", bound=int)
 
 
-def without(spans: Iterable[Span], holes: Sequence[Span]) -> Iterator[Span]:
+def without(spans: Iterable[tuple[_N, _N]], holes: Sequence[tuple[_N, _N]]) -> Iterator[tuple[_N, _N]]:
     """The spans less the holes: ``without([(0, 9)], [(2, 3), (5, 7)])`` yields (0, 2), (3, 5) and (7, 9).
 
     The spans come in any order, the holes in rising order; every hole lies within one of the spans.
@@ -24,6 +27,6 @@ def without(spans: Iterable[Span], holes: Sequence[Span]) -> Iterator[Span]:
             yield lo, hi
 
 
-def singles(numbers: Iterable[int]) -> list[Span]:
-    """Each of these numbers as a span of its own."""
-    return [(number, number + 1) for number in numbers]
+def singles(serials: Iterable[TicketId]) -> list[tuple[TicketId, TicketId]]:
+    """Each of these tickets as a span of its own."""
+    return [(serial, TicketId(serial + 1)) for serial in serials]

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Fields = Mapping[str, Any]
-Params = Mapping[str, Any]
+from minato_gpu.samples import Value
+
+Fields = Mapping[str, Value]
+Params = Mapping[str, Value]
 Draw = Callable[[np.random.Generator, Fields], Params]
 CpuFunction = Callable[[Fields, Params], Fields]
 
@@ -83,7 +85,7 @@ class Field:
             return None
         return math.prod(n for n in sizes if n is not None) * np.dtype(self.dtype).itemsize
 
-    def problem(self, value: Any) -> str | None:
+    def problem(self, value: Value) -> str | None:
         """What is wrong with ``value`` as this field, or None. Python scalars are welcome where shape is ()."""
         if self.dtype == np.dtype(object):
             return None
@@ -248,7 +250,7 @@ def check_tolerance(what: str, tolerance: object) -> None:
             raise ValueError(f"{what} is keyed by 'cpu' or 'cuda', got {key!r}")
 
 
-def canonical(value: Any) -> Any:
+def canonical(value: Value) -> Any:
     """A drawn value in the form in which every implementation gets it: a NumPy scalar or array.
 
     Python bool becomes bool_, int becomes int32 (OverflowError beyond it), float becomes float32; sequences

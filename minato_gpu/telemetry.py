@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from minato_gpu.lanes.base import Report
+from minato_gpu.samples import JSON, Value
 
 _RING = 1 << 14
 
@@ -102,7 +102,7 @@ class Telemetry:
         count_and_time[0] += 1
         count_and_time[1] += seconds
 
-    def stats(self, now: float) -> dict[str, Any]:
+    def stats(self, now: float) -> dict[str, JSON]:
         """The counters as plain data."""
         elapsed = max((self.end or now) - self.begin, 1e-9)
         return {
@@ -132,7 +132,7 @@ class Telemetry:
             "lateness": {**percentiles(self.lateness), "max": float(max(self.lateness, default=0))},
         }
 
-    def timeline(self) -> dict[str, Any]:
+    def timeline(self) -> dict[str, JSON]:
         """What each slot did, and when batches were handed over; seconds since the epoch run began."""
         spans, handed = list(self.spans), list(self.handed)  # copied at once: reports come in meanwhile
         typical = float(np.median([span[7] for span in spans])) if spans else 0.0
@@ -159,7 +159,7 @@ def percentiles(values: Iterable[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
 
 
-def size_of(batch: Any) -> int:
+def size_of(batch: Value) -> int:
     """Samples in a batch, as far as its first tensor tells."""
     if isinstance(batch, dict):
         return max((size_of(item) for item in batch.values()), default=1)

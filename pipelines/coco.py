@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu import Source
+
 from . import coco_document
 from .coco_document import Objects, Pictures
 from .files import say_left_out
@@ -93,7 +95,7 @@ class CocoDetection:
         )
         # Copies: what a sample's owner changes must not change the data set.
         return {
-            "path": str(self.images / str(self._names[number])),
+            "path": self._path(number),
             "image_id": int(self.image_ids[number]),
             "declared": self._sizes[number].copy(),
             "boxes": self._box[objects].copy(),
@@ -101,6 +103,13 @@ class CocoDetection:
             "points": self._point[points].copy(),
             "rings": self._ring[rings].copy(),
         }
+
+    def source(self, index: int) -> Source:
+        """Where the picture lies, to be read ahead."""
+        return Source(self._path(range(len(self))[index]))
+
+    def _path(self, number: int) -> str:
+        return str(self.images / str(self._names[number]))
 
     def _arrange(self, pictures: Pictures, objects: Objects, keep_empty: bool) -> None:
         """Sort the objects by picture and lay everything into arrays, with the offset at which each picture begins."""

@@ -1,40 +1,13 @@
-"""Where the bytes of a sample are: a whole file, or a part of one; and what files a folder holds."""
+"""What files a folder holds."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from minato_gpu.notices import say_once
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """``length`` bytes of the file ``path`` from ``offset`` on, which it calls ``name``."""
-
-    path: str
-    offset: int
-    length: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.name}"
-
-
-def read_bytes(source: str | os.PathLike[str] | FilePart) -> Any:
-    """The bytes of a file or of a part of one: uint8 (n,). Raises OSError, and EOFError for a part that is cut off."""
-    if not isinstance(source, FilePart):
-        return np.fromfile(source, np.uint8)
-    data = np.fromfile(source.path, np.uint8, count=source.length, offset=source.offset)
-    if len(data) != source.length:
-        raise EOFError(f"the file ends {source.length - len(data)} bytes too early")
-    return data
 
 
 def find(folder: str | os.PathLike[str], endings: tuple[str, ...]) -> tuple[list[str], Counter[str]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu import Source
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 
 from . import image_stages
@@ -73,6 +74,10 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"path": self.paths[index], "label": self.labels[index]}
+
+    def source(self, index: int) -> Source:
+        """Where the photograph lies, to be read ahead."""
+        return Source(self.paths[index])
 
 
 def pipeline() -> Pipeline:

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu import nvjpeg, shared_empty
+from minato_gpu import nvjpeg, read_bytes, shared_empty
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 
 from .decoding import decode_box
-from .files import read_bytes
 from .headers import read_header
 
 with from_extra("pipelines"):
@@ -27,7 +26,7 @@ ATTEMPTS = 10  # tries to place a box before the middle of the picture is taken,
 
 
 def read(fields: Fields, params: Params) -> Fields:
-    """path (or part of a file) -> bytes, (height, width) of the upright picture, whether it is coded progressively."""
+    """path (or source) -> bytes, (height, width) of the upright picture, whether it is coded progressively."""
     encoded = read_bytes(fields["path"])
     header = read_header(encoded.tobytes())
     return {

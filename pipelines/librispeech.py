@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu import Source
+
 from .files import find, say_left_out
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
@@ -73,10 +75,17 @@ class LibriSpeech:
         index = range(len(self))[index]
         begin = int(self._ends[index - 1]) if index else 0
         return {
-            "path": f"{self._chapters[self._chapter_of[index]]}-{self._utterance[index]:04}.flac",
+            "path": self._path(index),
             "tokens": self._tokens[begin : self._ends[index]].astype(np.int64),
             "index": index,
         }
+
+    def source(self, index: int) -> Source:
+        """Where the recording lies, to be read ahead."""
+        return Source(self._path(range(len(self))[index]))
+
+    def _path(self, index: int) -> str:
+        return f"{self._chapters[self._chapter_of[index]]}-{self._utterance[index]:04}.flac"
 
 
 def _chapters(paths: list[str]) -> list[tuple[Path, list[str]]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .files import FilePart
+from minato_gpu import Source
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL = "cls"
@@ -30,7 +30,7 @@ class TarShards:
     """Photographs with class labels in tar shards.
 
     ``shards``: a path, a pattern such as ``"data/train-*.tar"``, or a sequence of them; taken in sorted order.
-    Items are ``{"path": FilePart, "label": int}``. Each sample needs a photograph (``.jpg``, ``.jpeg``, ``.png`` or
+    Items are ``{"path": Source, "label": int}``. Each sample needs a photograph (``.jpg``, ``.jpeg``, ``.png`` or
     ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone.
 
     Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
@@ -52,9 +52,12 @@ class TarShards:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"path": self.source(index), "label": int(self.labels[index])}
+
+    def source(self, index: int) -> Source:
+        """Where the photograph lies, to be read ahead."""
         shard = self.shards[self._shard[index]]
-        part = FilePart(shard, int(self._offset[index]), int(self._length[index]), self._names[index])
-        return {"path": part, "label": int(self.labels[index])}
+        return Source(shard, int(self._offset[index]), int(self._length[index]), self._names[index])
 
 
 def _matching(patterns: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -7,16 +7,17 @@ tenth millisecond; beyond the ends the signal is mirrored.
 from __future__ import annotations
 
 import importlib
+import io
 import math
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from minato_gpu import read_bytes
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 
@@ -45,10 +46,11 @@ def library() -> Any:
 def read(fields: Fields, params: Params) -> Fields:
     """path -> the file's samples and their rate (Hz). Of several channels, such as stereo, the mean."""
     soundfile = library()
-    if not Path(fields["path"]).stat().st_size:
+    encoded = read_bytes(fields["path"])
+    if not len(encoded):
         raise ValueError("the file is empty")
     try:
-        with soundfile.SoundFile(fields["path"]) as file:
+        with soundfile.SoundFile(io.BytesIO(encoded.data)) as file:
             if file.frames * file.channels > MOST_SAMPLES:
                 raise ValueError(f"the header claims {file.frames} samples a channel; {MOST_SAMPLES} are the most")
             audio, rate = file.read(dtype="float32"), file.samplerate

@@ -12,6 +12,7 @@ unpacked whole for every sample.
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import math
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu import Source, read_bytes
 from minato_gpu.extras import from_extra
 
 from .files import find, say_left_out
@@ -27,6 +29,7 @@ from .files import find, say_left_out
 MOST_VOXELS = 1 << 30
 """A NIfTI file that claims more is refused before memory is reserved for it: a thousand million."""
 
+_COMPRESSED = ".nii.gz"
 _ENDINGS = (".nii.gz", ".nii", ".npy")
 _LAYOUTS = (("imaging.nii.gz", "segmentation.nii.gz"), ("imaging.nii", "segmentation.nii"), ("_x.npy", "_y.npy"))
 
@@ -69,6 +72,11 @@ class CaseFolder:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"path": self.paths[index], "label_path": self.label_paths[index]}
 
+    def source(self, index: int) -> tuple[Source, ...]:
+        """What is read whole, to be read ahead. Of files that are mapped a crop reads little, which is drawn later."""
+        paths = self.paths[index], self.label_paths[index]
+        return tuple(Source(path) for path in paths if path.endswith(_COMPRESSED))
+
 
 def _ends(file: Path, end: str) -> bool:
     """A file of KiTS19's layout is called so, of NumPy's its name ends so."""
@@ -95,7 +103,10 @@ def open_volume(path: str) -> Any:
 def _nifti(path: str) -> Any:
     with from_extra("pipelines"):
         nibabel = importlib.import_module("nibabel")
-    proxy = nibabel.load(path).dataobj
+    if path.endswith(_COMPRESSED):
+        proxy = nibabel.Nifti1Image.from_bytes(gzip.decompress(read_bytes(path).data)).dataobj
+    else:
+        proxy = nibabel.load(path).dataobj
     if math.prod(proxy.shape) > MOST_VOXELS:
         raise ValueError(f"the header claims a volume of the shape {proxy.shape}; {MOST_VOXELS} voxels are the most")
     # without a scale the stored numbers are the values, and an uncompressed file can stay mapped

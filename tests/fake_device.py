@@ -156,7 +156,7 @@ class FakeDevice(FakeStreams):
             self.tell_late_error()
             return FakeEvent(self, self._checked(self.current))
 
-    def seconds(self, begin: FakeEvent, end: FakeEvent) -> float:
+    def seconds(self, begin: Any, end: Any) -> float:
         """See Accelerator: a piece of work takes a second."""
         assert begin.stream is end.stream and begin.passed and end.passed
         return float(end.number - begin.number)

@@ -49,7 +49,7 @@ class FakeStreams:
             return self.streams[-1]
 
     @contextmanager
-    def running(self, stream: FakeStream) -> Iterator[FakeStream]:
+    def running(self, stream: Any) -> Iterator[FakeStream]:
         """See Accelerator."""
         before, device = self.current, self.current_device
         self._current.stream, self._threads.device = stream, self.everyone.index(self._this)
@@ -83,13 +83,13 @@ class FakeStreams:
             for stream in self.streams:
                 self._drain(stream)
 
-    def run_to(self, event: FakeEvent) -> None:
+    def run_to(self, event: Any) -> None:
         """Run a stream up to an event, and what it waits for."""
         with self.lock:
             while not event.passed:
                 self._step(event.stream)
 
-    def issue(self, work: Callable[[], object], stream: FakeStream) -> None:
+    def issue(self, work: Callable[[], object], stream: Any) -> None:
         """Work of another library's."""
         self._issue(work, stream)
 
@@ -126,11 +126,11 @@ class FakeStreams:
                 for _ in range(int(self.random.integers(0, 4))):
                     self._step(self.streams[int(self.random.integers(0, len(self.streams)))])
 
-    def _drain(self, stream: FakeStream) -> None:
+    def _drain(self, stream: Any) -> None:
         while stream.work:
             self._step(stream)
 
-    def _step(self, stream: FakeStream) -> None:
+    def _step(self, stream: Any) -> None:
         if not stream.work:
             return
         work = stream.work[0]

@@ -19,6 +19,7 @@ from minato_gpu.lanes.base import Resident
 from minato_gpu.memory.loads import Load
 from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
+from minato_gpu.scheduling import messages as m
 from minato_gpu.window.assembly import Assembly
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
@@ -216,7 +217,7 @@ def test_what_a_worker_joins_is_not_brought_into_its_rows_again(fake: Fake, monk
 
     def then(self: Assembly, spans: Any) -> Any:
         found = references(self, spans)
-        serials = {serial for lo, hi in spans for serial in range(lo, hi)}
+        serials = {serial for lo, hi in spans for serial in m.serials(lo, hi)}
         items = [self.window.at(serial).items.get(serial) for serial in serials]
         left.append(sum(isinstance(item, Resident) for item in items))
         return found

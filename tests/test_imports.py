@@ -19,10 +19,12 @@ PACKAGE = Path(minato_gpu.__file__).parent
 ORDER = """
 notices threads slices snapshots extras console report nvjpeg samples stages packing
 pipeline
-scheduling
+arguments
+scheduling caching
 spans event_log
 simulation
 memory
+sources
 lanes
 telemetry parity
 sampling
@@ -39,6 +41,8 @@ loader
 accelerated
 pipelines
 demo
+commands
+cache_command
 cli
 """
 SCRIPT = """
@@ -65,7 +69,9 @@ print(*sorted(name for name in sys.modules if name.startswith("minato_gpu")))
 """
 
 
-@pytest.mark.parametrize(("room", "others"), [("scheduling", set()), ("simulation", {"scheduling"})])
+@pytest.mark.parametrize(
+    ("room", "others"), [("scheduling", set()), ("caching", set()), ("simulation", {"scheduling", "caching"})]
+)
 def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others: set[str]) -> None:
     home = str(Path(np.__file__).parents[1])
     modules = sorted(f"minato_gpu.{room}.{path.stem}" for path in (PACKAGE / room).glob("*.py"))

@@ -22,6 +22,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/memory/README.md": (100,),
     "minato_gpu/checkpoint/README.md": (36,),
     "minato_gpu/scheduling/README.md": (100,),
+    "minato_gpu/sources/README.md": (100,),
     "pipelines/README.md": (None, 8),
 }
 README_BYTES = 10_000
@@ -53,6 +54,10 @@ def given(request: pytest.FixtureRequest, here: Path) -> Iterator[dict[str, Any]
     names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
     if page == "README.md":
         image_classification.example_data(here / "photographs")
+    if "/sources/" in page:
+        names["urls"], names["decode"] = [str(here / f"{number}.bin") for number in range(100)], np.copy
+        for url in names["urls"]:
+            Path(url).write_bytes(b"1234")
     if page != "minato_gpu/README.md":
         yield names
         return

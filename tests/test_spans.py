@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minato_gpu.samples import TicketId
 from minato_gpu.spans import singles, without
 
 
@@ -15,7 +16,7 @@ def _numbers(spans: list[tuple[int, int]]) -> list[int]:
 @given(st.sets(st.integers(0, 60)))
 def test_what_is_left_is_in_the_order_of_the_spans(taken: set[int]) -> None:
     spans = [(40, 61), (0, 7), (7, 9), (12, 40)]
-    holes = singles(sorted(number for number in taken if number in set(_numbers(spans))))
+    holes = singles(sorted(TicketId(number) for number in taken if number in set(_numbers(spans))))
     left = list(without(spans, holes))
     assert _numbers(left) == [number for number in _numbers(spans) if number not in taken]
     assert all(lo < hi for lo, hi in left)

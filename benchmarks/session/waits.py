@@ -135,7 +135,7 @@ def resident_inputs_are_read_in_time(settings: Settings) -> Answer:
     stream = None if device is None else device.stream()
     for number in range(rounds):
         items = [({"x": np.full(50_000, (number + n) % 200, np.uint8)}, n) for n in range(count)]
-        with nullcontext() if device is None else device.working(stream):
+        with nullcontext() if device is None or stream is None else device.working(stream):
             if device is not None:
                 torch.cuda._sleep(_SECOND // 100)
             results = executor.run(items, stream)

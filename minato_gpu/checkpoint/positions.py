@@ -7,7 +7,7 @@ from typing import Any
 
 from minato_gpu.checkpoint import state as s
 from minato_gpu.packing import packed
-from minato_gpu.samples import Ticket
+from minato_gpu.samples import Position, Ticket
 from minato_gpu.sampling.delivered import DeliveredPositions
 
 _MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
@@ -33,7 +33,7 @@ def positions_of(progress: Mapping[str, Any], epoch: int = 0) -> DeliveredPositi
     if progress.get("survivor") is not None:
         plain = s.mapping(progress, "survivor")
         key = s.key_of(plain.get("key"))
-        delivered.survivor = Ticket(epoch, s.number(plain, "position"), key, s.number(plain, "occurrence"))
+        delivered.survivor = Ticket(epoch, Position(s.number(plain, "position")), key, s.number(plain, "occurrence"))
     if progress.get("failed") is not None:
         delivered.failed = s.number(progress, "failed")
     return delivered

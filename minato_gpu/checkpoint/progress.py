@@ -51,7 +51,12 @@ class EpochProgress:
             self._asked = state
 
     def delivered(
-        self, batch: list[tuple[int, int]], survivor: Ticket | None = None, failed: int = 0, *, returned: bool = True
+        self,
+        batch: Sequence[tuple[int, int]],
+        survivor: Ticket | None = None,
+        failed: int = 0,
+        *,
+        returned: bool = True,
     ) -> None:
         """The consumer has this batch: its positions, or the ticket of a stream. For the rest see ``Delivered.add``."""
         with self.source.lock:

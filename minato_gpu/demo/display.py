@@ -14,6 +14,7 @@ from rich.table import Column as TableColumn
 from minato_gpu import DataLoader
 from minato_gpu.console import Column
 from minato_gpu.demo.training import Tally
+from minato_gpu.samples import JSON, Value
 
 # Statistics cost the consumer's time, so they are asked for a few times in a second, not with every batch.
 _EVERY_S = 0.2
@@ -58,18 +59,18 @@ class LiveBars:
             self._shown_at = now
             self._show(tally, loader.stats())
 
-    def on_epoch(self, tally: Tally, stats: Mapping[str, Any]) -> None:
+    def on_epoch(self, tally: Tally, stats: Mapping[str, JSON]) -> None:
         self._show(tally, stats)
         self._task = None
 
-    def _show(self, tally: Tally, stats: Mapping[str, Any]) -> None:
+    def _show(self, tally: Tally, stats: Mapping[str, JSON]) -> None:
         if self._task is None:
             name = f"{tally.epoch + 1}/{self._epochs}"
             self._task = self._progress.add_task("", total=tally.samples_expected, epoch=name, figures="")
         self._progress.update(self._task, completed=tally.samples, figures=figures(tally, stats))
 
 
-def figures(tally: Tally, stats: Mapping[str, Any]) -> str:
+def figures(tally: Tally, stats: Mapping[str, JSON]) -> str:
     """Rate, the lanes' shares of the samples, the consumer's wait; short enough for 80 columns beside a bar."""
     elapsed = tally.elapsed_s or 1e-9
     lanes = {lane: known["samples"] for lane, known in stats["lanes"].items()}
@@ -99,7 +100,7 @@ _LINES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def summary_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def summary_columns(rows: Sequence[Mapping[str, JSON]]) -> list[Column]:
     """A column for each epoch, after one that names the figures."""
     names = Column("", [name for name, _, _ in _LINES])
     epochs = [
@@ -109,7 +110,7 @@ def summary_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     return [names, *epochs]
 
 
-def _said(value: Any, name: str, form: str) -> str:
+def _said(value: Value, name: str, form: str) -> str:
     if value is None:
         return "-"
     if ", ms" in name:

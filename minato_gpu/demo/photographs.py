@@ -25,13 +25,13 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from minato_gpu.extras import from_extra
 from minato_gpu.report import usable_cores, versions
+from minato_gpu.samples import JSON
 
 with from_extra("demo"):
     import cv2
@@ -84,7 +84,7 @@ class View:
         return f"{self.class_name}/{self.number:05d}.jpg"
 
 
-def make(folder: Path, count: int, seed: int, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def make(folder: Path, count: int, seed: int, progress: Callable[[int, int], None] | None = None) -> dict[str, JSON]:
     """Make ``count`` JPEG files in class folders under ``folder``, or find them made already.
 
     Returns the manifest: the settings that decide the files, and ``files``, ``bytes``, ``smallest_pixels`` and
@@ -160,7 +160,7 @@ def _with_grain(image: Pixels, rng: np.random.Generator) -> Pixels:
 
 def _write_all(
     folder: Path, wanted: list[View], seed: int, progress: Callable[[int, int], None] | None
-) -> dict[str, Any]:
+) -> dict[str, JSON]:
     sizes: list[int] = []
     pixels: list[int] = []
     for done, (size, area) in enumerate(_in_threads(folder, wanted, seed), start=1):
@@ -234,7 +234,7 @@ def _source_bytes(name: str) -> bytes:
         raise DataSetError(f"this version of scikit-image lacks the photograph {name}") from None
 
 
-def _settings(count: int, seed: int) -> dict[str, Any]:
+def _settings(count: int, seed: int) -> dict[str, JSON]:
     if count < len(SOURCES):
         raise DataSetError(f"the data set needs at least {len(SOURCES)} files, one for each class; got {count}")
     installed = versions(extra=["scikit-image"])
@@ -242,7 +242,7 @@ def _settings(count: int, seed: int) -> dict[str, Any]:
     return {"version": _VERSION, "count": count, "seed": seed, "classes": list(SOURCES), "made_with": made_with}
 
 
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
+def _read_manifest(folder: Path) -> dict[str, JSON] | None:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from minato_gpu.samples import JSON
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,12 +51,12 @@ class DeliveredBatch(NamedTuple):
     wait: float
 
 
-def draw(timelines: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], title: str) -> None:
+def draw(timelines: Sequence[Mapping[str, JSON]], path: str | os.PathLike[str], title: str) -> None:
     """Save a PNG with one panel for each timeline (for example one for each epoch) at ``path``."""
     figure(timelines, title).savefig(path, facecolor="white")
 
 
-def figure(timelines: Sequence[Mapping[str, Any]], title: str) -> Figure:
+def figure(timelines: Sequence[Mapping[str, JSON]], title: str) -> Figure:
     """The picture as a matplotlib figure, one axes for each timeline. Touches no window system."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -74,7 +76,7 @@ def figure(timelines: Sequence[Mapping[str, Any]], title: str) -> Figure:
     return made
 
 
-def _parsed(timeline: Mapping[str, Any]) -> tuple[list[Span], list[DeliveredBatch]]:
+def _parsed(timeline: Mapping[str, JSON]) -> tuple[list[Span], list[DeliveredBatch]]:
     return [Span(*span) for span in timeline["spans"]], [DeliveredBatch(*batch) for batch in timeline["batches"]]
 
 

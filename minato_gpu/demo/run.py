@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -12,6 +11,7 @@ from minato_gpu import report
 from minato_gpu.console import show_columns
 from minato_gpu.demo import display, photographs, picture, summary
 from minato_gpu.demo.training import Settings, train
+from minato_gpu.samples import JSON
 
 
 def run(
@@ -24,7 +24,7 @@ def run(
     batch_size: int,
     workers: int,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, JSON]:
     """Train on ``data`` (or on ``size`` photographs made in ``out``), show it, and leave the results in ``out``.
 
     Returns the document that it wrote to ``summary.json``.
@@ -57,7 +57,7 @@ def _made(console: Console, folder: Path, count: int, seed: int) -> Path:
     return folder
 
 
-def _said(settings: Settings, made: int | None) -> dict[str, Any]:
+def _said(settings: Settings, made: int | None) -> dict[str, JSON]:
     """The settings as they go into the document: without the path of the user's data."""
     return {
         "command": "demo",

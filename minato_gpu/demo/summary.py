@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from minato_gpu import report
 from minato_gpu.demo.training import LANES, Outcome, Tally
+from minato_gpu.samples import JSON
 
 
-def document(outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
+def document(outcome: Outcome, settings: Mapping[str, JSON]) -> dict[str, JSON]:
     """The JSON document of a run, with the totals over all epochs beside ``rows``, one row for each epoch.
 
     ``samples_delivered`` is counted by the training loop, ``samples_by_lane`` by the loader.
@@ -32,7 +32,7 @@ def document(outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def epoch_row(tally: Tally, stats: Mapping[str, Any]) -> dict[str, Any]:
+def epoch_row(tally: Tally, stats: Mapping[str, JSON]) -> dict[str, JSON]:
     """One epoch. Losses and accuracies are those of training, on augmented crops, as the model learns."""
     waits, prediction = stats["wait_s"], stats["prediction"]
     row = {

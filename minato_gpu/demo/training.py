@@ -20,6 +20,7 @@ from minato_gpu import DataLoader
 from minato_gpu.demo.model import SmallNet
 from minato_gpu.pipelines import image_classification
 from minato_gpu.report import usable_cores
+from minato_gpu.samples import JSON, Value
 
 LANES = ("cpu", "device")
 
@@ -72,7 +73,7 @@ class Watcher(Protocol):
 
     def on_batch(self, tally: Tally, loader: DataLoader[Any]) -> None: ...
 
-    def on_epoch(self, tally: Tally, stats: Mapping[str, Any]) -> None: ...
+    def on_epoch(self, tally: Tally, stats: Mapping[str, JSON]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -81,8 +82,8 @@ class Outcome:
 
     class_counts: Tensor
     tallies: list[Tally] = field(default_factory=list)
-    stats: list[dict[str, Any]] = field(default_factory=list)
-    timelines: list[dict[str, Any]] = field(default_factory=list)
+    stats: list[dict[str, JSON]] = field(default_factory=list)
+    timelines: list[dict[str, JSON]] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -95,7 +96,7 @@ def train(settings: Settings, watcher: Watcher) -> Outcome:
 
     Raises whatever the data set, the pipeline or the loader raises.
     """
-    dataset: Any = image_classification.ImageFolder(settings.data)
+    dataset: Value = image_classification.ImageFolder(settings.data)
     with _cores_for_the_lanes():
         torch.manual_seed(settings.seed)
         model = SmallNet(len(dataset.classes)).to(settings.device or "cpu")

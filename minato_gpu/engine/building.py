@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.read_ahead import ReadAhead, start_reader
 from minato_gpu.engine.run import Parts
+from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
-from minato_gpu.lanes.process_lane import ProcessLane
+from minato_gpu.lanes.process_lane import ProcessLane, start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -39,6 +43,8 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
+from minato_gpu.sources.declared import SourceOf, source_of
+from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 
@@ -46,13 +52,14 @@ _MICRO_BATCH = 16
 _MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond
 _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
 _BESIDE = 4  # threads beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
+_READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
 class Plan:
     """What a loader's arguments mean for its engine. ``replays``: the order of delivery is a recorded one."""
 
-    def __init__(self, loader: Any, options: Options, *, replays: bool = False) -> None:
+    def __init__(self, loader: Arguments, options: Options, *, replays: bool = False) -> None:
         self.loader = loader
         self.options = options
         self.iterable = isinstance(loader.dataset, IterableDataset)
@@ -90,6 +97,11 @@ class Plan:
         larger."""
         return lanes * (2 + -(-_HELD * self.micro_batch // self.batch))
 
+    @cached_property
+    def source_of(self) -> SourceOf | None:
+        """Where samples' bytes lie, if the data set says so: then they are read ahead."""
+        return None if self.iterable else source_of(self.loader.dataset)
+
     @property
     def stacks(self) -> bool:
         """Whether batches are what ``default_collate`` makes of samples that a worker is asked for one by one."""
@@ -98,8 +110,8 @@ class Plan:
     @property
     def cuts(self) -> tuple[int, ...]:
         """The stages before which a sample may go on from the CPU lane to the device lane."""
-        cuts: tuple[int, ...] = self.loader.pipeline.cuts if len(self.options.lanes) > 1 else ()
-        return cuts
+        pipeline = self.loader.pipeline
+        return pipeline.cuts if pipeline is not None and len(self.options.lanes) > 1 else ()
 
     @property
     def replaceable(self) -> bool:
@@ -136,7 +148,15 @@ class Plan:
         both = "cpu" in self.options.lanes
         alone = max(1, usable_cores() // self.devices)  # workers that only read leave the cores idle
         threads = alone if not both else 1 if device == "cpu" else min(_BESIDE, alone)
+        assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
+
+    def read_ahead(self, links: WorkerChannels) -> ReadAhead | None:
+        """The reader process, where the data set says what there is to be read."""
+        if self.source_of is None:
+            return None
+        context, _ = start_method(self.loader.multiprocessing_context)
+        return ReadAhead(start_reader(context, links, ReaderSettings()), self.source_of)
 
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
@@ -153,9 +173,9 @@ class Plan:
             return None
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
         kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
-        if not self.cuts:
-            return Estimator(self._costs(kinds), kinds)
         pipeline = self.loader.pipeline
+        if pipeline is None or not self.cuts:
+            return Estimator(self._costs(kinds), kinds)
         return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices)
 
     def _costs(self, lanes: tuple[str, ...]) -> CostModel:
@@ -164,7 +184,7 @@ class Plan:
 
 
 def build_engine(
-    loader: Any, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
+    loader: Arguments, options: Options, base_seed: int, order_log: OrderLog | None, event_log: Path | None
 ) -> Engine:
     """Start workers and device executors for the loader; the engine is closed at the latest when Python ends."""
     plan = Plan(loader, options, replays=order_log is not None and order_log.replays)
@@ -178,40 +198,55 @@ def build_engine(
     more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable}
     job = Job.of(loader, base_seed, init, seeds_samples=not options.threads, **more)
     policy = plan.policy
-    links = WorkerChannels(
-        loader.num_workers, addressed=plan.iterable, arenas=not options.threads, window=policy.window
-    )
-    lanes: dict[str, Lane] = {}
-    loading: Loading | None = None
-    try:
-        if not options.threads:
-            lanes[m.CPU] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=plan.replaceable)
-        if options.device.type == "cuda":  # after the fork of what makes the workers
-            loading = plan.loading(links)
-        if options.threads:
-            enter = enter_same() if loading is None else loading.transfers[0].accelerator.enter
-            lanes[m.CPU] = ThreadLane(links, job, enter)
-        if "device" in options.lanes:
-            devices: list[DeviceLane] = []
-            for number, name in enumerate(policy.device_lanes):
-                devices.append(plan.device_lane(links, None if loading is None else loading.transfers[number], name))
-                lanes[name] = devices[-1]
-            for each in devices:
-                each.await_graphs()
+    with contextlib.ExitStack() as undo:
+        links = WorkerChannels(
+            loader.num_workers,
+            addressed=plan.iterable,
+            arenas=not options.threads,
+            window=policy.window,
+            reads_ahead=plan.source_of is not None,
+        )
+        undo.callback(links.close)
+        reads = plan.read_ahead(links)
+        if reads is not None:
+            undo.callback(reads.close)
+        lanes, loading = _open_lanes(plan, policy, job, links, undo)
         recorder = None if event_log is None else EventLog(event_log, policy)
-        engine = _engine(plan, policy, links, lanes, loading, recorder, order_log)
-    except BaseException:
-        for lane in lanes.values():
-            lane.close(0.0)
-        if loading is not None:
-            loading.close()
-        links.close()
-        raise
+        engine = _engine(plan, policy, links, lanes, loading, reads, recorder, order_log)
+        undo.pop_all()
     # what was registered last runs first: before multiprocessing waits for its children and DALI shuts down
     atexit.register(engine.close)
     engine.pump.on_open = functools.partial(_register_again, engine)
     engine.on_close = lambda: atexit.unregister(engine.close)
     return engine
+
+
+def _open_lanes(
+    plan: Plan, policy: m.Policy, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
+) -> tuple[dict[str, Lane], Loading | None]:
+    """The lanes by name, and the way to devices; ``undo`` is told how to close what is open."""
+    loader, options = plan.loader, plan.options
+    lanes: dict[str, Lane] = {}
+    loading: Loading | None = None
+    if not options.threads:
+        lanes[m.CPU] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=plan.replaceable)
+        undo.callback(lanes[m.CPU].close, 0.0)
+    if options.device.type == "cuda":  # after the fork of what makes the workers
+        loading = plan.loading(links)
+        undo.callback(loading.close)
+    if options.threads:
+        enter = enter_same() if loading is None else loading.transfers[0].accelerator.enter
+        lanes[m.CPU] = ThreadLane(links, job, enter)
+        undo.callback(lanes[m.CPU].close, 0.0)
+    if "device" in options.lanes:
+        devices: list[DeviceLane] = []
+        for number, name in enumerate(policy.device_lanes):
+            devices.append(plan.device_lane(links, None if loading is None else loading.transfers[number], name))
+            lanes[name] = devices[-1]
+            undo.callback(lanes[name].close, 0.0)
+        for each in devices:
+            each.await_graphs()
+    return lanes, loading
 
 
 def _register_again(engine: Engine) -> None:
@@ -226,6 +261,7 @@ def _engine(
     links: WorkerChannels,
     lanes: dict[str, Lane],
     loading: Loading | None,
+    reads: ReadAhead | None,
     recorder: EventLog | None,
     order_log: OrderLog | None,
 ) -> Engine:
@@ -240,12 +276,11 @@ def _engine(
         recorder=recorder,
         stream_batch=plan.batch,
         cuts=bool(plan.cuts),
+        reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
     )
     pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
-    return Engine(
-        links,
-        pump,
+    settings = Settings(
         window=plan.window,
         place_size=1 if iterable else plan.batch,
         homes=policy.homes,
@@ -253,5 +288,7 @@ def _engine(
         timeout=loader.timeout,
         order_log=order_log,
         replaces=loader.on_worker_death == "replace",
-        watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
+        read_ahead=0 if reads is None else -(-_READ_AHEAD // plan.batch),
     )
+    watchdog = None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout)
+    return Engine(links, pump, settings, watchdog)

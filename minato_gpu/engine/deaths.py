@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minato_gpu.faults.watchdog import WorkerHung
-from minato_gpu.lanes.base import Failure, Task, failure
+from minato_gpu.lanes.base import Failure, Item, Task, failure
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
-from minato_gpu.samples import Origin
+from minato_gpu.samples import Origin, TicketId
 from minato_gpu.scheduling.flights import cut
-from minato_gpu.scheduling.messages import Chunk, Span
+from minato_gpu.scheduling.messages import Chunk, Span, TicketSpan, tickets
 from minato_gpu.window.assembly import Assembly
 
 MOST = 2
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     """Offsets ``settled`` of the chunk are given up; ``items``: what their tickets get instead of a sample."""
 
     settled: Span
-    items: list[Any]
+    items: list[Item]
 
 
 class Deaths:
@@ -45,7 +45,7 @@ class Deaths:
     def __init__(self, stages: tuple[str, ...] = ()) -> None:
         self._stages = stages
         self._at: Counter[Hashable] = Counter()
-        self._singly: set[int] = set()
+        self._singly: set[TicketId] = set()
         self._unborn: Counter[int] = Counter()
 
     def begin_run(self) -> None:
@@ -60,9 +60,9 @@ class Deaths:
         if self._unborn[number] >= STARTS:
             raise WorkerDied(f"{_told(exit_)} {STARTS} workers in a row ended before they had taken any work")
 
-    def singly(self, spans: tuple[Span, ...]) -> bool:
+    def singly(self, spans: tuple[TicketSpan, ...]) -> bool:
         """Whether samples among these should be asked for one by one."""
-        return bool(self._singly) and any(serial in self._singly for lo, hi in spans for serial in range(lo, hi))
+        return bool(self._singly) and not self._singly.isdisjoint(tickets(spans))
 
     def stage(self, claim: Claim) -> str | None:
         """The name of what a worker was at."""
@@ -83,7 +83,7 @@ class Deaths:
         if claim.stage == FETCHING or (reporting and at > done):
             together = cut(chunk.spans, at if claim.stage == FETCHING else done, stop)
             known = reporting and self.singly(together)  # and all the same reported together: a batch, or host reads
-            self._singly.update(s for lo, hi in together for s in range(lo, hi))
+            self._singly.update(tickets(together))
             if not known:
                 return nothing
         if claim.stage == JOINING:
@@ -96,7 +96,7 @@ class Deaths:
             return nothing
         return Verdict((at, at + 1), [self._of_sample(exit_, claim, serial, assembly)])
 
-    def judge_job(self, exit_: Exit, claim: Claim, spans: tuple[Span, ...], assembly: Assembly) -> Failure | None:
+    def judge_job(self, exit_: Exit, claim: Claim, spans: tuple[TicketSpan, ...], assembly: Assembly) -> Failure | None:
         """What is given up, the batch or a sample of it (not ``collated``), or None: it is to be tried again."""
         if not claim.started and not claim.stage:
             self._check_loop(exit_, spans)
@@ -115,7 +115,7 @@ class Deaths:
         origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), "cpu")
         return self._failure(exit_, origin, True)
 
-    def _check_loop(self, exit_: Exit, left: tuple[Span, ...]) -> None:
+    def _check_loop(self, exit_: Exit, left: tuple[TicketSpan, ...]) -> None:
         """Raises WorkerDied where workers with a task of which this is left do not get as far as its first sample."""
         if not left:
             return
@@ -129,7 +129,7 @@ class Deaths:
         return self._at[what] >= MOST
 
     def _of_sample(
-        self, exit_: Exit, claim: Claim, serial: int, assembly: Assembly, *, collated: bool = False
+        self, exit_: Exit, claim: Claim, serial: TicketId, assembly: Assembly, *, collated: bool = False
     ) -> Failure:
         record = assembly.window.at(serial)
         at = serial - record.first

@@ -12,21 +12,21 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.settings import Settings
 from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
-from minato_gpu.samples import Ticket
-from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.threads import OwnThread, await_event
@@ -43,36 +43,17 @@ def _wait(wake: int) -> bool:
 
 
 class Engine(Batches):
-    """One set of lanes, and the epochs that run through it.
+    """One set of lanes, and the epochs that run through it. ``watchdog``: notices workers and lanes that hang."""
 
-    ``window``: batches admitted and not delivered; ``place_size``: samples of a full batch, for lateness; ``homes``:
-    which device lanes may prepare the batches of an epoch, in turn; ``streams``: every worker iterates the data set for
-    itself, and an epoch ends when its streams do; ``replaces``: a worker that dies is replaced; ``watchdog``: notices
-    those, and a device lane, that hang.
-    """
-
-    def __init__(
-        self,
-        links: WorkerChannels,
-        pump: Pump,
-        *,
-        window: int,
-        place_size: int,
-        homes: Sequence[str] = (m.DEVICE,),
-        streams: bool = False,
-        timeout: float = 0.0,
-        order_log: OrderLog | None = None,
-        replaces: bool = False,
-        watchdog: Watchdog | None = None,
-    ) -> None:
+    def __init__(self, links: WorkerChannels, pump: Pump, settings: Settings, watchdog: Watchdog | None = None) -> None:
         self._links = links
         self.pump = pump
         self.assembly = pump.assembly
-        self._epochs = Epochs(pump, links.board, window=window, homes=homes, streams=streams, order_log=order_log)
-        replaces = replaces and not streams and any(lane.can_kill for lane in pump.lanes.values())
+        self._epochs = Epochs(pump, links.board, settings)
+        replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
-        self._handover = Handover(self.assembly, order_log, place_size=place_size, streams=streams)
-        self._timeout = timeout
+        self._handover = Handover(self.assembly, settings)
+        self._timeout = settings.timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -84,6 +65,8 @@ class Engine(Batches):
         if self.assembly.loading is not None:
             for fd in self.assembly.loading.fds():
                 self._poll.register(fd, select.POLLIN)
+        if pump.reads is not None:
+            self._poll.register(pump.reads.fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
@@ -138,7 +121,7 @@ class Engine(Batches):
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
-    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Any:
+    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Value:
         """See Batches."""
         if asked is not None:
             asked()
@@ -162,7 +145,7 @@ class Engine(Batches):
                 self._attention()
                 raise EndOfEpoch
             order, batch = epochs.order, self.assembly.take(epochs.order)
-            self.handed = [(lo - epoch.first_serial, hi - epoch.first_serial) for lo, hi in batch.dealt]
+            self.handed = epoch.positions(batch.dealt)
             epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
             epochs.draw_on()
             trains = at_hand and started - self._left > _TRAINS_S
@@ -173,7 +156,7 @@ class Engine(Batches):
                 self._attention()
         now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
-        value = self._handover.value(epoch, batch, self.handed)
+        value = self._handover.value(epoch, batch)
         refused = self._handover.refused(batch, judge)
         self._handover.log(self.log, epoch, batch, now, now - started, value, refused=refused is not None)
         if trains:
@@ -185,13 +168,13 @@ class Engine(Batches):
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
 
-    def pad(self, number: int, ticket: Ticket | None) -> Any:
+    def pad(self, number: int, ticket: Ticket | None) -> Value:
         """See Batches."""
         started = perf_counter()
         with self._lock:
             if self._closed:
                 raise EndOfEpoch
-            epoch, order = self._epochs[number], self._epochs.order - 1
+            epoch, order = self._epochs[number], OutputBatch(self._epochs.order - 1)
             self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
             self._links.board.words[ATTENTION] = NOBODY
             self._settle()
@@ -204,7 +187,7 @@ class Engine(Batches):
                 self._sleep_until(lambda: self.assembly.ready(order), started)
                 batch = self.assembly.take(order)
             finally:
-                self.assembly.expect(order + 1, epoch.first_order)
+                self.assembly.expect(OutputBatch(order + 1), epoch.first_order)
             self._attention()
         value, now = self.assembly.value(batch), perf_counter()
         self.log.delivered(now, number, order - epoch.first_order, 0, now - started, (), padded=1)
@@ -222,7 +205,7 @@ class Engine(Batches):
                 if epoch.end == order:
                     break
                 ticket = self.assembly.first_survivor(order)
-                order += 1
+                order = OutputBatch(order + 1)
                 epochs.beyond = order - epochs.order  # batches of which nothing is left hold no memory
                 epochs.draw()
                 self._settle()
@@ -357,6 +340,18 @@ class Engine(Batches):
         if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
             epoch.end = self.pump.run.scheduler.end
 
+    def read_stats(self) -> dict[str, object]:
+        """What has been read ahead, and what was not."""
+        reads, scheduler = self.pump.reads, self.pump.run.scheduler
+        assert reads is not None and isinstance(scheduler, Scheduler)
+        direct, seconds = self._links.board.read_directly()
+        return {
+            **reads.stats(),
+            "by_workers": direct,
+            "by_workers_s": seconds,
+            "workers_idle_s": scheduler.fetching.idle_s,
+        }
+
     # --- the end -------------------------------------------------------------------------------------------
 
     def close(self, timeout: float = 2.0) -> None:
@@ -377,6 +372,9 @@ class Engine(Batches):
         if self.pump.recorder is not None:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
+        if self.pump.reads is not None:
+            self.pump.reads.close()
+            self._links.board.read_directly()  # to be told of once the board is closed, too
         try:
             if self.assembly.loading is not None:
                 self.assembly.loading.close()

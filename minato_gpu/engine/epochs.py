@@ -9,71 +9,71 @@ one raises then has nothing to do with that batch: the consumer gets it, and the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import cast
 
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.settings import Settings
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.memory.status_board import WorkerStatusBoard
-from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling import messages as m
+from minato_gpu.window.contract import PositionSpan
 from minato_gpu.window.records import Record
 
 
 class Epoch:
     """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
 
-    def __init__(self, source: Source, replay: Iterator[Drawn] | None, first_order: int, first_serial: int) -> None:
+    def __init__(
+        self, source: Source, replay: Iterator[Drawn] | None, first_order: OutputBatch, first_serial: TicketId
+    ) -> None:
         """``first_order`` and ``first_serial``: of its first position, whether this run delivers that or not."""
         self.source = source
         self.number = source.number
         self.first_order = first_order
         self.first_serial = first_serial
-        self.end: int | None = None
+        self.end: OutputBatch | None = None
         self._draw = source.draw if replay is None else lambda: next(replay, None)
 
     def draw(self) -> Drawn | None:
         """The next batch of tickets."""
         return self._draw()
 
+    def positions(self, spans: Iterable[m.TicketSpan]) -> list[PositionSpan]:
+        """Where these tickets stand in the sampler's order."""
+        first = self.first_serial
+        return [(Position(lo - first), Position(hi - first)) for lo, hi in spans]
+
 
 class Epochs:
-    """The epochs of one run: the one that is delivered, and those that are prefetched.
+    """The epochs of one run: the one that is delivered, and those that are prefetched."""
 
-    ``window``: batches drawn and not delivered; ``homes``: which device lanes may prepare an epoch's batches, in turn;
-    ``streams``: nothing is drawn, workers iterate for themselves; ``order_log``: may replay what an earlier run has
-    delivered.
-    """
-
-    def __init__(
-        self,
-        pump: Pump,
-        board: WorkerStatusBoard,
-        *,
-        window: int,
-        homes: Sequence[str],
-        streams: bool,
-        order_log: OrderLog | None,
-    ) -> None:
+    def __init__(self, pump: Pump, board: WorkerStatusBoard, settings: Settings) -> None:
         self._pump = pump
+        self._reads = pump.reads
+        self._read_ahead = settings.read_ahead
         self._board = board
-        self._window = window
-        self._homes = homes
-        self._streams = streams
-        self._order_log = order_log
+        self._window = settings.window
+        self._homes = settings.homes
+        self._streams = settings.streams
+        self._order_log = settings.order_log
         self.beyond = 0  # batches that the window is longer by
         self._forget()
 
     def _forget(self) -> None:
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
-        self._due: deque[Callable[[], None]] = deque()  # what the scheduler has not been told yet
+        self._due: deque[Callable[[float], m.Event]] = deque()  # what the scheduler has not been told yet, by its time
         self.raised = DeferredError()  # what a sampler raised while a batch lay at hand
-        self.order = 0  # of the batch to deliver next
-        self._serial = self._place = 0
+        self.order = OutputBatch(0)  # of the batch to deliver next
+        self._serial, self._place, self._drawn = TicketId(0), SourceBatch(0), SourceBatch(0)
+        # places that have not entered the window, each with what an earlier run has left of it; where an epoch ends;
+        # and what a sampler has raised
+        self._ahead: deque[tuple[Record | Epoch | Exception, tuple[tuple[int, int], ...] | None]] = deque()
 
     def __getitem__(self, number: int) -> Epoch:
         """The epoch of that number."""
@@ -87,7 +87,7 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._place - self.order < self._window
+        return not self._drawing and self._drawn - self.order < self._window + self._read_ahead
 
     @property
     def delivered_all(self) -> bool:
@@ -114,7 +114,8 @@ class Epochs:
         log = self._order_log
         replay = log.replay(source) if log is not None and log.replays else None
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
-        epoch = Epoch(source, replay, 0 if resumed else self._place, 0 if resumed else self._serial)
+        first = OutputBatch(0 if resumed else self._drawn)
+        epoch = Epoch(source, replay, first, TicketId(0) if resumed else self._serial)
         self._epochs[source.number] = epoch
         self._pump.run.add_epoch(source.number, source.seed)
         if not self._streams:
@@ -131,32 +132,62 @@ class Epochs:
             source.streams.on_saves = self._board.expect_saves
             self._board.expect_saves(True)
         if source.streams is not None and (source.streams.batches or source.streams.ended):
-            self.order = source.streams.batches
+            self.order = OutputBatch(source.streams.batches)
             turn, ended = source.streams.turn, tuple(source.streams.ended)
-            self._tell(m.Resumed, self.order, turn=turn, ended=ended)
+            self._pump.run.handle(m.Resumed(perf_counter(), self.order, turn, ended))
         elif source.delivered.batches:
-            self._place, self._serial, self.order = source.place, source.position, source.delivered.batches
-            self._tell(m.Resumed, self.order)
+            self._place, self._serial = SourceBatch(source.place), TicketId(source.position)
+            self._drawn, self.order = self._place, OutputBatch(source.delivered.batches)
+            self._pump.run.handle(m.Resumed(perf_counter(), self.order))
 
     def draw(self) -> None:
-        """Draw batches until the window is full. Raises what a sampler does."""
-        while self._drawing and self._place - self.order < self._window + self.beyond:
-            epoch = self._drawing[0]
-            drawn = epoch.draw()
-            if drawn is None:
-                self._drawing.popleft()
-                epoch.end = self._place
-                self._due.append(partial(self._tell, m.Ended, epoch.number))
+        """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
+        does, once the window has come to where it did."""
+        limit = self.order + self._window + self.beyond
+        while self._drawing and self._drawn < limit + self._read_ahead and not self._ends_in_error:
+            try:
+                self._draw_next(self._drawing[0])
+            except Exception as error:
+                if not self._ahead and self._place < limit:
+                    raise
+                self._ahead.append((error, ()))
+            self._enter(limit)
+        self._enter(limit)
+
+    @property
+    def _ends_in_error(self) -> bool:
+        return bool(self._ahead) and isinstance(self._ahead[-1][0], Exception)
+
+    def _draw_next(self, epoch: Epoch) -> None:
+        drawn = epoch.draw()
+        if drawn is None:
+            self._drawing.popleft()
+            epoch.end = OutputBatch(self._drawn)
+            self._ahead.append((epoch, ()))
+            return
+        positions = cast("Sequence[Position]", drawn.positions)
+        record = Record(epoch.number, self._serial, positions, drawn.keys, drawn.occurrences, epoch.first_order)
+        self._serial = record.end
+        self._drawn = SourceBatch(self._drawn + 1)
+        if self._reads is not None:
+            self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
+        self._ahead.append((record, drawn.left))
+
+    def _enter(self, limit: int) -> None:
+        """Let places that have been drawn into the window, up to ``limit``."""
+        while self._ahead and self._place < limit:
+            drawn, left = self._ahead.popleft()
+            if isinstance(drawn, Exception):
+                raise drawn
+            if isinstance(drawn, Epoch):
+                self._due.append(partial(m.Ended, epoch=drawn.number))
                 continue
-            begins = epoch.first_order
-            record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, begins)
-            self._serial += record.rows
-            if drawn.left is None:
+            if left is None:
                 batch = None if self._place >= self.order else 0
-                self._due.append(partial(self._admit, self._place, record, batch))
+                self._due.append(partial(self._admit, self._place, drawn, batch))
             else:
-                self._admit_left(record, drawn.left)
-            self._place += 1
+                self._admit_left(drawn, left)
+            self._place = SourceBatch(self._place + 1)
 
     def draw_on(self) -> None:
         """Draw while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
@@ -178,35 +209,36 @@ class Epochs:
 
     def delivered(self, step_s: float) -> None:
         """The next batch is the consumer's, which was away for ``step_s`` seconds before."""
-        self._due.append(partial(self._tell, m.Delivered, self.order, step_s))
-        self.order += 1
+        self._due.append(partial(m.Delivered, order=self.order, step_s=step_s))
+        self.order = OutputBatch(self.order + 1)
 
     def settle(self) -> None:
         """Tell the scheduler what it has not been told."""
         while self._due:
-            self._due.popleft()()
+            self._pump.run.handle(self._due.popleft()(perf_counter()))
 
-    def _admit_left(self, record: Record, left: tuple[m.Span, ...]) -> None:
+    def _admit_left(self, record: Record, left: tuple[tuple[int, int], ...]) -> None:
         """An earlier run delivered the rest of this place: what is left enters in pieces, each a record of its own."""
         batch = record.rows if self._place >= self.order else 0
         if not left:
-            what = self._place, record.epoch, record.first, 0
-            self._due.append(partial(self._tell, m.Admitted, *what, batch=batch, home=self._home(self._place, record)))
+            home = self._home(self._place, record)
+            empty = partial(m.Admitted, place=self._place, epoch=record.epoch, first=record.first, size=0)
+            self._due.append(partial(empty, batch=batch, home=home))
         for lo, hi in left:
             piece = record.part(lo, hi)
             self._due.append(partial(self._admit, self._place, piece, batch))
             batch = 0
 
-    def _admit(self, place: int, record: Record, batch: int | None = None) -> None:
+    def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
+        """A place enters the window."""
         estimates = self._pump.estimates
         self._pump.assembly.admit(record)
-        cpu, device = (None, None) if estimates is None else estimates.of_keys(record.keys)
-        what = place, record.epoch, record.first, record.rows, cpu, device
-        self._tell(m.Admitted, *what, batch=batch, home=self._home(place, record))
+        cpu = None if estimates is None else estimates.of_keys(record.keys)
+        home = self._home(place, record)
+        fetched = None if self._reads is None else self._reads.admit(record)
+        what = place, record.epoch, record.first, record.rows, cpu
+        return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched)
 
-    def _home(self, place: int, record: Record) -> str:
+    def _home(self, place: SourceBatch, record: Record) -> str:
         """Which device lanes may prepare the place."""
         return self._homes[(place - record.begins) % len(self._homes)]
-
-    def _tell(self, event: Callable[..., m.Event], *what: Any, **more: Any) -> None:
-        self._pump.run.handle(event(perf_counter(), *what, **more))

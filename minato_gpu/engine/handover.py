@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from minato_gpu.engine.epochs import Epoch
+from minato_gpu.engine.settings import Settings
 from minato_gpu.lanes.base import failure
-from minato_gpu.sampling.order_log import OrderLog
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.samples import Value
 from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.contract import Judge
@@ -16,22 +13,22 @@ from minato_gpu.window.records import Batch
 
 
 class Handover:
-    """``order_log``: may record the order of delivery; ``place_size``: samples of a full batch, for lateness;
-    ``streams``: workers iterate the data set, so that a batch's samples have no positions."""
+    """Of streams, which workers iterate for themselves, a batch's samples have no positions."""
 
-    def __init__(self, assembly: Assembly, order_log: OrderLog | None, *, place_size: int, streams: bool) -> None:
+    def __init__(self, assembly: Assembly, settings: Settings) -> None:
         self._assembly = assembly
-        self._records = None if order_log is None or order_log.replays else order_log
-        self._place_size = place_size
-        self._streams = streams
+        log = settings.order_log
+        self._records = None if log is None or log.replays else log
+        self._place_size = settings.place_size
+        self._streams = settings.streams
 
-    def value(self, epoch: Epoch, batch: Batch, handed: Sequence[Span] | None) -> Any:
+    def value(self, epoch: Epoch, batch: Batch) -> Value:
         """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
         if batch.failure is None and batch.size:
             try:
                 return self._assembly.value(batch)
             except Exception as error:
-                spans = () if self._streams else handed or ()
+                spans = [] if self._streams else epoch.positions(batch.dealt)
                 positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
                 place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
                 batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
@@ -47,12 +44,12 @@ class Handover:
         return None
 
     def log(
-        self, log: Telemetry, epoch: Epoch, batch: Batch, now: float, wait: float, value: Any, *, refused: bool
+        self, log: Telemetry, epoch: Epoch, batch: Batch, now: float, wait: float, value: Value, *, refused: bool
     ) -> None:
         """The consumer waited so many seconds for the batch, and gets it ``now``."""
         first, number = epoch.first_serial, batch.order - epoch.first_order
         if self._records is not None:
-            self._records.record(epoch.number, [(lo - first, hi - first) for lo, hi in batch.dealt])
+            self._records.record(epoch.number, epoch.positions(batch.dealt))
         if refused:
             return
         if batch.failure is not None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from minato_gpu.engine.deaths import Deaths
-from minato_gpu.lanes.base import Local, Task
+from minato_gpu.lanes.base import Item, Local, Reference, Task
 from minato_gpu.lanes.contract import Exit, Lane
 from minato_gpu.memory.status_board import JOINING, Claim
+from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.window.assembly import Assembly
@@ -19,19 +18,19 @@ class Jobs:
     def __init__(self, assembly: Assembly, deaths: Deaths) -> None:
         self._assembly = assembly
         self._deaths = deaths
-        self._spans: dict[int, tuple[m.Span, ...]] = {}  # of those that no worker has been sent
-        self._anew: set[int] = set()  # batches whose samples the job is to prepare anew
-        self._pads: dict[int, Task] = {}  # the only sample of a batch that has lost its own
+        self._spans: dict[OutputBatch, tuple[m.TicketSpan, ...]] = {}  # of those that no worker has been sent
+        self._anew: set[OutputBatch] = set()  # batches whose samples the job is to prepare anew
+        self._pads: dict[OutputBatch, Task] = {}  # the only sample of a batch that has lost its own
 
     def clear(self) -> None:
         """Forget all of them."""
         self._spans, self._anew, self._pads = {}, set(), {}
 
-    def need(self, order: int) -> None:
+    def need(self, order: OutputBatch) -> None:
         """The composed batch is to be joined."""
         self._spans[order] = self._assembly.spans(order)
 
-    def pad(self, order: int, task: Task) -> None:
+    def pad(self, order: OutputBatch, task: Task) -> None:
         """A batch that has lost all its samples is to be made of what ``task`` says."""
         self._pads[order] = task
 
@@ -44,12 +43,12 @@ class Jobs:
         items = None if chunk.order in self._anew else self._lying(spans, logs[epoch])
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], pieces, None, items)
 
-    def _lying(self, spans: tuple[m.Span, ...], log: Telemetry) -> list[Any] | None:
+    def _lying(self, spans: tuple[m.TicketSpan, ...], log: Telemetry) -> list[Reference] | None:
         """Where the samples lie; None where a device does not give them up: the job then prepares them itself."""
         try:
             return self._assembly.references(spans)
         except Exception:
-            log.repeated += sum(hi - lo for lo, hi in spans)
+            log.repeated += m.count(spans)
             return None
 
     @staticmethod
@@ -59,17 +58,17 @@ class Jobs:
         try:
             lane.send(task)
         except Exception:
-            if not any(isinstance(item, Local) for item in task.items or ()):
+            if task.items is None or not any(isinstance(item, Local) for item in task.items):
                 raise
             log.repeated += len(task.items)
             lane.send(task._replace(items=None))
 
-    def joined(self, order: int, item: Any) -> None:
+    def joined(self, order: OutputBatch, item: Item) -> None:
         """A worker is through with the job."""
         self._pads.pop(order, None)
         self._assembly.joined(order, item)
 
-    def lost(self, order: int, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
+    def lost(self, order: OutputBatch, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
         """A worker died at the job; returns whether another is to try it."""
         spans, pad = self._assembly.spans(order), self._pads.get(order)
         if pad is None:
@@ -88,10 +87,10 @@ class Jobs:
             self._repeat(order, claim, log)
         return again
 
-    def _repeat(self, order: int, claim: Claim, log: Telemetry) -> None:
+    def _repeat(self, order: OutputBatch, claim: Claim, log: Telemetry) -> None:
         """Another worker is to do the job; one that joined what lies ready may have changed it in place."""
         if claim.stage == JOINING and not claim.started:
             self._anew.add(order)
-            log.repeated += sum(hi - lo for lo, hi in self._spans[order])
+            log.repeated += m.count(self._spans[order])
         else:
             log.repeated += claim.started

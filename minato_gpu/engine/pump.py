@@ -34,6 +34,7 @@ class Pump:
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self.faults: deque[tuple[Lane, c.Exit | c.Arrived]] = deque()  # which others deal with, see ``lost``
         self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
+        self.reads = parts.reads
         self._parts = parts
         self._make_scheduler = make_scheduler
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost
@@ -61,6 +62,8 @@ class Pump:
         for lane in self.lanes.values():
             lane.recall()
         self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, self.assembly.clear())
+        if self.reads is not None:
+            self.reads.new_run()
         self.run = Run(ended.number + 1, self._make_scheduler(), self._parts)
         self.run.stream_starts = ended.stream_starts  # of workers that have not been asked for a batch: they stay
         for lane in self.lanes.values():  # no mark of that run is to be taken for one of the next
@@ -97,15 +100,21 @@ class Pump:
     def needs_attention(self) -> bool:
         """Whether reports will need an answer before the consumer asks for its next batch."""
         follows = self.assembly.needs_jobs or self.assembly.loading is not None
-        return self.run.scheduler.pending or bool(self._loading) or (follows and bool(self.run.sent))
+        comes = self.reads is not None and self.reads.pending
+        return self.run.scheduler.pending or comes or bool(self._loading) or (follows and bool(self.run.sent))
 
     def receive(self) -> None:
         """Take in all that lanes have told, and do what follows from it."""
         if self.assembly.loading is not None:
             self.assembly.loading.clear()
+        if self.reads is not None and (fetched := self.reads.receive()):
+            spans = [(lo, hi) for _, lo, hi in self.assembly.window.parts(fetched)]
+            self.run.handle(m.Fetched(perf_counter(), spans))
         for lane in self.lanes.values():
             self._take_in(lane, lane.receive())
         self._take_awaited()
+        if self.reads is not None:
+            self.reads.say_released()
 
     def _take_in(self, lane: Lane, told: Iterable[c.Message]) -> None:
         self._arrived.extend((lane, message) for message in told)

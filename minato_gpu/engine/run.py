@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.jobs import Jobs
+from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.event_log import EventLog
@@ -20,7 +21,7 @@ from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
-from minato_gpu.samples import Origin, Ticket
+from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
@@ -34,7 +35,7 @@ _FIRST = 1  # the first run: workers have a data pipe's seed from the data set t
 class AnyScheduler(Protocol):
     """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
 
-    def handle(self, event: Any) -> list[Any]:
+    def handle(self, event: m.Event) -> list[m.Instruction]:
         """Take one event; return what to do now."""
 
     @property
@@ -57,7 +58,7 @@ class Parts:
     """What all runs of an engine work with.
 
     ``lanes`` by name, first the CPU's. ``stream_batch``: samples of a batch where workers iterate the data set for
-    themselves. ``cuts``: samples may go on from one lane to another.
+    themselves. ``cuts``: samples may go on from one lane to another. ``reads``: their bytes are read ahead.
     """
 
     lanes: Mapping[str, Lane]
@@ -66,6 +67,7 @@ class Parts:
     recorder: EventLog | None = None
     stream_batch: int = 1
     cuts: bool = False
+    reads: ReadAhead | None = None
     deaths: Deaths = field(default_factory=Deaths)
 
 
@@ -98,6 +100,7 @@ class Run:
         self.awaits_answer = False  # something was revoked
         self._lanes, self._assembly = parts.lanes, parts.assembly
         self._estimates, self._deaths = parts.estimates, parts.deaths
+        self._reads = parts.reads
         self._parts = parts
         self._jobs = Jobs(parts.assembly, parts.deaths)
 
@@ -133,7 +136,7 @@ class Run:
                 self.awaits_answer = True
                 self._lanes[instruction.lane].revoke(self.number, instruction.chunk, instruction.keep)
 
-    def pad(self, order: int, place: int, epoch: int, ticket: Ticket) -> None:
+    def pad(self, order: OutputBatch, place: int, epoch: int, ticket: Ticket) -> None:
         """Have batch ``order``, number ``place`` in its epoch, which has lost all its samples, made anew of this one
         alone: see ``Assembly.pad``."""
         self._assembly.pad(order, place)
@@ -155,11 +158,14 @@ class Run:
         if assembly.samples.unshippable and chunk.kind == "run":
             assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
             assembly.samples.used(chunk.spans)
+            self._release(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
         epoch = assembly.window.at(chunk.spans[0][0]).epoch
         self.sent[chunk.number] = Sent(chunk, epoch, now)
         pieces = assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
+        if self._reads is not None:
+            pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
         task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, assembly.layout_bytes)
         lane.send(task._replace(stop=chunk.stop, singly=self._deaths.singly(chunk.spans), credit=chunk.credit))
 
@@ -171,10 +177,10 @@ class Run:
         if self.streams is not None:
             self.streams.turns[ticket] = worker
             shared = self.streams.shared_seed if self.number > _FIRST else None
-        self._assembly.admit(Record(epoch, ticket, range(ticket, ticket + 1), [None], None))
+        self._assembly.admit(Record(epoch, ticket, [Position(ticket)], [None], None))
         self.sent[chunk.number] = Sent(chunk, epoch, now)
         start = self.stream_starts.pop(worker, None)
-        task = Task(self.number, chunk.number, "next", epoch, seed, items=self._parts.stream_batch, start=start)
+        task = Task(self.number, chunk.number, "next", epoch, seed, samples=self._parts.stream_batch, start=start)
         lane.send(task._replace(shared_seed=shared), worker)
 
     # --- what lanes report ----------------------------------------------------------------------------------
@@ -204,11 +210,14 @@ class Run:
         elif chunk.kind == "inspect":
             assert report.items is not None and self._estimates is not None
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
+            self._release(spans)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
         else:
             self._next_finished(chunk, spans, report)
 
-    def _log(self, lane: Lane, sent: Sent, spans: tuple[m.Span, ...], report: Report, shown: Telemetry | None) -> None:
+    def _log(
+        self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None
+    ) -> None:
         position = self._assembly.window.position(spans[0][0]) if spans else -1
         prepared = sent.chunk.kind in ("run", "next")
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
@@ -216,10 +225,11 @@ class Run:
         log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
         (shown or log).kept_busy(lane.name, report)
 
-    def _finished(self, report: Report, spans: tuple[m.Span, ...]) -> None:
+    def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...]) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
         samples = self._assembly.samples
         nbytes, failed = samples.arrived(spans, report.items, report.nbytes)
+        self._release(spans)
         handed: tuple[tuple[int, int], ...] = ()
         now, held = perf_counter(), 0
         if self._parts.cuts and report.items is not None:
@@ -232,7 +242,12 @@ class Run:
             m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
         )
 
-    def _next_finished(self, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report) -> None:
+    def _release(self, spans: tuple[m.TicketSpan, ...]) -> None:
+        """What was read ahead for these samples is not needed any more."""
+        if self._reads is not None:
+            self._reads.release(spans)
+
+    def _next_finished(self, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
         """A batch of a worker's own stream, or its end."""
         if report.status == "exhausted":
             self._assembly.forget(chunk.spans)
@@ -278,6 +293,7 @@ class Run:
             spans = cut(sent.chunk.spans, *settled)
             nbytes, failed = self._assembly.samples.arrived(spans, items, 0) if items else (0, ())
             self._assembly.samples.used(spans)
+            self._release(spans)
             offsets = tuple(settled[0] + at for at in failed)
             self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
 

@@ -12,16 +12,17 @@ start still is; those that the CPU keeps are the ones that matter.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from minato_gpu.estimates.estimator import Estimator, Observed
+from minato_gpu.estimates.estimator import Estimator, Features, Observed
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.spans import singles
 
 _GUESS_S = 1e-3
 _TRY_EVERY = 256  # samples
@@ -67,8 +68,8 @@ class CutEstimator(Estimator):
             self._devices[lane] = offers
 
     def of_features(
-        self, serials: list[int], keys: list[Any], given: list[tuple[float, ...] | None]
-    ) -> tuple[Any, Any, Any]:
+        self, serials: list[TicketId], keys: list[Key], given: list[Features | None]
+    ) -> tuple[list[float], list[float], Sequence[Sequence[Plan]]]:
         """See Estimator."""
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         rows = [values or (np.nan,) * self.model.features for values in given]
@@ -98,7 +99,7 @@ class CutEstimator(Estimator):
         """Whether every device that goes on takes samples that are cut there."""
         return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
-    def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Any, keys: list[Any]) -> Array:
+    def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: list[Features], keys: list[Key]) -> Array:
         """Seconds on the device from the cut on."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
@@ -110,11 +111,11 @@ class CutEstimator(Estimator):
         """See Estimator. Features are kept of samples that go on elsewhere. Samples of which no part is known were
         prepared before the device lane was open."""
         if seen.parts is None or seen.handed is None:
-            self.not_measured([(serial, serial + 1) for serial in seen.serials])
+            self.not_measured(singles(seen.serials))
             return
         self._slowed(lane, seen)
         unknown = (np.nan,) * self.model.features
-        found: dict[str, list[tuple[Any, tuple[float, ...], float]]] = {}
+        found: dict[str, list[tuple[Key, Features, float]]] = {}
         for key, serial, spent, part, nbytes in zip(
             seen.keys, seen.serials, seen.seconds, seen.parts, seen.handed, strict=True
         ):
@@ -143,6 +144,6 @@ class CutEstimator(Estimator):
         """See Estimator. A split point from which samples cannot be sent is no longer offered."""
         self._kept[split] += samples
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, JSON]:
         """See Estimator. Parts count with what they took."""
         return dict(self.model.report(by_cost=True))

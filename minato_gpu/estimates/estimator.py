@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
+from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.messages import TicketSpan, tickets
+from minato_gpu.scheduling.plans import Plan
 
 _COSTLY_S = 100e-6
+
+Features = tuple[float, ...]
+
+Predicted = tuple[list[float], list[float] | None, Sequence[Sequence[Plan]] | None]
+"""Of each sample: seconds on the CPU and on a device, and the plans between where it can be cut."""
 
 
 class Observed(NamedTuple):
@@ -19,8 +27,8 @@ class Observed(NamedTuple):
     spent on all of them. ``parts`` of samples that can be cut, where they are known (see ``Report``); ``handed``: bytes
     of those that go on elsewhere, -1 for the others."""
 
-    keys: list[Any]
-    serials: list[int]
+    keys: list[Key]
+    serials: list[TicketId]
     seconds: list[float]
     took: float
     parts: list[Part | None] | None = None
@@ -37,7 +45,7 @@ class Estimator:
     def __init__(self, model: CostModel, lanes: tuple[str, ...]) -> None:
         self.model = model
         self._lanes = lanes
-        self._features: dict[int, tuple[float, ...]] = {}
+        self._features: dict[TicketId, Features] = {}
         self._slowdown = dict.fromkeys(lanes, 1.0)  # seconds of a slot for each second that a sample costs
         self._mean = 0.0
         self._samples = 0
@@ -53,23 +61,21 @@ class Estimator:
     def offered(self, lane: str, offers: Offers | None) -> None:
         """What a device lane offers for samples that are cut; None: it has retired."""
 
-    def of_keys(self, keys: list[Any]) -> tuple[Any, Any]:
-        """Predicted seconds per key on the CPU and on the device; None where nothing is known."""
+    def of_keys(self, keys: list[Key]) -> list[float] | None:
+        """Predicted seconds per key on the CPU; None where nothing is known, or a device may prepare samples too."""
         if self._mean < _COSTLY_S or len(self._lanes) > 1 or not self.model.recorded[self._lanes[0]]:
-            return None, None
+            return None
         costs = self.model.predict(self._lanes[0], keys=keys)
-        return (None if np.isnan(costs).any() else costs.tolist()), None
+        return None if np.isnan(costs).any() else costs.tolist()
 
-    def of_features(
-        self, serials: list[int], keys: list[Any], given: list[tuple[float, ...] | None]
-    ) -> tuple[Any, Any, Any]:
+    def of_features(self, serials: list[TicketId], keys: list[Key], given: list[Features | None]) -> Predicted:
         """Predicted seconds from cost features (and history), for each lane; a guess of 1 ms where none is known.
 
         And the plans between, for each sample that can be cut (here none is).
         """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         features = [values or (np.nan,) * self.model.features for values in given]
-        out = []
+        out: list[list[float]] = []
         for lane in self._lanes:
             costs = self.model.predict(lane, features, keys)
             out.append((np.where(np.isnan(costs), 1e-3, costs) * self._slowdown[lane]).tolist())
@@ -99,7 +105,7 @@ class Estimator:
         factor = min(seen.took / max(sum(seen.seconds), 1e-9), 10.0)
         self._slowdown[lane] += 0.02 * (factor - self._slowdown[lane])
 
-    def _as_predicted(self, name: str, keys: list[Any], rows: list[Any], seconds: list[float]) -> list[float]:
+    def _as_predicted(self, name: str, keys: list[Key], rows: list[Features], seconds: list[float]) -> list[float]:
         """A micro-batch takes one time: shared out as the model of that name says, its error is that of the whole."""
         predicted = self.model.predict(name, rows, keys)
         if np.isnan(predicted).any():
@@ -110,13 +116,12 @@ class Estimator:
     def cannot(self, split: int, samples: int) -> None:
         """So many samples could not be handed over before stage ``split``."""
 
-    def not_measured(self, spans: Iterable[tuple[int, int]]) -> None:
+    def not_measured(self, spans: Iterable[TicketSpan]) -> None:
         """These tickets are prepared, and nobody knows what each cost."""
         if self._features:
-            for lo, hi in spans:
-                for serial in range(lo, hi):
-                    self._features.pop(serial, None)
+            for serial in tickets(spans):
+                self._features.pop(serial, None)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, JSON]:
         """Samples predicted, sigma of the log error, and rank correlation with what they took."""
         return dict(self.model.report())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from minato_gpu.estimates.estimator import Estimator, Observed
-from minato_gpu.lanes.base import Failure, Features, Handed, Report
+from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
+from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report
 from minato_gpu.scheduling import messages as m
+from minato_gpu.spans import singles
 from minato_gpu.window.assembly import Assembly
 
 
-def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report, to: Estimator, of: Assembly) -> None:
+def observe(
+    lane: str, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report, to: Estimator, of: Assembly
+) -> None:
     """Samples ``spans`` of the chunk were prepared on lanes of this kind."""
     count = report.done - report.first
     if chunk.kind != "run" or not count:
@@ -20,11 +21,11 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
         if report.times is None:
             to.not_measured(spans)
         else:
-            serials = [serial for lo, hi in spans for serial in range(lo, hi)] if to.by_serial else []
+            serials = [*m.tickets(spans)] if to.by_serial else []
             to.measured(lane, Observed(of.window.keys(spans), serials, report.times, report.seconds))
         return
     items = report.items or [None] * count
-    serials = [serial for lo, hi in spans for serial in range(lo, hi)]
+    serials = [*m.tickets(spans)]
     if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
         to.cannot(chunk.stop, kept)
     # a device was never given what could not be read: that cost it nothing
@@ -33,7 +34,7 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
     if times is None or not ran:
         to.not_measured(spans)
         return
-    to.not_measured([(serials[at], serials[at] + 1) for at in set(range(count)).difference(ran)])
+    to.not_measured(singles(serials[at] for at in set(range(count)).difference(ran)))
     seen = Observed(
         keys=[of.window.key(serials[at]) for at in ran],
         serials=[serials[at] for at in ran],
@@ -45,13 +46,19 @@ def observe(lane: str, chunk: m.Chunk, spans: tuple[m.Span, ...], report: Report
     to.measured(lane, seen)
 
 
-def inspected(spans: tuple[m.Span, ...], items: list[Any], estimator: Estimator, assembly: Assembly) -> Any:
+def inspected(
+    spans: tuple[m.TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly
+) -> Predicted:
     """Host reads are done: their fields lie ready, and features give the costs (see ``Estimator.of_features``)."""
     features: list[tuple[float, ...] | None] = []
-    serials = [serial for lo, hi in spans for serial in range(lo, hi)]
+    serials = [*m.tickets(spans)]
     keys = [assembly.window.key(serial) for serial in serials]
     for serial, item in zip(serials, items, strict=True):
-        good = isinstance(item, Features)
-        assembly.samples.inspected(serial, item.fields if good else item)
-        features.append(item.values if good else None)
+        if isinstance(item, Features):
+            assembly.samples.inspected(serial, item.fields)
+            features.append(item.values)
+        else:
+            assert isinstance(item, Failure)
+            assembly.samples.inspected(serial, item)
+            features.append(None)
     return estimator.of_features(serials, keys, features)

@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.lanes.base import Failure, reraise
-from minato_gpu.samples import Origin
+from minato_gpu.samples import JSON, Key, Origin, Position
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.telemetry import Telemetry
 
@@ -35,8 +34,8 @@ class BadSample:
     of the exception; ``traceback`` is the original one, as text. What is not known is None."""
 
     epoch: int | None
-    position: int | None
-    index: Any
+    position: Position | None
+    index: Key
     stage: str | None
     lane: str | None
     path: str | None
@@ -58,7 +57,7 @@ class BadSample:
             str(failure.error.exc_msg),
         )
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, JSON]:
         """The same as plain data."""
         known = ("epoch", "position", "stage", "lane", "path", "error", "traceback")
         return {"index": repr(self.index), **{name: getattr(self, name) for name in known}}
@@ -93,7 +92,7 @@ class FailurePolicy:
         before = DeliveredPositions() if before is None else before
         self.count = before.failed
         self._seen = before.samples - before.failed
-        self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self.recent: deque[dict[str, JSON]] = deque(maxlen=_KEPT)
 
     def take(self, failures: Sequence[Failure], delivered: int) -> None:
         """These samples of the batch are left out, ``delivered`` others are not; or what one of them raised is raised,
@@ -140,7 +139,7 @@ class FailurePolicy:
             raise TooManyFailures(f"{text}. The last of them: {last.exc_msg}")
 
 
-def check_on_error(on_error: Any, max_failures: Any, *, iterable: bool) -> None:
+def check_on_error(on_error: object, max_failures: object, *, iterable: bool) -> None:
     """Raises TypeError or ValueError where the two arguments mean nothing, or not together."""
     if not callable(on_error) and on_error not in (RAISE, SKIP, RETRY):
         raise ValueError(f"on_error must be 'raise', 'skip', 'retry' or a function, got {on_error!r}")

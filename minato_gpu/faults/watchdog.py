@@ -1,12 +1,14 @@
-"""Workers that hang, and device lanes: at one sample, or one batch to be joined, for longer than a limit.
+"""Notices workers that hang, and device lanes: those at one sample, or at joining one batch, for longer than a limit.
 
-A worker is found to hang when it was too long at something twice, a moment apart: a worker that could not report
-because nobody read its reports is not taken for one that hangs. Its stack is asked for before anything is done. Where a
-graph runs several samples together (DALI's), so many times the limit is what they may take.
+Being over the limit once does not prove it: a worker also stands still while nobody reads its reports. So it is looked
+at again 50 ms later, when its reports have been read, and hangs if it is still at the same sample. Before it is killed
+it is asked for its stack. A DALI graph runs the samples of a micro-batch together: 16 of them may take 16 times the
+limit.
 
-A job that is stopped for a while (Ctrl-Z and fg, a virtual machine that is moved) stops its workers too, but not the
-clock. So the watchdog looks a few times within the limit, and where it comes to look much later than it was due, what
-workers are at counts from then.
+Ctrl-Z, or moving a virtual machine, stops the workers but not the clock: after a pause of an hour all of them would
+seem to have hung. So the watchdog looks four times within the limit. With a limit of 60 s it is due every 15 s; where
+it comes to look more than 15 s after it was due, the whole job has been stopped, and what each worker is at counts as
+begun at that look.
 """
 
 from __future__ import annotations

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.samples import Origin, add_note
+from minato_gpu.samples import Key, Origin, Position, Value, add_note
+from minato_gpu.sources.reading import Place
 
 Part = tuple[int, tuple[float, ...]]
 
@@ -32,29 +33,31 @@ class Piece(NamedTuple):
     worker may collate it. ``occurrences`` are None when all are 0. ``sources`` are references to what the host read
     left, for tickets that were inspected before. ``positions`` where they are not neighbours (a replayed order).
     ``marks``: the first ticket's mark, and those of the others follow (-1: none; see memory/completions.py).
+    ``fetched``: for each ticket where its bytes lie that have been read ahead; None where nothing is.
     """
 
-    position: int
-    keys: list[Any]
+    position: Position
+    keys: list[Key]
     occurrences: list[int] | None
     slab: int
     rows: int
     row: int
     whole: bool
-    sources: list[Any] | None = None
-    positions: list[int] | None = None
+    sources: list[Source] | None = None
+    positions: Sequence[Position] | None = None
     marks: int = -1
+    fetched: list[tuple[Place, ...]] | None = None
 
-    def position_of(self, at: int) -> int:
+    def position_of(self, at: int) -> Position:
         """Place of ticket ``at`` in the sampler's order."""
-        return self.position + at if self.positions is None else self.positions[at]
+        return Position(self.position + at) if self.positions is None else self.positions[at]
 
 
 class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
-    next (the next ``items`` samples of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    next (the next ``samples`` of the worker's own stream; ``start`` comes with the first: where it is to begin).
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
@@ -68,12 +71,13 @@ class Task(NamedTuple):
     seed: int
     pieces: tuple[Piece, ...] = ()
     layout: bytes | None = None
-    items: Any = None
-    start: Any = None
+    items: list[Reference] | None = None
+    start: Any = None  # lanes.streams.StreamState: that file imports this one
     stop: int = -1
     singly: bool = False
     shared_seed: int | None = None
     credit: int = 0
+    samples: int = 0
 
 
 class Report(NamedTuple):
@@ -97,12 +101,12 @@ class Report(NamedTuple):
     end: float
     final: bool
     nbytes: int = 0
-    items: list[Any] | None = None
+    items: list[Item] | None = None
     times: list[float] | None = None
     layout: bytes | None = None
     status: str = ""
     repeated: int = 0
-    told: Any = None
+    told: Any = None  # lanes.streams.StreamState
     parts: list[Part | None] | None = None
 
 
@@ -114,14 +118,14 @@ class Row:
     rows: int
     row: int
     layout: bytes
-    objects: list[Any] | None = None
+    objects: list[Value] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
     """A sample in its own row, with object leaves that travel beside the slab."""
 
-    objects: list[Any]
+    objects: list[Value]
     nbytes: int = 0
 
 
@@ -162,7 +166,7 @@ class Blob:
 class Local:
     """An object handed over within the process (thread workers)."""
 
-    value: Any
+    value: Value
     nbytes: int
     collated: bool = False
 
@@ -178,39 +182,39 @@ class Unshippable:
 class Joined:
     """A batch that one worker prepared and joined without the samples ``bad``; ``item`` is None where none was left."""
 
-    item: Any
+    item: Laid | Failure | None
     bad: list[Failure]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the batch."""
-        return 0 if self.item is None else int(self.item.nbytes)
+        return 0 if self.item is None else self.item.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """The host read of a sample: where its fields lie, and its cost features (or the error it raised)."""
 
-    fields: Any
+    fields: Laid
     values: tuple[float, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the fields."""
-        return int(self.fields.nbytes)
+        return self.fields.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
     """A sample whose stages before ``stage`` are done: where the fields lie that the others need."""
 
-    fields: Any
+    fields: Laid
     stage: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of the fields."""
-        return int(self.fields.nbytes)
+        return self.fields.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +230,21 @@ class Failure:
     origin: Origin | None = None
     name: str = ""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         plain, kind = copy.copy(self.error), self.error.exc_type
         plain.exc_type = RuntimeError
         rest = self.collated, self.nbytes, self.origin, self.name or kind.__name__
         return _loaded, (plain, pickle.dumps(kind), kind.__qualname__, *rest)
+
+
+Laid = Blob | Local
+"""Where an object was laid down."""
+Item = Extra | Blob | Local | Unshippable | Joined | Features | Handed | Failure | None
+"""A reference: where a prepared sample or batch lies, or what came of it. None: in its row, with nothing beside it."""
+Reference = Row | Item
+"""The same for whoever joins the sample with others, and is told of its row."""
+Source = Laid | Handed | Failure
+"""What lies ready for a sample from an earlier step: its host read, or what another lane has made of that."""
 
 
 def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Failure:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+from minato_gpu.samples import Value
 
 Item = TypeVar("Item")
 _TOGETHER = 8
@@ -16,7 +18,7 @@ class StepState(NamedTuple):
 
     since: float
     stage: int
-    sample: Any
+    sample: Value
     samples: int
 
 
@@ -32,10 +34,10 @@ class CurrentStep:
     def __init__(self) -> None:
         self.step = StepState(0.0, -1, None, 1)
         self.between: Callable[[], None] = lambda: None
-        self._drawn: Sequence[Any] = ()
+        self._drawn: Sequence[object] = ()
         self._first = 0
 
-    def enter(self, stage: int = -1, sample: Any = None, samples: int = 1) -> None:
+    def enter(self, stage: int = -1, sample: Value = None, samples: int = 1) -> None:
         """The thread goes on to this."""
         self.between()
         self.step = StepState(perf_counter(), stage, sample, samples)
@@ -53,7 +55,7 @@ class CurrentStep:
                 self.pause()
             yield item
 
-    def prepared(self, drawn: Sequence[Any], first: int) -> None:
+    def prepared(self, drawn: Sequence[object], first: int) -> None:
         """The parameters of the micro-batch that runs now; its samples are numbered from ``first`` on."""
         self._drawn, self._first = drawn, first
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 _OPERATOR = re.compile(r"Error in \w+ operator `([^`]+)`")
 _SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
@@ -31,7 +30,7 @@ def sample_of(error: BaseException) -> int | None:
     return None if found is None else int(found[1])
 
 
-def stage_of(error: BaseException, builders: Mapping[int, Callable[..., Any]]) -> int | None:
+def stage_of(error: BaseException, builders: Mapping[int, Callable[..., object]]) -> int | None:
     """The number of the stage whose fragment (``builders``, by stage) has made the operator that failed: DALI tells
     from where in Python that was called. None where it tells of none of them, or of several."""
     frames = {(file, name) for file, _, name in _FRAME.findall(str(error))}
@@ -39,7 +38,7 @@ def stage_of(error: BaseException, builders: Mapping[int, Callable[..., Any]]) -
     return found[0] if len(found) == 1 else None
 
 
-def _place(function: Callable[..., Any]) -> tuple[str, str] | None:
+def _place(function: Callable[..., object]) -> tuple[str, str] | None:
     """The file and the name of a function, as a traceback has them."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,8 +27,11 @@ from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_errors import leaves_graph_usable
 from minato_gpu.lanes.dali_inputs import AskedFor, boundary, is_input
 from minato_gpu.lanes.dali_outputs import Kept, on_device, on_host
+from minato_gpu.lanes.dali_types import Graph, Output
 from minato_gpu.lanes.values import Batch, Drawn, as_tensor, device_number, plain
+from minato_gpu.memory.accelerator import Stream
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Value
 from minato_gpu.stages import DaliFragment, Stage
 
 _SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
@@ -51,7 +53,7 @@ class DaliGraph:
         self.stages = stages
         self.builds = 0
         self.runs = 0
-        self.stream: Any = None
+        self.stream: Stream | None = None
         self.at = CurrentStep()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._known = pipeline.fields_at(stages.start)
@@ -62,12 +64,12 @@ class DaliGraph:
         self._names: dict[int, tuple[str, ...] | None] = {}  # of drawn parameters, by stage, where they are known
         self._sources: dict[str, tuple[int, str]] = {}  # input of the graph -> stage, drawn parameter
         self._inputs: frozenset[str] = frozenset()
-        self._graph: Any = None
+        self._graph: Graph | None = None
         self._kept = Kept()
         self._failed = 0  # runs, since one did not
         self._suspect = _SUSPECT  # so many of them cost the next graph
 
-    def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
+    def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Value]]:
         """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
         self._enter(drawn)
         self.sweep()
@@ -78,7 +80,7 @@ class DaliGraph:
             self._enter(drawn)  # what it takes to build is no sample's
         fed = self._feed(batch, drawn)
         outputs = self._run(fed)
-        columns: list[Sequence[Any]]
+        columns: list[Sequence[Value]]
         if self._device == "cpu":
             columns = [list(self.at.each(on_host(output))) for output in outputs]
         else:
@@ -91,9 +93,10 @@ class DaliGraph:
     def _enter(self, drawn: Drawn) -> None:
         self.at.enter(self.stages.start, drawn[0] if len(drawn) == 1 else None, len(drawn))
 
-    def _run(self, fed: Mapping[str, list[Any]]) -> Any:
+    def _run(self, fed: Mapping[str, list[object]]) -> Sequence[Output]:
         self.runs += 1
         try:
+            assert self._graph is not None
             for source, values in fed.items():
                 self.at.pause()
                 self._graph.feed_input(source, values)
@@ -113,7 +116,7 @@ class DaliGraph:
         self._failed, self._suspect = 0, _SUSPECT
         return outputs
 
-    def _keep(self, *things: Any) -> None:
+    def _keep(self, *things: object) -> None:
         """What the device is still at, unless that has been waited for."""
         if self.stream is not None:
             self._kept.keep(self.stream.record_event(), *things)
@@ -127,7 +130,7 @@ class DaliGraph:
         """See Segment."""
         return self._graph is not None
 
-    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+    def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
         """See Segment."""
         if self._graph is None:
             self._names = {number: tuple(params[number]) if number in params else None for number in self.stages}
@@ -142,7 +145,7 @@ class DaliGraph:
             self._graph = self._build()
             self.builds += 1
 
-    def _takes(self, params: Mapping[int, Mapping[str, Any]]) -> bool:
+    def _takes(self, params: Mapping[int, Mapping[str, Value]]) -> bool:
         """Whether the sample has drawn what the fragments asked for when nobody knew what is drawn."""
         asked = self._sources.values() if self.built else ()
         return all(self._names[number] is not None or key in params[number] for number, key in asked)
@@ -156,7 +159,7 @@ class DaliGraph:
         self._graph = None
         self._kept.close()
 
-    def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, list[Any]]:
+    def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, list[Value]]:
         tensor = importlib.import_module("nvidia.dali.tensors").TensorCPU
         feed = {}
         for n, name in enumerate(self._reads):
@@ -172,11 +175,11 @@ class DaliGraph:
             feed[source] = [tensor(plain(params[number][key])) for params in self.at.each(drawn)]
         return {source: values for source, values in feed.items() if source in self._inputs}
 
-    def _build(self) -> Any:
+    def _build(self) -> Graph:
         self._sources = {}
         dali = importlib.import_module("nvidia.dali")
         importlib.import_module("nvidia.dali.fn")
-        graph = dali.Pipeline(
+        graph: Value = dali.Pipeline(
             batch_size=self._max_batch,
             num_threads=self._threads,
             device_id=device_number(self._device),
@@ -192,11 +195,12 @@ class DaliGraph:
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
         self._inputs = frozenset(source for source in (*fields, *self._sources) if is_input(graph, source))
-        return graph
+        built: Graph = graph
+        return built
 
-    def _source(self, dali: Any, position: int, name: str) -> Any:
+    def _source(self, dali: Value, position: int, name: str) -> Value:
         declared = self._known[name]
-        options: dict[str, Any] = {"layout": declared.layout} if declared.layout else {}
+        options: dict[str, object] = {"layout": declared.layout} if declared.layout else {}
         if name in self._resident:
             options["device"] = "gpu"
         else:
@@ -205,7 +209,7 @@ class DaliGraph:
             options["ndim"] = len(declared.shape)
         return dali.fn.external_source(name=f"field{position}", **options)
 
-    def _add(self, dali: Any, number: int, stage: Stage, known: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _add(self, dali: Value, number: int, stage: Stage, known: Mapping[str, Value]) -> Mapping[str, Value]:
         fragment = stage.device
         assert isinstance(fragment, DaliFragment)
         on_gpu = self._device != "cpu"
@@ -214,7 +218,7 @@ class DaliGraph:
             stay = {*fragment.host_reads, *self._resident}
             reads = {n: node if n in stay else node.gpu() for n, node in reads.items()}
 
-        def source(key: str) -> Any:
+        def source(key: str) -> Value:
             name = f"stage{number}_draw{sum(stage == number for stage, _ in self._sources.values())}"
             self._sources[name] = (number, key)
             return dali.fn.external_source(name=name, no_copy=True)

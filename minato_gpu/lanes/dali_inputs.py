@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
+from minato_gpu.lanes.dali_types import Graph, Node
 from minato_gpu.stages import Stage
 
 
@@ -12,14 +12,14 @@ class NamesUnknown(Exception):
     """Which parameters a stage draws is not known before there is a sample."""
 
 
-class AskedFor(Mapping[str, Any]):
+class AskedFor(Mapping[str, Node]):
     """The nodes of drawn parameters while nobody knows which there are: each is made when it is asked for."""
 
-    def __init__(self, make: Callable[[str], Any]) -> None:
+    def __init__(self, make: Callable[[str], Node]) -> None:
         self._make = make
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, Node] = {}
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Node:
         if key not in self._made:
             self._made[key] = self._make(key)
         return self._made[key]
@@ -34,7 +34,7 @@ class AskedFor(Mapping[str, Any]):
         raise NamesUnknown
 
 
-def is_input(graph: Any, source: str) -> bool:
+def is_input(graph: Graph, source: str) -> bool:
     """Whether the graph wants this input: DALI removes those that no output depends on, and refuses to be fed them."""
     try:
         graph.input_feed_count(source)

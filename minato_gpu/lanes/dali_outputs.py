@@ -19,18 +19,21 @@ import importlib
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from minato_gpu.lanes.dali_types import Output
+from minato_gpu.memory.accelerator import Event, Stream
+from minato_gpu.samples import Value
 
-def on_host(output: Any) -> Iterator[npt.NDArray[Any]]:
+
+def on_host(output: Output) -> Iterator[npt.NDArray[Value]]:
     """The samples of an output on the CPU."""
     return (np.asarray(output[n]) for n in range(len(output)))
 
 
-def on_device(output: Any, device: str, stream: Any) -> Sequence[Any]:
+def on_device(output: Output, device: str, stream: Stream | None) -> Sequence[Value]:
     """The samples of an output as torch tensors on ``device`` ("cpu" in tests). With ``stream``, the calling thread's
     current one, they are ready there, and ``output`` must stay until then; without one they are ready."""
     torch = importlib.import_module("torch")
@@ -45,7 +48,7 @@ def on_device(output: Any, device: str, stream: Any) -> Sequence[Any]:
     elif block.numel():
         output.copy_to_external(into)
     if len(set(shapes)) == 1:
-        rows: Sequence[Any] = block.view(len(shapes), *shapes[0]).unbind(0)
+        rows: Sequence[Value] = block.view(len(shapes), *shapes[0]).unbind(0)
         return rows
     return [part.view(shape) for part, shape in zip(block.split(sizes), shapes, strict=True)]
 
@@ -57,12 +60,12 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[Any, tuple[Any, ...]]] = deque()
+        self._runs: deque[tuple[Event | None, tuple[object, ...]]] = deque()
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def keep(self, event: Any, *things: Any) -> None:
+    def keep(self, event: Event | None, *things: object) -> None:
         """Until ``event`` has come to pass; where it is None (the run has failed), until that of a later run has."""
         self._runs.append((event, things))
 
@@ -87,7 +90,7 @@ class Kept:
             self._runs.popleft()
 
 
-def _passed(event: Any) -> bool:
+def _passed(event: Event) -> bool:
     """Whether the device has come to it. A device that has failed comes to nothing, and reads nothing any more."""
     try:
         return bool(event.query())

@@ -13,20 +13,19 @@ Decisions:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_errors import stage_of
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.micro_batches import MicroBatches, Samples
 from minato_gpu.lanes.segments import Segment, segments
-from minato_gpu.lanes.values import device_number
+from minato_gpu.lanes.values import Result, device_number
+from minato_gpu.memory.accelerator import Stream
 from minato_gpu.pipeline import Pipeline, check_written, stage_error
-from minato_gpu.samples import StageError
+from minato_gpu.samples import StageError, Value
 from minato_gpu.stages import DaliFragment
 
-Fields = Mapping[str, Any]
-Result = dict[str, Any] | StageError
+Fields = Mapping[str, Value]
 
 
 class DeviceExecutor:
@@ -77,11 +76,11 @@ class DeviceExecutor:
         """Whether the next run builds no graph."""
         return all(segment.built for segment in self._segments)
 
-    def draws(self, fields: Fields, seed: int) -> dict[int, Mapping[str, Any]]:
+    def draws(self, fields: Fields, seed: int) -> dict[int, Mapping[str, Value]]:
         """The parameters of the sample for ``build``; of ``fields`` only what the host read made is looked at."""
         return {number: self.pipeline.draw(number, fields, seed) for number in self._stages}
 
-    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+    def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
         """Build the graphs ahead of need, from the parameters of any sample, or (empty) of none: see Segment."""
         for segment in self._segments:
             segment.build(params)
@@ -94,7 +93,7 @@ class DeviceExecutor:
         """
         return self._first_runs + sum(segment.builds for segment in self._segments)
 
-    def run(self, items: Sequence[tuple[Fields, int]], stream: Any = None) -> list[Result]:
+    def run(self, items: Sequence[tuple[Fields, int]], stream: Stream | None = None) -> list[Result]:
         """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
 
         ``fields`` are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
@@ -149,9 +148,9 @@ class DeviceExecutor:
             number = stage_of(error, builders)
         return None if number is None else self.pipeline.stages[number].name
 
-    def _prepare(self, fields: Fields, seed: int, sample: int) -> dict[int, Any] | StageError:
+    def _prepare(self, fields: Fields, seed: int, sample: int) -> dict[int, Value] | StageError:
         """The sample's drawn values by stage number, or what is wrong with what it brings."""
-        params: dict[int, Any] = {}
+        params: dict[int, Value] = {}
         for number in self._stages:
             stage = self.pipeline.stages[number]
             self.at.enter(number, sample)

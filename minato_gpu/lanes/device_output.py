@@ -18,20 +18,20 @@ import pickle
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
-from minato_gpu.lanes.base import Extra, Local, Piece, Resident, Task
-from minato_gpu.lanes.issued import Issued
+from minato_gpu.lanes.base import Extra, Item, Local, Piece, Resident, Task
+from minato_gpu.lanes.issued import Container, Issued
 from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.lanes.values import to_numpy
-from minato_gpu.memory.accelerator import Event
-from minato_gpu.memory.layout import Layout, Mismatch
+from minato_gpu.memory.accelerator import Event, Stream
+from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.memory.loads import Made, rows_bytes
 from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Transfers
+from minato_gpu.samples import Value
 
 
 class DeviceOutput:
@@ -43,11 +43,11 @@ class DeviceOutput:
         self.spilled = 0
         self._store = store
         self._transfers = transfers
-        self._stream: Any = None
+        self._stream: Stream | None = None
         self._made = self._new_made()
-        self._placed: list[tuple[list[Any], int, Resident]] = []
-        self._homeward: list[tuple[Any, Any, torch.Tensor]] = []  # container and key on the host, and what goes there
-        self._sample: dict[str, Any] | None = None  # on its way home, its layout wanted
+        self._placed: list[tuple[Views, int, Resident]] = []
+        self._homeward: list[tuple[Container, str | int, torch.Tensor]] = []  # where on the host, and what goes there
+        self._sample: dict[str, Value] | None = None  # on its way home, its layout wanted
         self._each = 0  # bytes of a sample on the device, once they are known
         self.held = 0  # bytes taken for samples that are not made yet
         self._beyond = False  # they were taken although there was no room
@@ -57,7 +57,7 @@ class DeviceOutput:
         return None if self._transfers is None else Made(None, self._transfers.accelerator)
 
     @property
-    def stream(self) -> Any:
+    def stream(self) -> Stream | None:
         """The executor's stream, made by the thread that uses it; None without a device."""
         if self._stream is None and self._transfers is not None:
             self._stream = self._transfers.accelerator.stream()
@@ -120,7 +120,9 @@ class DeviceOutput:
             return
         accelerator = self._transfers.accelerator
         try:
-            with accelerator.working(self.stream):
+            stream = self.stream
+            assert stream is not None
+            with accelerator.working(stream):
                 self._begin = accelerator.event(timed=True) if accelerator.keeps_time else None
                 yield
         finally:
@@ -132,7 +134,7 @@ class DeviceOutput:
             self._transfers.budget.give("samples", self.held)
         self.held, self._placed, self._homeward = 0, [], []
 
-    def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Any], made: frozenset[str]) -> Any:
+    def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
         if piece.slab >= 0 and task.layout:
             layout = self._store.layout(task.layout)
@@ -161,7 +163,7 @@ class DeviceOutput:
                 self._describe(value)
         return Local(value, approximate_bytes(value))
 
-    def _adopted(self, value: Any) -> Any:
+    def _adopted(self, value: Value) -> Value:
         """A tensor of the device's, to go home with others, of what was made there; else what it is on the host."""
         if self._transfers is None or not _is_array(value):
             return _on_host(value)
@@ -169,12 +171,12 @@ class DeviceOutput:
         stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # a function may leave some on the host
         return _on_host(value) if stays else accelerator.adopt(value)
 
-    def _describe(self, value: dict[str, Any]) -> None:
+    def _describe(self, value: dict[str, Value]) -> None:
         """The engine is told the layout of this sample."""
         found = Layout.of(value)
         self.layout = None if found is None else pickle.dumps(found)
 
-    def _leaves(self, layout: Layout, result: Mapping[str, Any], made: frozenset[str]) -> dict[int, torch.Tensor]:
+    def _leaves(self, layout: Layout, result: Mapping[str, Value], made: frozenset[str]) -> dict[int, torch.Tensor]:
         """The result's fields on the device, by leaf. Raises Mismatch for one that the layout has otherwise."""
         if self._transfers is None:
             return {}
@@ -187,7 +189,7 @@ class DeviceOutput:
                 found[number] = tensor
         return found
 
-    def issued(self, items: list[Any]) -> Issued:
+    def issued(self, items: list[Item]) -> Issued:
         """All samples have been put; ``items`` are their references."""
         placed, self._placed = self._placed, []
         if self._transfers is None:
@@ -219,7 +221,7 @@ class DeviceOutput:
 
     # --- once they are made ----------------------------------------------------------------------------------
 
-    def settle(self, issued: Issued) -> list[Any]:
+    def settle(self, issued: Issued) -> list[Item]:
         """The references of the samples, to be reported. Waits until the device has made them."""
         if self._transfers is None or issued.end is None:
             return issued.items
@@ -245,11 +247,11 @@ class DeviceOutput:
         return self._transfers.accelerator.seconds(issued.begin, issued.end)
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: Value) -> bool:
     return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: Value) -> Value:
     if isinstance(value, np.ndarray):
         return np.array(value)
     if _is_array(value):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
-from minato_gpu.lanes.base import Handed, Local, Piece, Report, Task
+from minato_gpu.lanes.base import Handed, Item, Local, Piece, Report, Task
 from minato_gpu.lanes.issued import Issued
 
 
@@ -41,7 +40,7 @@ class DeviceRun:
         self.splits = [_split(piece, at, first) for piece, at in self.tickets]
         self.parts: list[Part] = []
         self.given: list[int] = []
-        self.items: list[Any] = [None] * len(self.tickets)
+        self.items: list[Item] = [None] * len(self.tickets)
         self.times = [0.0] * len(self.tickets)
         self.begin = perf_counter()
         self.usual = True
@@ -60,7 +59,7 @@ class DeviceRun:
         """Whether reporting the task would wait for nothing."""
         return all(part.issued is None or part.issued.through for part in self.parts)
 
-    def settle(self, part: Part, items: list[Any], device_s: float | None) -> None:
+    def settle(self, part: Part, items: list[Item], device_s: float | None) -> None:
         """The device is through with the part, of which these are the references."""
         part.issued = None  # it holds the device's memory
         self.device_s = None if device_s is None or self.device_s is None else self.device_s + device_s

@@ -18,21 +18,21 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
 
-from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, failure
+from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, failure
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.current_step import CurrentStep
-from minato_gpu.lanes.device import DeviceExecutor, Result
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_run import DeviceRun, Part
 from minato_gpu.lanes.graph_prebuild import BuildAhead
 from minato_gpu.lanes.issued import Issued
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.values import Result
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import Origin, StageError, explain, sample_seed
+from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed
 from minato_gpu.slices import Slices
 
 
@@ -218,7 +218,7 @@ class DeviceWork:
             self._begin_parts(run, split, some, trimmed=True)
         return True
 
-    def _without_device(self, run: DeviceRun, split: int, numbers: list[int], short: str | None = None) -> list[Any]:
+    def _without_device(self, run: DeviceRun, split: int, numbers: list[int], short: str | None = None) -> list[Item]:
         """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
         has no memory (``short``) for even one."""
         found = [self._fields(*run.tickets[number], run.task) for number in numbers]
@@ -237,7 +237,7 @@ class DeviceWork:
         issued = part.issued
         if issued is None:
             return
-        found: list[Any] | None = None
+        found: list[Item] | None = None
         seconds: float | None = None
         with contextlib.suppress(Exception):  # of the device: not a sample's own
             found = self._outlet.settle(issued)
@@ -250,7 +250,7 @@ class DeviceWork:
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
         executor, task = self._executors[split], run.task
         found = [self._fields(*run.tickets[number], task) for number in numbers]
-        items: list[Any] = [one if isinstance(one, Failure) else None for one in found]
+        items: list[Item] = [one if isinstance(one, Failure) else None for one in found]
         ready = [at for at, item in enumerate(items) if item is None]
         fields = [one for one in found if not isinstance(one, Failure)]
         run.given = [numbers[at] for at in ready]
@@ -266,7 +266,7 @@ class DeviceWork:
             return self._outlet.issued(items)
 
     def _judge_shortage(
-        self, executor: DeviceExecutor, limit: int, results: Sequence[Result], items: Sequence[Any]
+        self, executor: DeviceExecutor, limit: int, results: Sequence[Result], items: Sequence[Item]
     ) -> None:
         """Where there was no memory for a sample by itself: the device's is short if the CPU could prepare it. Else the
         sample asks for too much wherever it is, and micro-batches stay as large as they were (``limit``)."""
@@ -278,7 +278,7 @@ class DeviceWork:
         elif short:
             executor.batches.size.set(limit)
 
-    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Any], int] | Failure:
+    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Value], int] | Failure:
         """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
         assert piece.sources is not None
         self._slices.between()
@@ -292,7 +292,9 @@ class DeviceWork:
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
             return self._failure(task, piece, at, error, "device")
 
-    def _take(self, run: DeviceRun, split: int, number: int, given: tuple[dict[str, Any], int], result: Any) -> Any:
+    def _take(
+        self, run: DeviceRun, split: int, number: int, given: tuple[dict[str, Value], int], result: Result
+    ) -> Item:
         """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
         if not isinstance(result, StageError):
             try:
@@ -302,7 +304,7 @@ class DeviceWork:
                     raise
         return self._repeat(run, split, number, *given)
 
-    def _repeat(self, run: DeviceRun, split: int, number: int, fields: dict[str, Any], seed: int) -> Any:
+    def _repeat(self, run: DeviceRun, split: int, number: int, fields: dict[str, Value], seed: int) -> Item:
         """The reference of a sample that the CPU's implementations prepare in the device's place, or its failure."""
         run.repeated += 1
         sample, (piece, at) = run.given.index(number), run.tickets[number]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.values import Batch, Drawn, as_tensor, to_numpy
-from minato_gpu.memory.accelerator import open_accelerator
+from minato_gpu.memory.accelerator import Stream, open_accelerator
 from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Value
 from minato_gpu.stages import CupyFunction, Stage, TorchFunction
 
 
@@ -36,14 +36,14 @@ class FunctionSegment:
         upload: Upload | None = None,
     ) -> None:
         self.stages = stages
-        self.stream: Any = None
+        self.stream: Stream | None = None
         self.at = CurrentStep()
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._made = made
         self._device = device
         self._upload = upload
 
-    def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
+    def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Value]]:
         """See Segment."""
         return [self._one(fields, params) for fields, params in zip(batch, drawn, strict=True)]
 
@@ -52,7 +52,7 @@ class FunctionSegment:
         """See Segment."""
         return True
 
-    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+    def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
         """See Segment."""
 
     def load(self) -> None:
@@ -63,9 +63,9 @@ class FunctionSegment:
     def close(self) -> None:
         """See Segment."""
 
-    def _one(self, fields: Mapping[str, Any], params: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    def _one(self, fields: Mapping[str, Value], params: Mapping[int, Mapping[str, Value]]) -> dict[str, Value]:
         known = self._uploaded(fields)  # in the library's own type
-        results: dict[str, Any] = {}
+        results: dict[str, Value] = {}
         for number, stage in zip(self.stages, self._members, strict=True):
             self.at.enter(number, params)
             known.update((name, self._taken(name, fields[name])) for name in stage.reads if name not in known)
@@ -76,17 +76,17 @@ class FunctionSegment:
             results.update(made)
         return {name: to_numpy(value) if self._device == "cpu" else value for name, value in results.items()}
 
-    def _call(self, how: Any, reads: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _call(self, how: object, reads: Mapping[str, Value], params: Mapping[str, Value]) -> Mapping[str, Value]:
         if isinstance(how, CupyFunction):
             return how.function(self._xp(), reads, params)
         assert isinstance(how, TorchFunction)
         made = how.function(reads, params)  # with gradients on, which no library and no batch takes
         return {name: value.detach() if hasattr(value, "detach") else value for name, value in made.items()}
 
-    def _xp(self) -> Any:
+    def _xp(self) -> Value:
         return importlib.import_module("numpy" if self._device == "cpu" else "cupy")
 
-    def _uploaded(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _uploaded(self, fields: Mapping[str, Value]) -> dict[str, Value]:
         """For torch, the arrays among the fields that come from outside, on the device. CuPy stages them by itself."""
         if self._device == "cpu" or isinstance(self._members[0].device, CupyFunction):
             return {}
@@ -98,7 +98,7 @@ class FunctionSegment:
             self._upload = Upload(open_accelerator(torch.device(self._device)))
         return dict(zip(names, self._upload.bring([np.asarray(fields[name]) for name in names]), strict=True))
 
-    def _taken(self, name: str, value: Any) -> Any:
+    def _taken(self, name: str, value: Value) -> Value:
         """A field from outside, in the library's own type."""
         if isinstance(self._members[0].device, CupyFunction):
             return _on_device(self._xp(), value, copies=self._device == "cpu" and name not in self._made)
@@ -107,12 +107,12 @@ class FunctionSegment:
         return as_tensor(torch, value, self._device)
 
 
-def _lendable(value: Any) -> bool:
+def _lendable(value: Value) -> bool:
     """Whether torch takes the array by DLPack: not if it is read-only or mirrored."""
     return isinstance(value, np.ndarray) and value.flags.writeable and all(stride >= 0 for stride in value.strides)
 
 
-def _on_device(xp: Any, value: Any, *, copies: bool) -> Any:
+def _on_device(xp: Value, value: Value, *, copies: bool) -> Value:
     """``copies``: of memory that must stay as it is: a function may work in place, and be tried again."""
     if isinstance(value, (np.ndarray, np.generic)):
         return xp.array(value) if copies else xp.asarray(value)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from minato_gpu.lanes.base import Resident
+from minato_gpu.lanes.base import Item, Resident
 from minato_gpu.memory.accelerator import Event
+from minato_gpu.memory.layout import Views
 from minato_gpu.memory.staging import Download
+from minato_gpu.samples import Value
+
+Container = Value
+"""A sample's fields by name, or an array by row: where a value goes on the host."""
 
 
 class Issued(NamedTuple):
@@ -19,12 +24,12 @@ class Issued(NamedTuple):
     ``begin`` and ``end``: the device's events around all of that, the first one only where the device keeps time.
     """
 
-    items: list[Any]
-    placed: Sequence[tuple[list[Any], int, Resident]] = ()
+    items: list[Item]
+    placed: Sequence[tuple[Views, int, Resident]] = ()
     beyond: bool = False
     home: Download | None = None
-    targets: Sequence[tuple[Any, Any]] = ()
-    sample: dict[str, Any] | None = None
+    targets: Sequence[tuple[Container, str | int]] = ()
+    sample: dict[str, Value] | None = None
     begin: Event | None = None
     end: Event | None = None
 

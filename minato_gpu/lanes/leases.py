@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
 
-from minato_gpu.lanes.base import Blob, Part, Report, Task
+from minato_gpu.lanes.base import Blob, Item, Part, Report, Task
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -19,7 +18,7 @@ Number = tuple[int, int]
 """Run and chunk."""
 
 
-def lay_down(item: Any, part: Part | None, mark: int, store: Store, links: WorkerChannels) -> Lying:
+def lay_down(item: Item, part: Part | None, mark: int, store: Store, links: WorkerChannels) -> Lying:
     """In the worker: where the parent finds the reference of a finished sample, and what its ``part`` took.
 
     Raises what pickling them does.
@@ -139,7 +138,7 @@ class Leases:
 
     def _take(self, lease: Lease, done: int) -> Report:
         first, times, seconds = lease.reported, list[float](), 0.0
-        found: list[tuple[Any, Part | None]] = []
+        found: list[tuple[Item, Part | None]] = []
         end, worker = 0.0, -1
         for begin, stop in lease.between(first, done):
             took, elapsed, end, worker, lying = self._completions.take(begin, stop)
@@ -168,7 +167,7 @@ class Leases:
         return self._with(report, found + [(None, None)] * (len(times) - len(found))) if found else report
 
     @staticmethod
-    def _with(report: Report, found: list[tuple[Any, Part | None]]) -> Report:
+    def _with(report: Report, found: list[tuple[Item, Part | None]]) -> Report:
         """The same, with what is no plain row."""
         items, parts = [item for item, _ in found], [part for _, part in found]
         nbytes = sum(item.nbytes for item in items if item is not None)
@@ -176,16 +175,16 @@ class Leases:
             items=items, nbytes=nbytes, parts=parts if report.times is not None and any(parts) else None
         )
 
-    def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> tuple[Any, Part | None]:
+    def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> tuple[Item, Part | None]:
         """What ``lay_down`` has laid down."""
         if kind == ROW:
             return None, None
         if kind == BLOB:
             return Blob(worker, ((offset, nbytes),)), None
         if kind == LOCAL:
-            local: tuple[Any, Part | None] = self._completions.local.pop(mark)
+            local: tuple[Item, Part | None] = self._completions.local.pop(mark)
             return local
         data = bytes(self._links.buffer(worker)[offset : offset + nbytes])
         self.give_back(worker, offset)
-        found: tuple[Any, Part | None] = pickle.loads(data)
+        found: tuple[Item, Part | None] = pickle.loads(data)
         return found

@@ -15,16 +15,17 @@ Decisions:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from minato_gpu.lanes.dali_errors import sample_of
+from minato_gpu.lanes.values import Result
 from minato_gpu.memory.accelerator import is_out_of_memory
+from minato_gpu.samples import Value
 
 _NAMED = 3  # samples taken out of a micro-batch, one run each, before every sample runs by itself
 _PATIENCE = 32
 _MOST_PATIENCE = 4096
 
-Samples = Sequence[tuple[Mapping[str, Any], Mapping[int, Any]]]  # fields and drawn parameters
+Samples = Sequence[tuple[Mapping[str, Value], Mapping[int, Value]]]  # fields and drawn parameters
 
 
 class Size:
@@ -68,8 +69,8 @@ class MicroBatches:
 
     def __init__(
         self,
-        run: Callable[[Samples], list[Any]],
-        failed: Callable[[Mapping[str, Any], Exception], Any],
+        run: Callable[[Samples], list[Result]],
+        failed: Callable[[Mapping[str, Value], Exception], Result],
         most: int,
         trim: Callable[[], None] | None,
     ) -> None:
@@ -78,7 +79,7 @@ class MicroBatches:
         self.trim = trim
         self._run, self._failed = run, failed
 
-    def run(self, samples: Samples, named: int = _NAMED) -> list[Any]:
+    def run(self, samples: Samples, named: int = _NAMED) -> list[Result]:
         """The results, in order; ``named``: how many samples may still be taken out."""
         if not samples:
             return []
@@ -97,14 +98,14 @@ class MicroBatches:
         self.repeated += len(samples)
         return [result for sample in samples for result in self.run([sample])]
 
-    def _without(self, bad: int, samples: Samples, error: Exception, named: int) -> list[Any]:
+    def _without(self, bad: int, samples: Samples, error: Exception, named: int) -> list[Result]:
         """The micro-batch again, but for the sample of which ``error`` is."""
         self.repeated += len(samples) - 1
         failed = self._failed(samples[bad][0], error)
         rest = self.run([*samples[:bad], *samples[bad + 1 :]], named)
         return [*rest[:bad], failed, *rest[bad:]]
 
-    def _run_short(self, samples: Samples, error: Exception) -> list[Any]:
+    def _run_short(self, samples: Samples, error: Exception) -> list[Result]:
         """The micro-batch again, when pools have let go of what they do not use, or else in halves."""
         self.short += 1
         if self.trim is not None:

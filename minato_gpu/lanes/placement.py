@@ -5,18 +5,17 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 from torch.utils.data import default_collate
 
-from minato_gpu.lanes.base import Extra, Failure, Joined, NoSample, Piece, Task, Unshippable, failure
+from minato_gpu.lanes.base import Extra, Failure, Item, Joined, Laid, NoSample, Piece, Task, Unshippable, failure
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout, Mismatch
-from minato_gpu.samples import Origin
+from minato_gpu.samples import Key, Origin, Value
 
-Put = Callable[[int, Any], Any]
+Put = Callable[[int, Value], Item]
 """From an offset in the piece and its sample to the reference of where it was put."""
 
 
@@ -37,7 +36,7 @@ class Placement:
             write = store.layout(task.layout).writer(store.views(piece.slab, piece.rows, task.layout))
             first = piece.row
 
-            def put_row(at: int, value: Any) -> Any:
+            def put_row(at: int, value: Value) -> Item:
                 try:
                     objects = write(first + at, value)
                 except Mismatch:
@@ -46,13 +45,13 @@ class Placement:
 
             return put_row
 
-        def put_blob(at: int, value: Any) -> Any:
+        def put_blob(at: int, value: Value) -> Item:
             self._learn(progress, value)
             return self._shipped(task, piece, at, value)
 
         return put_blob
 
-    def _shipped(self, task: Task, piece: Piece, at: int, value: Any) -> Any:
+    def _shipped(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
         """Where a sample lies that is to be joined with others.
 
         One that cannot be sent has failed, unless a ``collate_fn`` of the user's own may make something of it here.
@@ -67,14 +66,14 @@ class Placement:
         origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage="send", lane="cpu")
         return failure(error, f"{self._who} ({origin})", origin=origin)
 
-    def _learn(self, progress: Progress, sample: Any) -> None:
+    def _learn(self, progress: Progress, sample: Value) -> None:
         """Describe the sample to the engine as long as it does not know the layout."""
         if progress.task.layout == b"" and not progress.has_described:
             if self._learned is None:
                 self._learned = _described(sample)
             progress.layout = self._learned
 
-    def join(self, progress: Progress, piece: Piece, start: int, samples: list[Any]) -> None:
+    def join(self, progress: Progress, piece: Piece, start: int, samples: list[Value]) -> None:
         """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short.
 
         ``start``: where its references begin among those that are not reported.
@@ -99,7 +98,7 @@ class Placement:
             if isinstance(items[start + at], Unshippable) and len(samples) == len(piece.keys):
                 items[start + at] = self._unsendable(task, piece, [sample], [at])[0]
 
-    def alone(self, task: Task, samples: dict[int, Any], bad: list[Failure]) -> Any:
+    def alone(self, task: Task, samples: dict[int, Value], bad: list[Failure]) -> Laid | Joined | Failure | None:
         """A batch of samples that only this worker has, by their offsets; ``bad`` are those that failed.
 
         Where samples may be left out, it comes without them and without those that cannot be sent.
@@ -115,13 +114,13 @@ class Placement:
             return self.alone(task, rest, bad + unsent)
         return Joined(item, bad) if bad else item
 
-    def _blames_samples(self, item: Any) -> bool:
+    def _blames_samples(self, item: Item) -> bool:
         """Whether one of its samples may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
         if not isinstance(item, Failure) or item.origin is None:
             return False
         return item.origin.stage == "send" or (self._job.skips and self._sends_all)
 
-    def _unsendable(self, task: Task, piece: Piece, samples: Iterable[Any], offsets: Iterable[int]) -> list[Failure]:
+    def _unsendable(self, task: Task, piece: Piece, samples: Iterable[Value], offsets: Iterable[int]) -> list[Failure]:
         """Those of the samples that cannot be sent."""
         found = []
         for at, sample in zip(offsets, samples, strict=True):
@@ -131,7 +130,7 @@ class Placement:
                 found.append(self._unsent(task, piece, at, error))
         return found
 
-    def joined(self, samples: list[Any], epoch: int, piece: Piece) -> Any:
+    def joined(self, samples: list[Value], epoch: int, piece: Piece) -> Laid | Failure:
         stage, hint = "collate", ""
         try:
             batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
@@ -153,7 +152,7 @@ class Placement:
         return failure(error, f"{self._who} ({', '.join(parts)}, lane cpu)", collated=True, origin=origin)
 
 
-def _described(sample: Any) -> bytes:
+def _described(sample: Value) -> bytes:
     """The pickled layout of a sample; empty where it has none, or is of a class that cannot be pickled."""
     layout = Layout.of(sample)
     try:
@@ -162,6 +161,6 @@ def _described(sample: Any) -> bytes:
         return b""
 
 
-def _short(keys: list[Any]) -> str:
+def _short(keys: list[Key]) -> str:
     text = repr(keys)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -24,6 +24,7 @@ from minato_gpu.lanes.contract import (
 )
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.spawner import Context
 from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
@@ -31,17 +32,21 @@ from minato_gpu.memory import blobs
 from minato_gpu.memory.status_board import RING_FROM
 
 
+def start_method(context: Context | None) -> tuple[Any, str | None]:
+    """The context of ``multiprocessing`` that a loader's argument stands for, and the name of its start method."""
+    context = context or torch.multiprocessing
+    method = context.get_start_method() if hasattr(context, "get_start_method") else None
+    return multiprocessing.get_context(method) if context is torch.multiprocessing else context, method
+
+
 class ProcessLane(WorkerLane):
     """Worker processes. ``replaceable``: those that die can be replaced."""
 
     can_kill = True
 
-    def __init__(self, links: WorkerChannels, job: Job, context: Any, *, replaceable: bool = False) -> None:
+    def __init__(self, links: WorkerChannels, job: Job, context: Context, *, replaceable: bool = False) -> None:
         super().__init__(links)
-        context = context or torch.multiprocessing
-        method = context.get_start_method() if hasattr(context, "get_start_method") else None
-        if context is torch.multiprocessing:
-            context = multiprocessing.get_context(method)
+        context, method = start_method(context)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
         self._large: dict[tuple[int, int], int] = {}
         self._stuck: dict[int, str] = {}  # by worker that is being killed: what it was at

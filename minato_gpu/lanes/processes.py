@@ -23,9 +23,11 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess, SpawnProcess
+from multiprocessing.process import BaseProcess
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch._C import _set_worker_signal_handlers
@@ -35,11 +37,12 @@ from minato_gpu.lanes import garbage, stacks
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
-from minato_gpu.lanes.spawner import LOST, Gate, Spawner, readable
+from minato_gpu.lanes.spawner import LOST, Context, Gate, Process, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.samples import Value
 from minato_gpu.threads import OwnThread
 
 _PR_SET_PDEATHSIG = 1
@@ -113,7 +116,7 @@ def collate_in_own_memory() -> None:
     behind for good. What it would share is copied to the worker's arena in any case.
     """
 
-    def own(cls: type[torch.UntypedStorage], size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
+    def own(cls: type[torch.UntypedStorage], size: int, *, device: torch.device | str = "cpu") -> torch.UntypedStorage:
         return cls(size, device=device)
 
     torch.UntypedStorage._new_shared = classmethod(own)  # type: ignore[assignment]
@@ -122,16 +125,16 @@ def collate_in_own_memory() -> None:
 class Tie:
     """What ends a worker with its parent. Made there, ``hold`` is called in the worker."""
 
-    def __init__(self, context: Any, links: WorkerChannels, *, forks: bool) -> None:
+    def __init__(self, context: Context, links: WorkerChannels, *, forks: bool) -> None:
         self._parent = os.getpid()
         self._by_kernel = forks and threading.current_thread() is threading.main_thread()
-        self._ours: Any = None
-        self._theirs: Any = None
+        self._ours: Connection | None = None
+        self._theirs: Connection | None = None
         if not self._by_kernel:
             self._ours, self._theirs = context.Pipe(duplex=True)
             links.parent_ends.append(self._ours)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Value]:
         return {**self.__dict__, "_ours": None}
 
     def started(self) -> None:
@@ -156,7 +159,7 @@ class Tie:
             threading.Thread(target=_end_with, args=(self._theirs,), daemon=True).start()
 
 
-def _end_with(connection: Any) -> None:
+def _end_with(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         connection.recv_bytes()
     os._exit(1)
@@ -166,7 +169,7 @@ class _Start(NamedTuple):
     """A replacement, or why it could not be started. ``thread`` and ``tie``: of a start method other than fork."""
 
     number: int
-    process: Any
+    process: Process | Exception
     thread: threading.Thread | None = None
     tie: Tie | None = None
 
@@ -175,11 +178,11 @@ class Workers:
     """The worker processes of one lane. ``replaceable``: one that has ended can be replaced."""
 
     def __init__(
-        self, context: Any, links: WorkerChannels, job: Job, count: int, *, forks: bool, replaceable: bool = False
+        self, context: Context, links: WorkerChannels, job: Job, count: int, *, forks: bool, replaceable: bool = False
     ) -> None:
         self.pids: list[int] = []
         self._context, self._links, self._job = context, links, job
-        self._running: dict[int, Any] = {}  # by number: processes as multiprocessing has them, or as the spawner does
+        self._running: dict[int, Process] = {}  # by number
         self._ties: dict[int, Tie] = {}  # by number, of those that hold one alone
         self._watch = select.epoll()
         self._watched: dict[int, int] = {}  # by number: what becomes readable when it ends
@@ -202,17 +205,18 @@ class Workers:
         finally:
             tie.started()
 
-    def _start(self, number: int, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> Any:
-        process = self._context.Process(target=worker_main, args=(number, self._job, self._links, tie, blocks, gate))
+    def _start(self, number: int, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> BaseProcess:
+        arguments = number, self._job, self._links, tie, blocks, gate
+        process: BaseProcess = self._context.Process(target=worker_main, args=arguments)
         process.daemon = True
         _start(process)
         return process
 
-    def _replacement(self, number: int, blocks: Blocks, gate: Gate) -> Any:
+    def _replacement(self, number: int, blocks: Blocks, gate: Gate) -> BaseProcess:
         """In the spawner: a new worker, which ends with the spawner as that does with the parent."""
         return self._start(number, Tie(self._context, self._links, forks=True), blocks, gate)
 
-    def _adopt(self, number: int, process: Any) -> None:
+    def _adopt(self, number: int, process: Process) -> None:
         assert process.pid is not None
         self.pids[number : number + 1] = [process.pid]
         self._watched[number] = end = _end_of(process)
@@ -258,6 +262,7 @@ class Workers:
 
     def _start_apart(self, number: int, blocks: Blocks) -> None:
         tie = Tie(self._context, self._links, forks=False)
+        process: Process | Exception
         try:
             process = self._start(number, tie, blocks)
         except Exception as error:
@@ -306,7 +311,7 @@ class Workers:
             thread.join()
         self.arrivals()
         running = list(self._running.items())
-        act: tuple[Callable[[Any], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
+        act: tuple[Callable[[Process], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
         for step, grace in zip(act, (timeout, 1.0, None), strict=True):
             end = None if grace is None else monotonic() + grace
             for _, process in running:
@@ -324,7 +329,7 @@ class Workers:
         os.close(self._bell)
 
 
-def _end_of(process: Any) -> int:
+def _end_of(process: Process) -> int:
     """What becomes readable when the process ends.
 
     The sentinel of one forked here is a pipe, which whatever the process has forked itself keeps open: not that one.
@@ -335,7 +340,7 @@ def _end_of(process: Any) -> int:
     return int(process.sentinel)
 
 
-def _start(process: Any) -> None:
+def _start(process: BaseProcess) -> None:
     try:
         with garbage.uncollected():
             process.start()

@@ -6,17 +6,20 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from time import perf_counter
-from typing import Any
 
 from torch._utils import ExceptionWrapper
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure, reraise
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
-from minato_gpu.samples import Origin, StageError, explain, sample_seed
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed
+from minato_gpu.sources.reading import AT_HAND, Place
 
-Produce = Callable[[int], Any]
+Produce = Callable[[int], Value]
 """From an offset in the piece to the prepared sample."""
 
 
@@ -24,11 +27,11 @@ Produce = Callable[[int], Any]
 class Job:
     """What a worker needs to know for its whole life; picklable where the start method pickles."""
 
-    dataset: Any
-    collate_fn: Callable[[Any], Any]
+    dataset: Value
+    collate_fn: Callable[[Value], Value]
     auto_collation: bool
     drop_last: bool
-    pipeline: Any
+    pipeline: Pipeline | None
     worker_init_fn: Callable[[int], None] | None
     num_workers: int
     base_seed: int
@@ -39,7 +42,15 @@ class Job:
     repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
 
     @classmethod
-    def of(cls, loader: Any, base_seed: int, worker_init_fn: Any = None, *, seeds_samples: bool, **more: Any) -> Job:
+    def of(
+        cls,
+        loader: Arguments,
+        base_seed: int,
+        worker_init_fn: Callable[[int], None] | None = None,
+        *,
+        seeds_samples: bool,
+        **more: Value,
+    ) -> Job:
         """What the loader's arguments say."""
         batched = loader.batch_sampler is not None
         given = loader.dataset, loader.collate_fn, batched, loader.drop_last, loader.pipeline, worker_init_fn
@@ -73,7 +84,8 @@ class Producer:
         self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
-        self._wanted = {cut: job.pipeline.live(cut) | {"path"} for cut in job.cuts}
+        pipeline = job.pipeline
+        self._wanted = {} if pipeline is None else {cut: pipeline.live(cut) | {"path"} for cut in job.cuts}
         self._part: Part | None = None
         self._getitems = many if callable(many) and job.auto_collation and job.pipeline is None else None
         if job.worker_init_fn is not None:
@@ -110,6 +122,8 @@ class Producer:
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         """The way to prepare the samples of this piece."""
         produce = self._once(task, piece, unseeded)
+        if piece.fetched is not None:
+            produce = self._with_bytes(produce, piece.fetched)
         return _twice(produce) if self._job.retries and self._init_error is None else produce
 
     def _once(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
@@ -125,8 +139,20 @@ class Producer:
             return lambda at: dataset[keys[at]]
         return lambda at: self._seeded(task, piece, at)
 
+    @staticmethod
+    def _with_bytes(produce: Produce, fetched: list[tuple[Place, ...]]) -> Produce:
+        """The same, with what has been read ahead for a sample at hand."""
+
+        def produced(at: int) -> Value:
+            AT_HAND.put(fetched[at])
+            return produce(at)
+
+        return produced
+
     def inspect(self, task: Task, piece: Piece, at: int) -> Features:
         """The host read of a pipeline, and the cost features that it reveals."""
+        if piece.fetched is not None:
+            AT_HAND.put(piece.fetched[at])
         read = partial(self._inspect, task, piece)
         return (_twice(read) if self._job.retries else read)(at)
 
@@ -135,6 +161,7 @@ class Producer:
         pipeline = self._job.pipeline
         self._on_stage(-1)
         source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
+        assert pipeline is not None
         fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
         wanted = pipeline.live(pipeline.host_prefix) | {"path"}
         kept = {name: value for name, value in fields.items() if name in wanted}
@@ -162,7 +189,7 @@ class Producer:
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
         return sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
-    def _seeded(self, task: Task, piece: Piece, at: int) -> Any:
+    def _seeded(self, task: Task, piece: Piece, at: int) -> Value:
         """``dataset[key]`` with the global generators seeded for this sample."""
         if self.seeder is None:
             return self._job.dataset[piece.keys[at]]
@@ -171,15 +198,16 @@ class Producer:
         self.seeder.seeded_sample_done()
         return value
 
-    def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Any:
+    def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Value:
         pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
+        assert pipeline is not None
         if piece.sources is not None:
             source, start = piece.sources[at], pipeline.host_prefix
             if isinstance(source, Failure):
                 raise KnownFailure(source)
             if isinstance(source, Handed):
-                source, start = source.fields, source.stage
-            fields = self._store.get(source)
+                start = source.stage
+            fields = self._store.get(source.fields if isinstance(source, Handed) else source)
             if self._job.retries or self._job.repeats:  # a stage that works in place must not see what a first try left
                 fields = copy.deepcopy(fields)
             if self._job.cuts:
@@ -188,9 +216,11 @@ class Producer:
         self._on_stage(-1)
         return pipeline.run(self._seeded(task, piece, at), seed, before_stage=self._on_stage)
 
-    def _in_parts(self, fields: Any, seed: int, start: int, stop: int) -> Any:
+    def _in_parts(self, fields: Value, seed: int, start: int, stop: int) -> Value:
         """The sample, or what there is of it where it is to be handed over: at ``stop``, or where that is asked for."""
-        pipeline, end = self._job.pipeline, len(self._job.pipeline.stages)
+        pipeline = self._job.pipeline
+        assert pipeline is not None
+        end = len(pipeline.stages)
         first, seconds, before = start, [], perf_counter()
         for cut in (*(cut for cut in self._job.cuts if cut > start), end):
             fields = pipeline.run(fields, seed, start=start, stop=cut, before_stage=self._on_stage)
@@ -205,7 +235,7 @@ class Producer:
         self._part = first, tuple(seconds)
         return fields
 
-    def _handed(self, fields: Any, cut: int) -> Handed | None:
+    def _handed(self, fields: Value, cut: int) -> Handed | None:
         """What later stages need, laid down for them; None where it cannot leave this process."""
         wanted = self._wanted[cut]
         try:
@@ -218,7 +248,7 @@ class Producer:
         part, self._part = self._part, None
         return part
 
-    def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Any] | None:
+    def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Value] | None:
         """All samples of the piece by one ``__getitems__``, or None when they must be fetched one by one.
 
         Draws belong to single samples, so a data set that draws is asked for one sample at a time; and so is one
@@ -227,13 +257,15 @@ class Producer:
         assert self._getitems is not None
         if task.singly or (not unseeded and self.seeder is not None):
             return None
+        if piece.fetched is not None:
+            AT_HAND.put(chain.from_iterable(piece.fetched))
         try:
             batch = list(self._getitems(list(piece.keys)))
         except Exception:
             return None
         return batch if len(batch) == len(piece.keys) else None
 
-    def _fetch_one(self, task: Task, piece: Piece, at: int) -> Any:
+    def _fetch_one(self, task: Task, piece: Piece, at: int) -> Value:
         assert self._getitems is not None
         if self.seeder is not None:
             self.seeder.seed(self._seed_of(task, piece, at))
@@ -245,10 +277,10 @@ class Producer:
         return batch[0]
 
 
-def _twice(produce: Callable[[int], Any]) -> Callable[[int], Any]:
+def _twice(produce: Callable[[int], Value]) -> Callable[[int], Value]:
     """The same, but what raised is tried once more; a host read that failed for good is not."""
 
-    def attempt(at: int) -> Any:
+    def attempt(at: int) -> Value:
         try:
             return produce(at)
         except Exception as error:

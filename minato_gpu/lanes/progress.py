@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
-from minato_gpu.lanes.base import Part, Report, Task
+from minato_gpu.lanes.base import Item, Part, Report, Task
+from minato_gpu.lanes.streams import StreamState
 
 TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
 _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
@@ -24,14 +24,14 @@ class Progress:
         self.size = sum(len(piece.keys) for piece in task.pieces)
         self.done = 0  # samples that are ready
         self.reported = 0
-        self.items: list[Any] = []
+        self.items: list[Item] = []
         self.times: list[float] = []  # an item counts once its time is there
         self.parts: list[Part | None] | None = None  # of pipelines that can be cut
         self.layout: bytes | None = None
         self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
         self.repeated = 0  # samples that had been prepared before
-        self.told_of_stream: Any = None  # where the worker's own stream stands
+        self.told_of_stream: StreamState | None = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
         self.marks = False  # whether marks tell what is finished; see ``by_message``
         self._every = 0.0 if task.singly else TELL_S
@@ -42,7 +42,7 @@ class Progress:
         self._before = delay() if self.delayed else 0.0
         self._waited = 0.0
 
-    def add(self, item: Any) -> None:
+    def add(self, item: Item) -> None:
         """One more sample is ready; ``item`` is its reference."""
         now = perf_counter()
         took = now - self.now
@@ -63,7 +63,7 @@ class Progress:
         if self.delayed:
             self._before = self._delay()
 
-    def rewind(self) -> list[Any]:
+    def rewind(self) -> list[Item]:
         """Forget what is not reported; returns its references."""
         items = self.items.copy()
         self.nbytes -= sum(item.nbytes for item in items if item is not None)

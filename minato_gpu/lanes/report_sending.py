@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
-from minato_gpu.lanes.base import Failure, Joined, Report, Task, failure
+from minato_gpu.lanes.base import Failure, Item, Joined, Report, Task, failure
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.samples import Origin
@@ -62,7 +61,7 @@ def _one_by_one(report: Report) -> Iterator[Report]:
         )
 
 
-def _failure(task: Task, offset: int, item: Any, error: Exception, who: str) -> Failure:
+def _failure(task: Task, offset: int, item: Item, error: Exception, who: str) -> Failure:
     collated = bool(getattr(item, "collated", False)) or task.kind in ("collate", "next")
     origin = Origin(task.epoch, stage="send", lane="cpu")
     for piece in () if collated else task.pieces:

@@ -9,13 +9,15 @@ made belongs to nobody else. What the host read left is copied, because a functi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.values import Batch, Drawn
+from minato_gpu.memory.accelerator import Stream
 from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Value
 from minato_gpu.stages import DaliFragment
 
 
@@ -28,10 +30,10 @@ class Segment(Protocol):
 
     stages: range
     builds: int
-    stream: Any
+    stream: Stream | None
     at: CurrentStep
 
-    def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Any]]:
+    def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Value]]:
         """The fields written for each sample; ``drawn`` holds each sample's parameters by stage number."""
         ...
 
@@ -44,7 +46,7 @@ class Segment(Protocol):
         """Whether ``run`` would find everything built."""
         ...
 
-    def build(self, params: Mapping[int, Mapping[str, Any]]) -> None:
+    def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
         """Build what ``run`` would build, from the drawn parameters of any sample, or of none (empty): then which there
         are is learned from what asks for them."""
         ...

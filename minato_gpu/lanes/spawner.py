@@ -20,7 +20,8 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,7 +57,25 @@ class Gate:
         os.close(self._write)
 
 
-Start = Callable[[int, Sequence[tuple[int, int]], Gate], Any]
+Start = Callable[[int, Sequence[tuple[int, int]], Gate], BaseProcess]
+
+
+Context = Any
+"""multiprocessing, torch's, or one of their contexts: what they share has no type there."""
+
+
+class Process(Protocol):
+    """A worker process, as multiprocessing has it or a spawner."""
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def sentinel(self) -> int: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Adopted:
@@ -104,7 +123,7 @@ class _Side:
 class Spawner:
     """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, whose arena holds blocks."""
 
-    def __init__(self, context: Any, links: WorkerChannels, start: Start) -> None:
+    def __init__(self, context: Context, links: WorkerChannels, start: Start) -> None:
         self._links = links
         self._watch = select.epoll()
         self._sides: list[_Side] = []  # the first is asked for workers
@@ -266,7 +285,7 @@ def _main(*arguments: Any) -> None:
         os._exit(0)
 
 
-def _serve(end: socket.socket, context: Any, links: WorkerChannels, start: Start, parent: int) -> None:
+def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
     garbage.set_apart()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -274,7 +293,7 @@ def _serve(end: socket.socket, context: Any, links: WorkerChannels, start: Start
         signal.signal(number, signal.SIG_DFL)
     close_inherited_ends()
     links.late_ends.append(end)  # what is forked from here closes it
-    workers: dict[int, Any] = {}  # by descriptor
+    workers: dict[int, BaseProcess] = {}  # by descriptor
     poll = select.poll()
     poll.register(end, select.POLLIN)
     poll.register(parent, select.POLLIN)
@@ -305,7 +324,7 @@ def _serve(end: socket.socket, context: Any, links: WorkerChannels, start: Start
                 _fork_worker(end, links, start, asked, workers, poll)
 
 
-def _fork_spare(context: Any, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
+def _fork_spare(context: Context, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
     """One that cannot be forked closes its end."""
     spare = context.Process(target=_main, args=(end, context, links, start, parent), daemon=False)
     with end, contextlib.suppress(OSError), garbage.uncollected():
@@ -317,8 +336,8 @@ def _fork_worker(
     links: WorkerChannels,
     start: Start,
     asked: tuple[int, int, int],
-    workers: dict[int, Any],
-    poll: Any,
+    workers: dict[int, BaseProcess],
+    poll: select.poll,
 ) -> None:
     number, offset, count = asked
     blocks = np.ndarray((count, 2), np.int64, links.engine_arena.buffer, offset).tolist()
@@ -328,6 +347,7 @@ def _fork_worker(
     except Exception as error:
         _tell(end, ("failed", number, f"{type(error).__name__}: {error}"))
     else:
+        assert process.pid is not None
         descriptor = os.pidfd_open(process.pid)
         workers[descriptor] = process
         poll.register(descriptor, select.POLLIN)
@@ -337,6 +357,6 @@ def _fork_worker(
         gate.close()
 
 
-def _tell(end: socket.socket, what: tuple[Any, ...], *fds: int) -> None:
+def _tell(end: socket.socket, what: tuple[object, ...], *fds: int) -> None:
     with contextlib.suppress(OSError):  # the parent has closed
         socket.send_fds(end, [pickle.dumps(what)], list(fds))

@@ -6,23 +6,24 @@ Thread workers share the process, so their objects are handed over as they are; 
 from __future__ import annotations
 
 import pickle
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.lanes.base import Blob, Local, Row
+from minato_gpu.lanes.base import Blob, Item, Local, Reference, Row
 from minato_gpu.memory import blobs
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.shared import Handover
 from minato_gpu.memory.status_board import WorkerStatusBoard
+from minato_gpu.samples import Value
 
 
 class Buffers(Protocol):
     """Access to the loader's arenas by owner (-1: the engine's)."""
 
-    def buffer(self, owner: int) -> Any:
+    def buffer(self, owner: int) -> memoryview:
         """The mapping of the owner's arena."""
 
 
@@ -36,8 +37,8 @@ class Store:
         self.handover = None if arena is None else Handover(worker, arena)
         self._board = board
         self._layouts: dict[bytes, Layout] = {}
-        self._slab: tuple[Any, ...] = ()
-        self._views: list[NDArray[Any] | None] = []
+        self._slab: tuple[int, int, bytes] | None = None
+        self._views: list[NDArray[Value] | None] = []
 
     def layout(self, data: bytes) -> Layout:
         """The layout with this pickle."""
@@ -46,14 +47,14 @@ class Store:
             layout = self._layouts[data] = pickle.loads(data)
         return layout
 
-    def views(self, slab: int, rows: int, layout: bytes) -> list[NDArray[Any] | None]:
+    def views(self, slab: int, rows: int, layout: bytes) -> list[NDArray[Value] | None]:
         """The arrays of a slab in the engine's arena."""
         if self._slab != (slab, rows, layout):
             self._slab = (slab, rows, layout)
             self._views = self.layout(layout).views(self._buffers.buffer(-1), slab, rows)
         return self._views
 
-    def put(self, value: Any, *, collated: bool = False) -> Blob | Local:
+    def put(self, value: Value, *, collated: bool = False) -> Blob | Local:
         """Lay an object down for other processes to read."""
         handover = self.handover
         if handover is None:
@@ -92,25 +93,26 @@ class Store:
         for offset in self._board.returned(self._worker):
             self.handover.free(offset)
 
-    def discard(self, item: Any) -> None:
+    def discard(self, item: Item) -> None:
         """Take back what was put and never reported."""
         if isinstance(item, Blob) and self.handover is not None:
             for offset, _ in item.blocks:
                 self.handover.free(offset)
 
-    def get(self, item: Any) -> Any:
+    def get(self, item: Reference) -> Value:
         """The object that a reference names; arrays in it are views of shared memory."""
         if isinstance(item, Local):
             return item.value
         if isinstance(item, Row):
             views = self.views(item.slab, item.rows, item.layout)
             return self.layout(item.layout).read(views, item.row, item.objects)
+        assert isinstance(item, Blob)
         buffer = self._buffers.buffer(item.worker)
         block, *parts = (np.ndarray((nbytes,), np.uint8, buffer, offset) for offset, nbytes in item.blocks)
         return blobs.load(block, parts)
 
 
-def approximate_bytes(value: Any) -> int:
+def approximate_bytes(value: Value) -> int:
     """Bytes of the arrays and tensors in a sample, without pickling it."""
     if isinstance(value, dict):
         return sum(approximate_bytes(item) for item in value.values())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Batch = Sequence[Mapping[str, Any]]  # fields of samples
-Drawn = Sequence[Mapping[int, Mapping[str, Any]]]  # what was drawn for each, by stage
+from minato_gpu.samples import StageError, Value
+
+Batch = Sequence[Mapping[str, Value]]  # fields of samples
+Result = dict[str, Value] | StageError  # of a sample: what its stages have written
+Drawn = Sequence[Mapping[int, Mapping[str, Value]]]  # what was drawn for each, by stage
 
 
-def to_numpy(value: Any) -> Any:
+def to_numpy(value: Value) -> Value:
     """``value`` (NumPy, DALI, CuPy or torch) as a NumPy array; a view where it lies on the host already."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value
@@ -22,12 +24,12 @@ def to_numpy(value: Any) -> Any:
     return np.asarray(value)
 
 
-def plain(value: Any, dtype: npt.DTypeLike | None = None) -> Any:
+def plain(value: Value, dtype: npt.DTypeLike | None = None) -> Value:
     """As a C-ordered NumPy array of this dtype."""
     return np.asarray(to_numpy(value), dtype, order="C")
 
 
-def as_tensor(torch: Any, value: Any, device: str) -> Any:
+def as_tensor(torch: Value, value: Value, device: str) -> Value:
     """As a torch tensor on ``device``."""
     if isinstance(value, torch.Tensor):
         return value

@@ -12,9 +12,8 @@ import sys
 import traceback
 from functools import partial
 from time import perf_counter
-from typing import Any
 
-from minato_gpu.lanes.base import Failure, Handed, NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, Item, NoSample, Piece, Task
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.leases import lay_down
 from minato_gpu.lanes.placement import Placement, Put
@@ -28,6 +27,8 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import Lying
 from minato_gpu.memory.status_board import (
     CHUNK,
+    DIRECT,
+    DIRECT_NS,
     FETCHING,
     HAND,
     JOINING,
@@ -41,7 +42,8 @@ from minato_gpu.memory.status_board import (
     STAGE,
     STARTED,
 )
-from minato_gpu.samples import no_end
+from minato_gpu.samples import Value, no_end
+from minato_gpu.sources.reading import AT_HAND
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
@@ -55,6 +57,7 @@ class Worker:
         self._channel = channel
         self._store = store
         self._links = links
+        self._reads_ahead = links.fetched is not None
         self._board = board = links.board
         self._bell = links.bell
         self._words = board.words
@@ -67,6 +70,8 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
+        if self._links.fetched is not None:
+            AT_HAND.fd = self._links.fetched.fd
         delay = RunQueueDelay()
         try:
             self._serve(delay)
@@ -85,8 +90,16 @@ class Worker:
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
             status = kinds[task.kind](task, progress)
+            if self._reads_ahead and AT_HAND.direct:
+                self._count_reads()
             self._end(progress, status)
             del task, progress
+
+    def _count_reads(self) -> None:
+        """Note what has been read from storage itself."""
+        self._words[self._row + DIRECT] += AT_HAND.direct
+        self._words[self._row + DIRECT_NS] += int(1e9 * AT_HAND.direct_s)
+        AT_HAND.direct, AT_HAND.direct_s = 0, 0.0
 
     # --- kinds of task -------------------------------------------------------------------------------------
 
@@ -107,7 +120,7 @@ class Worker:
             for at in range(len(piece.keys)):
                 self._show(progress.done + 1)
                 try:
-                    item: Any = self._producer.inspect(task, piece, at)
+                    item: Item = self._producer.inspect(task, piece, at)
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
@@ -122,7 +135,7 @@ class Worker:
             progress.add(self._placement.joined(lying, task.epoch, piece))
             return ""
         progress.repeated = 0 if task.items is None else len(piece.keys)
-        produce, samples, bad = self._producer.of(task, piece, False), dict[int, Any](), list[Failure]()
+        produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
         for at in range(len(piece.keys)):
             self._show(at + 1)
             try:
@@ -133,7 +146,7 @@ class Worker:
         progress.add(self._placement.alone(task, samples, bad))
         return ""
 
-    def _lying(self, task: Task) -> list[Any] | None:
+    def _lying(self, task: Task) -> list[Item] | None:
         """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
         cannot be sent, the ``collate_fn`` may make something of it where it was prepared."""
         if task.items is None:
@@ -146,7 +159,7 @@ class Worker:
     def _next(self, task: Task, progress: Progress) -> str:
         """The next batch of this worker's own stream, as PyTorch's worker would fetch it."""
         status, failed = "", False
-        item: Any = None
+        item: Item = None
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
@@ -155,10 +168,10 @@ class Worker:
                 if task.shared_seed is not None:
                     share_seed(self._job.dataset, task.shared_seed)
                 opened = no_end(Stream, "iter() of the data set")
-                self._stream = opened(self._job, task.start, task.items, self._goes_on)
+                self._stream = opened(self._job, task.start, task.samples, self._goes_on)
             if self._stream is None:
                 raise StopIteration
-            item = self._store.put(self._stream.fetch(task.items), collated=True)
+            item = self._store.put(self._stream.fetch(task.samples), collated=True)
         except StopIteration:
             if self._stream is not None:
                 progress.told_of_stream = self._stream.told()
@@ -201,7 +214,7 @@ class Worker:
                 skip, before = skip - size, before + size
                 continue
             whole = self._joins(piece)
-            samples: list[Any] = []
+            samples: list[Value] = []
             start = len(progress.items)
             if self._producer.fetches_many(task):
                 self._show(progress.done + 1, FETCHING)
@@ -346,7 +359,7 @@ class Worker:
         words[row + STAGE] = 0
 
 
-def _append_to(samples: list[Any]) -> Put:
+def _append_to(samples: list[Value]) -> Put:
     return lambda at, value: samples.append(value)
 
 
@@ -354,5 +367,5 @@ def _unless_handed(put: Put) -> Put:
     return lambda at, value: value if isinstance(value, Handed) else put(at, value)
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """The sample of an empty batch."""

@@ -16,12 +16,13 @@ import contextlib
 import os
 import socket
 from multiprocessing import reduction
-from typing import Any
+from typing import Protocol
 from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.completions import Bell, Completions
 from minato_gpu.memory.status_board import WorkerStatusBoard
+from minato_gpu.samples import Value
 
 _SEND_BUFFER = 1 << 20
 _MARKS = 4  # for each ticket of the window: some of runs that were given up are still in use
@@ -31,14 +32,24 @@ _open_links: WeakSet[WorkerChannels] = WeakSet()
 """Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
 
 
+class Closing(Protocol):
+    """An end of a channel."""
+
+    def close(self) -> None: ...
+
+
 class WorkerChannels:
     """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
 
-    def __init__(self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024) -> None:
-        """``window``: tickets that are admitted and not delivered."""
+    def __init__(
+        self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024, reads_ahead: bool = False
+    ) -> None:
+        """``window``: tickets that are admitted and not delivered. ``reads_ahead``: a reader process lays down what it
+        has read, in an arena of its own."""
         self.workers = workers
         self.engine_arena = Arena("engine")
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
+        self.fetched = Arena("fetched") if reads_ahead else None
         self.board = WorkerStatusBoard(workers)
         self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
         pairs = [_pair() for _ in range(workers if addressed else 1)]
@@ -55,11 +66,11 @@ class WorkerChannels:
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
-        self.parent_ends: list[Any] = [*self.task_senders, self.report_receiver, *self.stack_readers]
-        self.late_ends: list[Any] = []  # those too, but not before the workers have left
+        self.parent_ends: list[Closing] = [*self.task_senders, self.report_receiver, *self.stack_readers]
+        self.late_ends: list[Closing] = []  # those too, but not before the workers have left
         _open_links.add(self)
 
-    def buffer(self, owner: int) -> Any:
+    def buffer(self, owner: int) -> memoryview:
         """The mapping of the owner's arena."""
         return (self.engine_arena if owner < 0 else self.arenas[owner]).buffer
 
@@ -90,13 +101,16 @@ class WorkerChannels:
             self.engine_arena.close()
             for arena in self.arenas:
                 arena.close()
+            if self.fetched is not None:
+                self.fetched.close()
 
     # --- for start methods that pickle what they hand to a child ------------------------------------------
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Value]:
         return {
             "workers": self.workers,
             "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
+            "fetched": None if self.fetched is None else (reduction.DupFd(self.fetched.fd), self.fetched.capacity),
             "board": reduction.DupFd(self.board.fd),
             "completions": (reduction.DupFd(self.completions.fd), self.completions.capacity),
             "wake": reduction.DupFd(self.wake),
@@ -106,10 +120,14 @@ class WorkerChannels:
             "stacks": [reduction.DupFd(end.fileno()) for end in self.stack_writers],
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Value]) -> None:
         self.workers = state["workers"]
         arenas = [Arena("attached", capacity, fd=dup.detach()) for dup, capacity in state["arenas"]]
         self.engine_arena, self.arenas = arenas[0], arenas[1:]
+        self.fetched = None
+        if state["fetched"] is not None:
+            fetched, capacity = state["fetched"]
+            self.fetched = Arena("attached", capacity, fd=fetched.detach())
         self.board = WorkerStatusBoard(self.workers, fd=state["board"].detach())
         marks, capacity = state["completions"]
         self.completions = Completions(capacity, fd=marks.detach())

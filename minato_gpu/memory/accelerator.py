@@ -17,11 +17,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.utils.dlpack
 from numpy.typing import NDArray
+
+from minato_gpu.samples import Value
 
 
 class Event(Protocol):
@@ -32,6 +34,17 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Wait on the host until it has."""
+
+
+class Stream(Protocol):
+    """A stream of a device, torch's ``cuda.Stream`` or what stands for one in tests."""
+
+    @property
+    def cuda_stream(self) -> int:
+        """CUDA's own handle of it."""
+
+    def record_event(self) -> Event:
+        """An event after all that has been issued on it."""
 
 
 class Accelerator(Protocol):
@@ -48,13 +61,13 @@ class Accelerator(Protocol):
         """The calling thread's current device is this one from now on. A thread of ours begins with the first one, and
         libraries that look for theirs would take memory of it, in every rank."""
 
-    def stream(self) -> Any:
+    def stream(self) -> Stream:
         """A new stream of the lowest priority that the device has."""
 
-    def running(self, stream: Any) -> AbstractContextManager[Any]:
+    def running(self, stream: Stream) -> AbstractContextManager[object]:
         """What is issued within goes to this stream."""
 
-    def working(self, stream: Any) -> AbstractContextManager[Any]:
+    def working(self, stream: Stream) -> AbstractContextManager[object]:
         """The same for device implementations: torch's and CuPy's work goes to this stream."""
 
     def empty(self, nbytes: int) -> torch.Tensor:
@@ -80,20 +93,20 @@ class Accelerator(Protocol):
         Those of another are made ready for it by an event that the current stream waits for.
         """
 
-    def adopt(self, value: Any) -> torch.Tensor:
+    def adopt(self, value: Value) -> torch.Tensor:
         """What an executor made (DALI, CuPy, torch), as a tensor on this device, ready on the current stream."""
 
-    def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
+    def fetch(self, tensor: torch.Tensor, event: Event) -> NDArray[Value]:
         """The elements as a new array on the host, once ``event`` has come to pass: waits for that, and on a stream of
         its own for nothing else, whatever the calling thread's current one is busy with."""
 
     def event(self, timed: bool = False) -> Event:
         """An event after all that has been issued on the current stream; ``timed``: ``seconds`` will ask for it."""
 
-    def seconds(self, begin: Any, end: Any) -> float:
+    def seconds(self, begin: Event, end: Event) -> float:
         """What passed on the device between two timed events of a stream, both of which have come to pass."""
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Event) -> None:
         """What is issued on the current stream from now on comes after the event."""
 
     def used_here(self, tensor: torch.Tensor) -> None:
@@ -117,31 +130,31 @@ class Cuda:
         self.device = torch.device("cuda", index)
         self.compute = str(self.device)
         self.uuid = str(torch.cuda.get_device_properties(index).uuid)
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def enter(self) -> None:
         """See Accelerator."""
         torch.cuda.set_device(self.device)
 
-    def stream(self) -> Any:
+    def stream(self) -> torch.cuda.Stream:
         """See Accelerator. 0 is the least priority, and the default stream's: it cannot be undercut, but a training
         loop on a stream of priority -1 goes first."""
         return torch.cuda.Stream(self.device, priority=0)
 
-    def running(self, stream: Any) -> AbstractContextManager[Any]:
+    def running(self, stream: Stream) -> AbstractContextManager[object]:
         """See Accelerator."""
         return _on(self.device, stream)
 
     @contextmanager
-    def working(self, stream: Any) -> Iterator[Any]:
+    def working(self, stream: Stream) -> Iterator[None]:
         """See Accelerator."""
         with ExitStack() as stack:
             stack.enter_context(_on(self.device, stream))
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
-                stack.enter_context(_for_cupy(cuda, stream))
-            yield stream
+                stack.enter_context(_for_cupy(cuda, cast("torch.cuda.Stream", stream)))
+            yield
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """See Accelerator."""
@@ -174,37 +187,37 @@ class Cuda:
             with nullcontext() if device == self.device else _on(device, self._beside(device)):
                 torch._foreach_copy_(targets, found, non_blocking=True)
 
-    def _beside(self, device: torch.device) -> Any:
+    def _beside(self, device: torch.device) -> torch.cuda.Stream:
         """A stream of a device, this one or another, for what comes from there."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device, priority=0)
         return self._streams[device]
 
-    def adopt(self, value: Any) -> torch.Tensor:
+    def adopt(self, value: Value) -> torch.Tensor:
         """See Accelerator. DLPack makes the current stream wait for the one on which ``value`` was made."""
         tensor: torch.Tensor = value if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
         return tensor if tensor.device == self.device else tensor.to(self.device, non_blocking=True)
 
-    def fetch(self, tensor: torch.Tensor, event: Any) -> NDArray[Any]:
+    def fetch(self, tensor: torch.Tensor, event: Event) -> NDArray[Value]:
         """See Accelerator."""
         with _on(self.device, self._beside(self.device)):
             self.wait(event)
-            array: NDArray[Any] = tensor.cpu().numpy()
+            array: NDArray[Value] = tensor.cpu().numpy()
         return array
 
-    def event(self, timed: bool = False) -> Any:
+    def event(self, timed: bool = False) -> torch.cuda.Event:
         """See Accelerator. Who waits for it sleeps: by default CUDA lets a core spin, which workers could use."""
         event = torch.cuda.Event(enable_timing=timed, blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def seconds(self, begin: Any, end: Any) -> float:
+    def seconds(self, begin: Event, end: Event) -> float:
         """See Accelerator."""
-        return float(begin.elapsed_time(end)) * 1e-3
+        return float(cast("torch.cuda.Event", begin).elapsed_time(cast("torch.cuda.Event", end))) * 1e-3
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Event) -> None:
         """See Accelerator."""
-        torch.cuda.current_stream(self.device).wait_event(event)
+        torch.cuda.current_stream(self.device).wait_event(cast("torch.cuda.Event", event))
 
     def used_here(self, tensor: torch.Tensor) -> None:
         """See Accelerator."""
@@ -231,11 +244,11 @@ class Cuda:
 
 
 @contextmanager
-def _on(device: torch.device, stream: Any) -> Iterator[Any]:
+def _on(device: torch.device, stream: Stream) -> Iterator[None]:
     """The calling thread's current device and stream. On leaving a stream of another device, PyTorch makes a context on
     the one that was current before, the first one say; on leaving a device it only goes back to a context there is."""
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        yield stream
+    with torch.cuda.device(device), torch.cuda.stream(cast("torch.cuda.Stream", stream)):
+        yield
 
 
 def enter_same() -> Callable[[], None]:
@@ -245,10 +258,10 @@ def enter_same() -> Callable[[], None]:
     return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
-def _for_cupy(cuda: Any, stream: Any) -> AbstractContextManager[Any]:
+def _for_cupy(cuda: Any, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
     """CuPy's current stream is this one of torch's. ``cuda``: the module ``cupy.cuda``."""
     if hasattr(cuda.Stream, "from_external"):  # CuPy 14, which warns of the other
-        found: AbstractContextManager[Any] = cuda.Stream.from_external(stream)
+        found: AbstractContextManager[object] = cuda.Stream.from_external(stream)
     else:
         found = cuda.ExternalStream(stream.cuda_stream, stream.device_index)
     return found

@@ -14,26 +14,28 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.loans import apart
+from minato_gpu.samples import Value
 
 _HEAD = struct.Struct("<qq")
 _ALIGN = 64
 
 
 class _Pickler(ForkingPickler):
-    def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> None:
+    def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], bool | None]) -> None:
         # positional: ForkingPickler forwards nothing else, and adds multiprocessing's and torch's own reducers
         super().__init__(file, 5, True, keep)
         self._bases: dict[int, torch.Tensor] = {}  # storage -> all of it, as bytes
         self._base_ids: set[int] = set()
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Value) -> Value:
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             # the bytes themselves; torch's own reducer would share a file descriptor
             flat = torch.empty(0, dtype=torch.uint8).set_(obj)
@@ -85,7 +87,7 @@ def _flat(own: torch.Tensor) -> torch.Tensor:
     return own.as_strided((own.numel(),), (1,)).view(torch.uint8)
 
 
-def _reduce_sparse(obj: torch.Tensor) -> Any:
+def _reduce_sparse(obj: torch.Tensor) -> object:
     # torch's own reduction keeps every loaded tensor in a list of tensors still to be validated
     if obj.layout is torch.sparse_coo:
         return _sparse_coo, (obj._indices(), obj._values(), tuple(obj.shape), obj.is_coalesced())
@@ -106,13 +108,13 @@ def _compressed(
     return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
 
 
-def _bytes(data: Any) -> torch.Tensor:
+def _bytes(data: Value) -> torch.Tensor:
     return (
         torch.from_numpy(np.frombuffer(data, np.uint8)) if len(memoryview(data)) else torch.empty(0, dtype=torch.uint8)
     )
 
 
-def _untyped(data: Any) -> torch.UntypedStorage:
+def _untyped(data: Value) -> torch.UntypedStorage:
     return _bytes(data).untyped_storage()
 
 
@@ -128,7 +130,7 @@ def _tensor(
     offset: int,
     grad: bool,
     parameter: bool,
-    attributes: dict[str, Any],
+    attributes: dict[str, Value],
 ) -> torch.Tensor:
     if base.numel():
         fits = base.numel() // dtype.itemsize * dtype.itemsize
@@ -152,7 +154,7 @@ class Dump(NamedTuple):
     nbytes: int
 
 
-def dump(value: Any, is_part: Callable[[memoryview], bool] = lambda view: False) -> Dump:
+def dump(value: Value, is_part: Callable[[memoryview], bool] = lambda view: False) -> Dump:
     """The value pickled; ``nbytes`` is the size of its blob, without the parts."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
@@ -184,7 +186,7 @@ def write(target: memoryview, dumped: Dump) -> None:
         offset += round_up(view.nbytes, _ALIGN)
 
 
-def load(source: Any, parts: Iterable[Any] = (), *, copies_small: bool = False) -> Any:
+def load(source: Value, parts: Iterable[NDArray[np.uint8]] = (), *, copies_small: bool = False) -> Value:
     """The value laid into ``source`` (a uint8 array); its arrays and tensors are views that keep it alive.
 
     ``parts``: arrays of its parts, in their order. ``copies_small``: what is small against ``source`` is copied.

@@ -36,6 +36,7 @@ from minato_gpu.memory.status_board import (
     PUMP,
     WorkerStatusBoard,
 )
+from minato_gpu.samples import Value
 
 _IN_ROW, _ELSEWHERE, _TAKEN = b"\x01", b"\x02", b"\x03"  # else the ticket is open
 _READY = _IN_ROW + _ELSEWHERE
@@ -84,7 +85,7 @@ class Completions:
         if fd is None:
             os.ftruncate(self.fd, nbytes)
         self._map = mmap.mmap(self.fd, nbytes)
-        records: NDArray[Any] = np.frombuffer(self._map, _RECORD, capacity)
+        records: NDArray[Value] = np.frombuffer(self._map, _RECORD, capacity)
         self._columns = {name: records[name] for name in _RECORD.names or ()}
         self._took, self._elapsed, self._end = (self._columns[name] for name in ("took", "elapsed", "end"))
         self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]
@@ -171,8 +172,14 @@ class Completions:
                 columns[name][begin:stop] = values
 
     def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
-        """These tickets are finished, and recorded: between the two belongs a fence."""
-        self._status[begin:end] = (_IN_ROW if in_rows else _ELSEWHERE) * (end - begin)
+        """These tickets are finished, and recorded: between the two belongs a fence.
+
+        Byte by byte, because each must be stored once: a copy of four bytes stores them twice, and a worker that is
+        stopped in between has told the parent already, which may have given the block to other tickets meanwhile.
+        """
+        status, mark = self._status, (_IN_ROW if in_rows else _ELSEWHERE)[0]
+        for at in range(begin, end):
+            status[at] = mark
 
     def close(self) -> None:
         """Drop the mapping; the memory goes with the last process that maps it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minato_gpu.memory.accelerator import Event
 from minato_gpu.memory.loads import Load
@@ -20,7 +20,7 @@ class _Copies(NamedTuple):
     """One attempt at a load; ``event``: None where there is none, and nobody uses what was copied."""
 
     slabs: tuple[int, ...]
-    keep: list[Any]
+    keep: list[object]
     event: Event | None
 
 

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.loans import apart
+from minato_gpu.samples import Value
 
 _ALIGN = 64
-_SCALARS: dict[type, np.dtype[Any]] = {
+_SCALARS: dict[type, np.dtype[np.generic]] = {
     bool: np.dtype(np.bool_),
     int: np.dtype(np.int64),
     float: np.dtype(np.float64),
@@ -48,7 +49,7 @@ class Leaf:
     kind: str
     type: type
     shape: tuple[int, ...]
-    raw: np.dtype[Any]
+    raw: np.dtype[np.generic]
     dtype: torch.dtype | None
     in_sequence: bool = False
 
@@ -57,6 +58,9 @@ class Leaf:
         """Bytes of one row."""
         return math.prod(self.shape) * self.raw.itemsize
 
+
+Views = list[NDArray[Value] | None]
+"""Arrays of a slab, one for each leaf; None for objects."""
 
 Tree = Any
 """A leaf's number, or ("dict", ((key, tree), ...)), ("list", trees), ("tuple", trees), (namedtuple type, trees)."""
@@ -71,7 +75,7 @@ class Layout:
     _offsets: dict[int, tuple[list[int], int]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, sample: Any) -> Layout | None:
+    def of(cls, sample: Value) -> Layout | None:
         """The layout of a sample, or None when ``default_collate`` would not simply stack it."""
         leaves: list[Leaf] = []
         try:
@@ -93,7 +97,7 @@ class Layout:
             known = self._offsets[rows] = offsets, max(at, _ALIGN)
         return known
 
-    def views(self, buffer: Any, offset: int, rows: int) -> list[NDArray[Any] | None]:
+    def views(self, buffer: Value, offset: int, rows: int) -> Views:
         """An array of shape (rows, *leaf.shape) for each stored leaf of the slab at ``offset``."""
         offsets, _ = self.offsets(rows)
         return [
@@ -106,17 +110,15 @@ class Layout:
         """How many leaves travel beside the slab (strings and bytes)."""
         return sum(leaf.kind == "object" for leaf in self.leaves)
 
-    def write(
-        self, views: list[NDArray[Any] | None], row: int, sample: Any, skip: Collection[int] = ()
-    ) -> list[Any] | None:
+    def write(self, views: Views, row: int, sample: Value, skip: Collection[int] = ()) -> list[Value] | None:
         """Copy a sample into its row; returns its object leaves, or None when there are none.
 
         Leaves whose numbers are in ``skip`` lie elsewhere and are not looked at. Raises ``Mismatch`` when the sample
         differs from the layout; the row's bytes are then undefined.
         """
-        values: list[Any] = []
+        values: list[Value] = []
         _flatten(self.tree, sample, values)
-        objects: list[Any] | None = None
+        objects: list[Value] | None = None
         for number, (leaf, view, value) in enumerate(zip(self.leaves, views, values, strict=True)):
             if number in skip:
                 continue
@@ -141,7 +143,7 @@ class Layout:
                     raise Mismatch from None
         return objects
 
-    def writer(self, views: list[NDArray[Any] | None]) -> Callable[[int, Any], list[Any] | None]:
+    def writer(self, views: Views) -> Callable[[int, Value], list[Value] | None]:
         """``write`` bound to a slab; the single-array sample, the most common cheap one, without the detours."""
         leaf = self.leaves[0]
         if self.tree != 0 or leaf.kind != "array":
@@ -149,7 +151,7 @@ class Layout:
         view, dtype, shape = views[0], leaf.raw, leaf.shape
         assert view is not None
 
-        def write_array(row: int, sample: Any) -> None:
+        def write_array(row: int, sample: Value) -> None:
             if type(sample) is not np.ndarray or sample.shape != shape:
                 raise Mismatch
             if (sample.dtype is not dtype and sample.dtype != dtype) or _backwards(sample):
@@ -158,13 +160,13 @@ class Layout:
 
         return write_array
 
-    def batch(self, owner: NDArray[np.uint8], rows: int, objects: list[list[Any]]) -> Any:
+    def batch(self, owner: NDArray[np.uint8], rows: int, objects: list[list[Value]]) -> Value:
         """The batch as ``default_collate`` would return it: tensors of shape (rows, *shape) over ``owner``, or copies.
 
         ``objects[row]`` holds the object leaves of each row (any list when there are none).
         """
         offsets, _ = self.offsets(rows)
-        values: list[Any] = []
+        values: list[Value] = []
         column = 0
         for leaf, at in zip(self.leaves, offsets, strict=True):
             if leaf.kind == "object":
@@ -182,9 +184,9 @@ class Layout:
             values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
         return _rebuild(self.tree, values, stacked=True)
 
-    def batch_of(self, blocks: Sequence[torch.Tensor], rows: int, objects: list[list[Any]]) -> Any:
+    def batch_of(self, blocks: Sequence[torch.Tensor], rows: int, objects: list[list[Value]]) -> Value:
         """``batch`` over one flat uint8 tensor for each leaf, on any device; object leaves need none."""
-        values: list[Any] = []
+        values: list[Value] = []
         column = 0
         for number, leaf in enumerate(self.leaves):
             if leaf.kind == "object":
@@ -202,14 +204,14 @@ class Layout:
         return block.view(leaf.dtype).view((rows, *leaf.shape))
 
     @cached_property
-    def by_name(self) -> dict[Any, int]:
+    def by_name(self) -> dict[Value, int]:
         """The leaf of each field of a flat mapping; empty for samples of another structure."""
         flat = not isinstance(self.tree, int) and self.tree[0] == "dict"
         return {key: tree for key, tree in self.tree[1] if isinstance(tree, int)} if flat else {}
 
-    def read(self, views: list[NDArray[Any] | None], row: int, objects: list[Any] | None) -> Any:
+    def read(self, views: Views, row: int, objects: list[Value] | None) -> Value:
         """One sample back from its row, with the types that it had; arrays are views of the slab."""
-        values: list[Any] = []
+        values: list[Value] = []
         rest = iter(objects or ())
         for leaf, view in zip(self.leaves, views, strict=True):
             if view is None:
@@ -225,7 +227,7 @@ class Layout:
         return _rebuild(self.tree, values, stacked=False)
 
 
-def _describe(value: Any, leaves: list[Leaf], in_sequence: bool) -> Tree:
+def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
     kind = type(value)
     if kind is dict:
         return ("dict", tuple((key, _describe(item, leaves, False)) for key, item in value.items()))
@@ -238,7 +240,7 @@ def _describe(value: Any, leaves: list[Leaf], in_sequence: bool) -> Tree:
     return len(leaves) - 1
 
 
-def _leaf(value: Any, in_sequence: bool) -> Leaf:
+def _leaf(value: Value, in_sequence: bool) -> Leaf:
     kind = type(value)
     if kind is torch.Tensor and _plain(value):
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
@@ -255,7 +257,7 @@ def _leaf(value: Any, in_sequence: bool) -> Leaf:
     raise Mismatch
 
 
-def _backwards(value: NDArray[Any]) -> bool:
+def _backwards(value: NDArray[Value]) -> bool:
     """Whether a stride is negative, which torch refuses."""
     return not value.flags.forc and min(value.strides) < 0
 
@@ -269,7 +271,7 @@ def _plain(value: torch.Tensor) -> bool:
     )
 
 
-def _as_array(value: torch.Tensor) -> NDArray[Any]:
+def _as_array(value: torch.Tensor) -> NDArray[Value]:
     """The tensor's elements as an array; types that NumPy lacks (bfloat16, float8) as integers of their size.
 
     Raises Mismatch for those that PyTorch itself can do little with yet (complex32, bcomplex32).
@@ -282,7 +284,7 @@ def _as_array(value: torch.Tensor) -> NDArray[Any]:
         return value.view(_INTEGERS[value.element_size()]).numpy()
 
 
-def _flatten(tree: Tree, value: Any, out: list[Any]) -> None:
+def _flatten(tree: Tree, value: Value, out: list[Value]) -> None:
     if isinstance(tree, int):
         out.append(value)
         return
@@ -302,7 +304,7 @@ def _flatten(tree: Tree, value: Any, out: list[Any]) -> None:
         _flatten(part, item, out)
 
 
-def _rebuild(tree: Tree, values: list[Any], *, stacked: bool) -> Any:
+def _rebuild(tree: Tree, values: list[Value], *, stacked: bool) -> Value:
     if isinstance(tree, int):
         return values[tree]
     name, parts = tree

@@ -9,7 +9,7 @@ it is not given to the next batch before they are through.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from minato_gpu.memory.copies import MOST, CopyRange, plan
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.pinning import Pinned
+from minato_gpu.samples import OutputBatch, Value
 from minato_gpu.slices import Slices
 
 
@@ -67,7 +68,7 @@ class Port:
             self.copies += 1
         return planned is not None
 
-    def lay_down(self, fetched: NDArray[Any], offset: int) -> None:
+    def lay_down(self, fetched: NDArray[Value], offset: int) -> None:
         """Write what came from a device into the arena."""
         into = np.frombuffer(self.arena.buffer, np.uint8, fetched.nbytes, offset)
         np.copyto(into, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
@@ -82,7 +83,7 @@ class Load:
     ``order``: the batch's, among all of the run, set by who submits it.
     """
 
-    order = 0
+    order = OutputBatch(0)
 
     def __init__(self, nbytes: int, slabs: tuple[int, ...]) -> None:
         self.nbytes = nbytes
@@ -92,7 +93,7 @@ class Load:
         self.error: ExceptionWrapper | None = None
         self.event: Event | None = None
         self.staged: list[int] = []
-        self.keep: list[Any] = []
+        self.keep: list[object] = []
 
     def issue(self, port: Port) -> None:
         """Issue everything on the current stream, which is the copy stream; anew where that, or its event, raised."""
@@ -108,7 +109,7 @@ class Load:
         """What was issued goes to the host, from where it is issued anew. Waits on the host; nobody has the batch."""
         raise NotImplementedError
 
-    def hand_over(self, accelerator: Accelerator) -> Any:
+    def hand_over(self, accelerator: Accelerator) -> Value:
         """The batch, for the current stream. Called once, by the consumer's thread."""
         raise NotImplementedError
 
@@ -129,7 +130,7 @@ class RowsLoad(Load):
         self,
         layout: Layout,
         rows: int,
-        objects: list[list[Any]],
+        objects: list[list[Value]],
         runs: list[CopyRange],
         on_device: list[DeviceRows],
         made: set[Made],
@@ -153,6 +154,7 @@ class RowsLoad(Load):
         if not port.copy(slab, self._runs):
             self._gather(port, slab)
         for made in self._made:
+            assert made.event is not None
             accelerator.wait(made.event)
             port.crossed += made.accelerator is not accelerator
         blocks = [slab[at : at + nbytes] for at, nbytes in self._places()]
@@ -170,6 +172,7 @@ class RowsLoad(Load):
         """See Load. What the device has made goes to its rows in the arena."""
         for rows in self._on_device:
             for tensor, (made, run) in zip(rows.sources, rows.ways, strict=True):
+                assert made.event is not None
                 port.lay_down(made.accelerator.fetch(tensor, made.event), run.source)
                 self._runs.append(run)
         self._runs.sort(key=lambda run: run.target)
@@ -177,6 +180,7 @@ class RowsLoad(Load):
 
     def unload(self, port: Port) -> None:
         """See Load. It lies in the arena as it is on the device, in a block that only it reads."""
+        assert self.event is not None
         block = port.arena.allocate(self._whole)
         self.staged.append(block)
         for (at, nbytes), part in zip(self._places(), self._blocks, strict=True):
@@ -208,8 +212,9 @@ class RowsLoad(Load):
         accelerator.copy(own, block)
         return own
 
-    def hand_over(self, accelerator: Accelerator) -> Any:
+    def hand_over(self, accelerator: Accelerator) -> Value:
         """See Load."""
+        assert self.event is not None
         accelerator.wait(self.event)
         for block in self._blocks:
             if block.numel():

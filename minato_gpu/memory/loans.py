@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -45,7 +44,7 @@ class Loans:
 
     def __init__(self) -> None:
         self._live: dict[int, _Loan] = {}
-        self._dead: deque[Any] = deque()
+        self._dead: deque[_Loan] = deque()
         self._given_back: deque[tuple[int, int]] = deque()
 
     def lend(self, buffer: memoryview, owner: int, offset: int, nbytes: int) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from contextlib import suppress
-from typing import Any
+from types import ModuleType
 
 _KINDS = ("GPU", "MIG")
 """A part of a GPU that is divided (MIG) has a UUID of its own, which CUDA and PyTorch give as they do a whole GPU's."""
@@ -40,21 +40,21 @@ def reading(uuid: str) -> dict[str, float | int | None] | None:
         nvml.nvmlShutdown()
 
 
-def _handle(nvml: Any, uuid: str) -> Any:
+def _handle(nvml: ModuleType, uuid: str) -> object:
     for kind in _KINDS[:-1]:
         with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
     return nvml.nvmlDeviceGetHandleByUUID(f"{_KINDS[-1]}-{uuid}")
 
 
-def _utilisation(nvml: Any, handle: Any) -> float | None:
+def _utilisation(nvml: ModuleType, handle: object) -> float | None:
     try:
         return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
     except nvml.NVMLError:
         return None
 
 
-def _library() -> Any:
+def _library() -> ModuleType | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a deprecated package of the same name complains on import

@@ -11,10 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-from typing import Any
 
 from torch.utils.data import default_collate
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.notices import say_once
 
 _TMPFS = Path("/dev/shm")
@@ -28,7 +28,7 @@ SHORT = (
 )
 
 
-def check(loader: Any, *, processes: bool) -> None:
+def check(loader: Arguments, *, processes: bool) -> None:
     """Say what will not do. Raises ValueError or RuntimeError where the loader cannot work, with what to do then."""
     _check_budget(loader.host_memory_budget)
     _check_mapping()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from minato_gpu.memory.accelerator import Accelerator, Event, is_out_of_memory
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.copies import MOST
+from minato_gpu.samples import Value
 
 ALIGN = 16  # of a value among others; any element type may begin there
 _AHEAD = 64 << 20
@@ -37,7 +37,7 @@ class Upload:
         self._bytes = 0
         self._under_way: deque[tuple[int, Event]] = deque()
 
-    def bring(self, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
+    def bring(self, arrays: Sequence[NDArray[Value]]) -> list[torch.Tensor]:
         """The arrays on the device, for what is issued on the current stream from now on; they may change at once.
 
         The tensors share memory. Raises TypeError for elements that torch does not have.
@@ -102,11 +102,11 @@ class Download:
         pairs = zip(self._places, self._tensors, strict=True)
         return [memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, tensor in pairs]
 
-    def values(self) -> list[NDArray[Any]]:
+    def values(self) -> list[NDArray[Value]]:
         """The values where they lie. Called when an event after the copy has come to pass."""
         return [part.numpy() for part in self._parts(self._host)]
 
-    def arrays(self) -> list[NDArray[Any]]:
+    def arrays(self) -> list[NDArray[Value]]:
         """The values, each in memory of its own; what they were copied from is let go of."""
         arrays = [np.array(value) for value in self.values()]
         self._tensors = ()

@@ -27,7 +27,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS = range(10)
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS = range(12)
+"""Words of a row. DIRECT and DIRECT_NS: how often, and how long, its worker has read from storage itself, although the
+loader reads ahead."""
 JOINING, FETCHING, REPORTING = -1, -2, -3
 """In STAGE: collating a batch, in __getitems__, sending the last report; else a pipeline's stage plus 1, or 0."""
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
@@ -67,6 +69,7 @@ class WorkerStatusBoard:
         self.words = memoryview(self._map).cast("q")
         self.barrier = threading.Lock()  # taking and releasing it is a full memory barrier
         self._inboxes: dict[int, memoryview] = {}
+        self._read_directly = 0, 0.0
         if fd is None:
             for worker in range(workers):
                 self.forget(worker)
@@ -105,9 +108,11 @@ class WorkerStatusBoard:
         row = self.row(worker)
         self.words[row + LIMIT] = keep
         self.fence()
-        if self.words[row + CHUNK] != chunk:
+        started = self.words[row + STARTED]
+        self.fence()
+        if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then
             return None
-        return max(keep, self.words[row + STARTED])
+        return max(keep, started)
 
     def hand_over(self, run: int, chunk: int, splits: Iterable[int]) -> None:
         """Ask the worker that is at the chunk, if any, to hand its current sample over before the next of the stages
@@ -153,6 +158,15 @@ class WorkerStatusBoard:
         self.words[row + _ROW + tail % _RING] = offset
         self.words[row + TAIL] = tail + 1
         return True
+
+    def read_directly(self) -> tuple[int, float]:
+        """How often workers have read from storage themselves, and the seconds that took them; once closed, what it
+        was when it was asked for last."""
+        with suppress(ValueError):  # it is closed, or another thread is closing it
+            rows = [self.row(worker) for worker in range(self.workers)]
+            nanoseconds = sum(self.words[row + DIRECT_NS] for row in rows)
+            self._read_directly = sum(self.words[row + DIRECT] for row in rows), nanoseconds / 1e9
+        return self._read_directly
 
     # --- worker -------------------------------------------------------------------------------------------
 

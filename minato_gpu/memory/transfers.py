@@ -15,12 +15,12 @@ import contextlib
 import os
 import threading
 from bisect import insort
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory import nvml
-from minato_gpu.memory.accelerator import Accelerator, is_out_of_memory
+from minato_gpu.memory.accelerator import Accelerator, Stream, is_out_of_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.in_flight_copies import InFlightCopies
@@ -28,6 +28,7 @@ from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.pinning import Pinned
 from minato_gpu.memory.slabs import Slabs
 from minato_gpu.notices import LOGGER
+from minato_gpu.samples import JSON, OutputBatch
 from minato_gpu.threads import OwnThread
 
 _ATTEMPTS = 2000  # to load a batch that is due, while samples are on the device for which there is no memory
@@ -73,19 +74,19 @@ class Transfers:
         self._port = Port(accelerator, host.arena, host.pinned)
         self._queue: list[Load] = []  # in the order of delivery
         self._changed = threading.Condition()
-        self._due = 0  # the batch that the consumer takes next, from whichever device
-        self._turn = 0  # the first from then on that may be this device's
-        self._loaded: dict[int, Load] = {}  # those whose bytes are in the account, by their order
+        self._due = OutputBatch(0)  # the batch that the consumer takes next, from whichever device
+        self._turn = OutputBatch(0)  # the first from then on that may be this device's
+        self._loaded: dict[OutputBatch, Load] = {}  # those whose bytes are in the account, by their order
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = self._unloaded = 0
         self._under_way = InFlightCopies(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
-        self._made_for = -1  # which batch the consumer waited for when room was last made
+        self._made_for = OutputBatch(-1)  # which batch the consumer waited for when room was last made
         self._squeezed = False  # nor is anything else to take memory
         self._only_due = False  # what the consumer takes from another device first is not to be waited for here
         self._closed = False
-        self._stream: Any = None  # made by the thread, by which the consumer is told if that fails
+        self._stream: Stream | None = None  # made by the thread, by which the consumer is told if that fails
         self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-copies", daemon=True)
         self._thread.start()
@@ -100,7 +101,7 @@ class Transfers:
             self._learn(load.nbytes)
             self._changed.notify()
 
-    def expect(self, order: int, turn: int | None = None) -> None:
+    def expect(self, order: OutputBatch, turn: OutputBatch | None = None) -> None:
         """The consumer takes batch ``order`` next, from whichever device, and ``turn`` (None: that one) from this."""
         with self._changed:
             self._due, self._turn = order, order if turn is None else turn
@@ -163,7 +164,7 @@ class Transfers:
         """Let go of what loads that are through have read; never waits."""
         self._under_way.sweep()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, JSON]:
         """Counters as plain data; sizes in bytes."""
         return {
             "batches": self._issued,
@@ -247,7 +248,7 @@ class Transfers:
 
     def _issue(self, load: Load) -> None:
         failed = self._try(load)
-        self._made_for = -1
+        self._made_for = OutputBatch(-1)
         if failed is not None and failed.short and self._is_due(load):
             failed = self._trimmed(load)
         if failed is not None and failed.short and self._is_due(load):

@@ -8,7 +8,7 @@ and so do a few neighbours of a long list: whoever keeps the labels does not kee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from minato_gpu.memory.copies import MOST, CopyRange
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.staging import side_by_side
+from minato_gpu.samples import Value
 
 
 class _Copied(NamedTuple):
@@ -35,10 +36,10 @@ class ValueLoad(Load):
     tensors take.
     """
 
-    def __init__(self, make: Callable[[], Any], nbytes: int) -> None:
+    def __init__(self, make: Callable[[], Value], nbytes: int) -> None:
         super().__init__(nbytes, ())
         self._make = make
-        self._value: Any = None
+        self._value: Value = None
         self._used: list[torch.Tensor] = []  # memory that the consumer's stream will use
         self._copied: dict[int, _Copied] = {}  # by the tensor's id, those that were copied here
         self._stayed: list[torch.Tensor] = []  # the memory of those that are there still when it is issued anew
@@ -99,8 +100,10 @@ class ValueLoad(Load):
 
     def unload(self, port: Port) -> None:
         """See Load. Tensors that PyTorch itself has moved stay on the device."""
+        event = self.event
+        assert event is not None
         memories = {id(one.memory): one.memory for one in self._copied.values()}
-        fetched = {key: torch.from_numpy(port.accelerator.fetch(one, self.event)) for key, one in memories.items()}
+        fetched = {key: torch.from_numpy(port.accelerator.fetch(one, event)) for key, one in memories.items()}
 
         def on_host(tensor: torch.Tensor) -> torch.Tensor:
             copied = self._copied.get(id(tensor))
@@ -113,8 +116,9 @@ class ValueLoad(Load):
         self._stayed = [memory for memory in self._used if id(memory) not in memories]
         self._value, self._used, self._copied, self._make = None, [], {}, lambda: value
 
-    def hand_over(self, accelerator: Accelerator) -> Any:
+    def hand_over(self, accelerator: Accelerator) -> Value:
         """See Load."""
+        assert self.event is not None
         accelerator.wait(self.event)
         for memory in self._used:
             accelerator.used_here(memory)
@@ -153,7 +157,7 @@ def _memory(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for part in parts if part.numel()]
 
 
-def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(value: Value, function: Callable[[torch.Tensor], torch.Tensor]) -> Value:
     """A nested batch with ``function`` applied to its tensors; everything else as it is."""
     if isinstance(value, torch.Tensor):
         return function(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class OrderLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
 
-    def record(self, epoch: int, spans: list[Span]) -> None:
+    def record(self, epoch: int, spans: Sequence[Span]) -> None:
         """Append one delivered batch."""
         with self.path.open("a") as file:
             file.write(json.dumps({"epoch": epoch, "positions": spans}) + "\n")

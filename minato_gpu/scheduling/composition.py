@@ -19,7 +19,8 @@ from bisect import bisect_right, insort
 from collections import deque
 from heapq import heappop, heappush
 
-from minato_gpu.scheduling.messages import Compose, Span
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
+from minato_gpu.scheduling.messages import Compose, TicketSpan, tickets
 from minato_gpu.scheduling.places import Place, Places
 
 
@@ -30,10 +31,10 @@ class FixedComposition:
         self._places = places
         self._lateness = lateness
         self._epochs: deque[int] = deque()  # of the places from the next order on
-        self._complete: list[tuple[int, Place]] = []
-        self._next = 0
+        self._complete: list[tuple[SourceBatch, Place]] = []
+        self._next = OutputBatch(0)
 
-    def resume(self, order: int) -> None:
+    def resume(self, order: OutputBatch) -> None:
         """The batches before ``order`` were delivered by an earlier run."""
         self._next = order
 
@@ -42,7 +43,7 @@ class FixedComposition:
         if batch:
             self._epochs.append(place.epoch)
 
-    def finished(self, span: Span, failed: tuple[int, ...], complete: list[Place]) -> None:
+    def finished(self, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
         """``span`` is ready, and with it the places ``complete``."""
         for place in complete:
             heappush(self._complete, (place.number, place))
@@ -54,15 +55,15 @@ class FixedComposition:
         number, place = self._complete[0]
         if not self._lateness:
             heappop(self._complete)
-            return self._batch(number, place)
+            return self._batch(OutputBatch(number), place)  # in strict order they are the same number
         oldest = self._places.oldest
         overtakes = oldest is not None and oldest.number < number
         if self._epochs[0] != place.epoch or (overtakes and (not eager or self.held_back)):
             return None
         heappop(self._complete)
         self._epochs.popleft()
-        self._next += 1
-        return self._batch(self._next - 1, place)
+        order, self._next = self._next, OutputBatch(self._next + 1)
+        return self._batch(order, place)
 
     missing = 1  # samples until a batch might be complete, at least
 
@@ -73,7 +74,7 @@ class FixedComposition:
         return oldest is not None and bool(self._complete) and oldest.number <= self._next - self._lateness
 
     @staticmethod
-    def _batch(order: int, place: Place) -> Compose:
+    def _batch(order: OutputBatch, place: Place) -> Compose:
         return Compose(order, ((place.first, place.end),), tuple(place.failed))
 
 
@@ -85,14 +86,14 @@ class FreeComposition:
         self._lateness = lateness
         self._spreads = spreads
         self._due: deque[tuple[int, int]] = deque()  # epoch and size of the next batches
-        self._starts: list[tuple[int, int]] = []  # (first serial, epoch) of each epoch with samples to deliver
-        self._ready: list[Span] = []  # ready and in no batch, sorted, never touching
+        self._starts: list[tuple[TicketId, int]] = []  # (first serial, epoch) of each epoch with samples to deliver
+        self._ready: list[TicketSpan] = []  # ready and in no batch, sorted, never touching
         self._counts: dict[int, int] = {}  # epoch -> samples ready and in no batch
-        self._failed: set[int] = set()
-        self._in_place_of: dict[int, int] = {}  # ready serials that have changed places, each with the other
-        self._next = 0
+        self._failed: set[TicketId] = set()
+        self._in_place_of: dict[TicketId, TicketId] = {}  # ready serials that have changed places, each with the other
+        self._next = OutputBatch(0)
 
-    def resume(self, order: int) -> None:
+    def resume(self, order: OutputBatch) -> None:
         """The batches before ``order`` were delivered by an earlier run."""
         self._next = order
 
@@ -106,7 +107,7 @@ class FreeComposition:
             self._starts.append((place.first, place.epoch))
             self._counts[place.epoch] = 0
 
-    def finished(self, span: Span, failed: tuple[int, ...], complete: list[Place]) -> None:
+    def finished(self, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
         """``span`` is ready, ``failed`` of it as errors."""
         self._failed.update(failed)
         self._count(span)
@@ -142,7 +143,7 @@ class FreeComposition:
         oldest = self._places.oldest
         return oldest is not None and oldest.number <= self._next - self._lateness
 
-    def _count(self, span: Span) -> None:
+    def _count(self, span: TicketSpan) -> None:
         """Add the span to its epochs' counts."""
         lo, hi = span
         for start, epoch in reversed(self._starts):
@@ -155,9 +156,9 @@ class FreeComposition:
     def _has_survivor(self, epoch: int, size: int) -> bool:
         """Whether not all of the next batch has failed, or cannot be helped; False: it is worth waiting."""
         end = next((start for start, later in self._starts if later > epoch), None)
-        serials = (s for lo, hi in self._ready for s in range(lo, hi) if end is None or s < end)
-        youngest = -1
-        for at, serial in enumerate(serials):
+        ready = (serial for serial in tickets(self._ready) if end is None or serial < end)
+        youngest = TicketId(-1)
+        for at, serial in enumerate(ready):
             if self._in_place_of.get(serial, serial) not in self._failed:
                 if at >= size:
                     swapped = self._in_place_of
@@ -168,22 +169,22 @@ class FreeComposition:
         oldest = self._places.oldest
         return oldest is None or oldest.epoch != epoch
 
-    def _real(self, spans: list[Span]) -> list[Span]:
+    def _real(self, spans: list[TicketSpan]) -> list[TicketSpan]:
         """The spans with those in them that have changed places."""
-        swapped, out = self._in_place_of, list[Span]()
-        for serial in sorted(swapped.pop(s, s) for lo, hi in spans for s in range(lo, hi)):
+        swapped, out = self._in_place_of, list[TicketSpan]()
+        for serial in sorted(swapped.pop(each, each) for each in tickets(spans)):
             if out and out[-1][1] == serial:
-                out[-1] = (out[-1][0], serial + 1)
+                out[-1] = (out[-1][0], TicketId(serial + 1))
             else:
-                out.append((serial, serial + 1))
+                out.append((serial, TicketId(serial + 1)))
         return out
 
     def _take(self, epoch: int, need: int) -> Compose:
         self._counts[epoch] -= need
-        spans: list[Span] = []
+        spans: list[TicketSpan] = []
         while need:
             lo, hi = self._ready[0]
-            upto = min(hi, lo + need)
+            upto = min(hi, TicketId(lo + need))
             spans.append((lo, upto))
             need -= upto - lo
             if upto == hi:
@@ -191,9 +192,9 @@ class FreeComposition:
             else:
                 self._ready[0] = (upto, hi)
         self._due.popleft()
-        self._next += 1
+        order, self._next = self._next, OutputBatch(self._next + 1)
         if self._in_place_of:
             spans = self._real(spans)
         failed = tuple(s for s in self._failed if any(lo <= s < hi for lo, hi in spans)) if self._failed else ()
         self._failed.difference_update(failed)
-        return Compose(self._next - 1, tuple(spans), failed)
+        return Compose(order, tuple(spans), failed)

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.fetching import Fetching
 from minato_gpu.scheduling.flights import Flight, cut, spans_of
 from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
@@ -35,13 +37,14 @@ class Dispatcher:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
+        self.fetching = Fetching(whole=policy.whole_places or policy.joins)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
         self.consumer_starves = True  # no batch is ready for it
-        self.oldest_place = 0  # first serial of the oldest place that misses a sample
+        self.oldest_place = TicketId(0)  # first serial of the oldest place that misses a sample
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
@@ -54,7 +57,7 @@ class Dispatcher:
         """Samples number ``start`` to ``stop`` of the chunk wait again, with the costs that they had."""
         offset = 0
         for part in flight.parts:
-            lo, hi = max(part.lo, part.lo + start - offset), min(part.hi, part.lo + stop - offset)
+            lo, hi = TicketId(part.lo + max(0, start - offset)), min(part.hi, TicketId(part.lo + stop - offset))
             offset += part.hi - part.lo
             if lo < hi:
                 if flight.chunk.kind == "run":
@@ -110,6 +113,20 @@ class Dispatcher:
         """All that runs has been reported; a chunk that should have been and was not has not begun: look later."""
         while (when := self.next_look()) is not None and when <= self.now:
             self.look_again(self.flights[self._looks[0][1]], PATIENCE_S)
+
+    # --- what is being fetched --------------------------------------------------------------------------------
+
+    def _not_begun(self, base: TicketId) -> int:
+        """Samples of a place that no lane has, whether their bytes are there or not."""
+        return self.waiting.samples_of(base) + self.fetching.samples_of(base)
+
+    def idle_slots(self) -> int:
+        """Slots of CPU lanes that have nothing to do."""
+        return sum(lane.idle for lane in self.lanes.values() if not lane.is_device)
+
+    def note_idle(self) -> None:
+        """Whether lanes have nothing to do, while places wait for bytes."""
+        self.fetching.observe(self.now, 0 if len(self.waiting) else self.idle_slots())
 
     # --- lanes take work --------------------------------------------------------------------------------------
 
@@ -167,7 +184,7 @@ class Dispatcher:
     def _send(self, lane: LaneState, entry: Entry, plan: Plan | None) -> bool:
         """Dispatch a chunk that begins with ``entry``, up to the plan's split; False when memory forbids it."""
         if entry.inspect:
-            part = entry.part(entry.lo, min(entry.hi, entry.lo + INSPECT_CHUNK))
+            part = entry.part(entry.lo, min(entry.hi, TicketId(entry.lo + INSPECT_CHUNK)))
             self.waiting.take(entry, part.hi - part.lo)
             self._dispatch(lane, "inspect", ((part.lo, part.hi),), (part,), 0.0)
             return True
@@ -200,7 +217,7 @@ class Dispatcher:
             whole = count == following.hi - following.lo
             taken = following.seconds(count, each)
             self.waiting.take(following, count)
-            parts.append(following if whole else following.part(following.lo, following.lo + count))
+            parts.append(following if whole else following.part(following.lo, TicketId(following.lo + count)))
             total += count
             seconds += taken
             if total >= limit or not whole or each == 0.0:
@@ -273,7 +290,7 @@ class Dispatcher:
         if self._ledger.budget is None:
             return count
         lane = self.lanes.get(m.CPU)
-        reserved = 0 if entry.base == self.oldest_place else self.waiting.samples_of(self.oldest_place)
+        reserved = 0 if entry.base == self.oldest_place else self._not_begun(self.oldest_place)
         slots = lane.slots if lane else 1
         allowed = self._ledger.fits(count, slots, handing=handing, taken=taken, reserved=reserved)
         self.short_of_memory = allowed <= 0
@@ -287,15 +304,15 @@ class Dispatcher:
         self,
         lane: LaneState,
         kind: str,
-        spans: tuple[m.Span, ...],
+        spans: tuple[m.TicketSpan, ...],
         parts: Sequence[Entry],
         seconds: float,
-        order: int = -1,
+        order: OutputBatch = m.NO_BATCH,
         stop: int = END,
     ) -> Flight:
         credit = 0
         if self._ledger.budget is not None and kind == "run" and not lane.is_device:
-            credit = self._ledger.credit(sum(hi - lo for lo, hi in spans), handing=stop >= 0)
+            credit = self._ledger.credit(m.count(spans), handing=stop >= 0)
         chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit)
         self._next_chunk += 1
         flight = self.flights[chunk.number] = Flight(chunk, parts)

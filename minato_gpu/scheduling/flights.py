@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.ledger import NONE, Held
 from minato_gpu.scheduling.waiting import Entry
@@ -23,11 +24,11 @@ class Flight:
         self.look_at: float | None = None
         self.promised = 0.0  # seconds of the device that are to follow
 
-    def at(self, offset: int) -> tuple[Entry, int]:
+    def at(self, offset: int) -> tuple[Entry, TicketId]:
         """The ticket that sample number ``offset`` of the chunk belongs to, and its serial."""
         for part in self.parts:
             if offset < part.hi - part.lo:
-                return part, part.lo + offset
+                return part, TicketId(part.lo + offset)
             offset -= part.hi - part.lo
         raise IndexError(f"chunk {self.chunk.number} has no sample {offset}")
 
@@ -42,23 +43,23 @@ class Flight:
         return len(parts) - handed, handed
 
 
-def cut(spans: tuple[m.Span, ...], start: int, stop: int) -> tuple[m.Span, ...]:
+def cut(spans: tuple[m.TicketSpan, ...], start: int, stop: int) -> tuple[m.TicketSpan, ...]:
     """The spans of samples number ``start`` to ``stop`` of a chunk."""
-    out: list[m.Span] = []
+    out: list[m.TicketSpan] = []
     offset = 0
     for lo, hi in spans:
         a, b = max(start - offset, 0), min(stop - offset, hi - lo)
         if a < b:
-            out.append((lo + a, lo + b))
+            out.append((TicketId(lo + a), TicketId(lo + b)))
         offset += hi - lo
     return tuple(out)
 
 
-def spans_of(parts: Sequence[Entry]) -> tuple[m.Span, ...]:
+def spans_of(parts: Sequence[Entry]) -> tuple[m.TicketSpan, ...]:
     """The serials of the entries, in their order; neighbours joined."""
     if len(parts) == 1:
         return ((parts[0].lo, parts[0].hi),)
-    out: list[m.Span] = []
+    out: list[m.TicketSpan] = []
     for part in parts:
         if out and out[-1][1] == part.lo:
             out[-1] = (out[-1][0], part.hi)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, Policy, Span
+from minato_gpu.scheduling.messages import CPU, Policy, TicketSpan, serials
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.plans import Plan, Step, hull
 from minato_gpu.scheduling.routing import Router
@@ -21,8 +22,8 @@ class Intake:
         self.pace = Pace(policy)
         self.router = Router(policy, lanes, waiting)
         self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
-        self.newest = 0  # the end of the serials admitted
-        self._epochs: list[tuple[int, int]] = []  # (first serial, epoch), rising
+        self.newest = TicketId(0)  # the end of the serials admitted
+        self._epochs: list[tuple[TicketId, int]] = []  # (first serial, epoch), rising
         self._policy = policy
         self._lanes = lanes
         self._waiting = waiting
@@ -75,25 +76,25 @@ class Intake:
             entry.slow = cost > self.pace.slow_s()
             entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
 
-    def enter(self, epoch: int, first: int) -> None:
-        """Serials from ``first`` on belong to ``epoch``."""
+    def enter(self, epoch: int, first: TicketId, end: TicketId) -> None:
+        """Serials ``first`` to ``end``, the newest, belong to ``epoch``."""
+        self.newest = end
         if not self._epochs or self._epochs[-1][1] != epoch:
             self._epochs.append((first, epoch))
             del self._epochs[:-4]  # no more can be in the window: one begins only when the one before has ended
 
-    def left(self, serial: int) -> int | None:
+    def left(self, serial: TicketId) -> int | None:
         """How many tickets of the epoch there are from this one on; None while some are not admitted."""
         end = next((first for first, _ in self._epochs if first > serial), self.newest if self.pace.ending else None)
         return None if end is None else end - serial
 
-    def same_epoch(self, one: int, other: int) -> bool:
+    def same_epoch(self, one: TicketId, other: TicketId) -> bool:
         """Whether two waiting serials belong to the same epoch."""
         return all((one < first) == (other < first) for first, _ in self._epochs)
 
-    def add_unknown(self, lo: int, hi: int, home: str = DEVICE) -> None:
-        """Tickets of one place whose costs nobody knows."""
-        self.newest = max(self.newest, hi)
-        entry = Entry(lo, hi, lo, home=home)
+    def add_unknown(self, lo: TicketId, hi: TicketId, base: TicketId, home: str = DEVICE) -> None:
+        """Tickets of the place that begins with serial ``base``, whose costs nobody knows."""
+        entry = Entry(lo, hi, base, home=home)
         if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
             entry.inspect = True
             entry.priority -= self._policy.window / 2  # costs should be known when there is still a choice
@@ -101,8 +102,8 @@ class Intake:
 
     def add_costed(
         self,
-        spans: Sequence[Span],
-        base: int,
+        spans: Sequence[TicketSpan],
+        base: TicketId,
         cpu: Sequence[float],
         device: Sequence[float] | None,
         read: bool = False,
@@ -114,22 +115,21 @@ class Intake:
         ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
         ``between``: the plans of each ticket that do a part on either lane. ``home``: the device lane that may.
         """
-        self.newest = max(self.newest, spans[-1][1])
         at = 0
         for lo, hi in spans:
             if device is None:
                 self._add_runs(lo, base, cpu[at : at + hi - lo], home)
             else:
-                for number in range(at, at + hi - lo):
+                for number, serial in enumerate(serials(lo, hi), at):
                     plans = () if between is None else between[number]
-                    self._add_one(lo + number - at, base, cpu[number], device[number], read, plans, home)
+                    self._add_one(serial, base, cpu[number], device[number], read, plans, home)
             at += hi - lo
         self._since_route += at
         if self._has_device and self._since_route >= max(8, self._policy.window // 8):
             self._since_route = 0
             self.router.update(self.rank)
 
-    def _add_runs(self, first: int, base: int, costs: Sequence[float], home: str) -> None:
+    def _add_runs(self, first: TicketId, base: TicketId, costs: Sequence[float], home: str) -> None:
         """Neighbours for the CPU, as runs from which leases are cut; those that are slow, or would be a lease by
         themselves, alone."""
         count, total = len(costs), sum(costs)
@@ -140,12 +140,12 @@ class Intake:
         start = 0
         for at in () if self._policy.whole_places or max(costs) <= limit else range(count):
             if not costs[at] <= limit:  # nan: nothing is known of it
-                self._add_run(first + start, base, costs[start:at])
-                self._add_one(first + at, base, costs[at], None, False, (), home, expected=True)
+                self._add_run(TicketId(first + start), base, costs[start:at])
+                self._add_one(TicketId(first + at), base, costs[at], None, False, (), home, expected=True)
                 start = at + 1
-        self._add_run(first + start, base, costs[start:])
+        self._add_run(TicketId(first + start), base, costs[start:])
 
-    def _add_run(self, first: int, base: int, costs: Sequence[float]) -> None:
+    def _add_run(self, first: TicketId, base: TicketId, costs: Sequence[float]) -> None:
         if costs:
             self._waiting.add(Entry.run(first, base, costs))
 
@@ -171,8 +171,8 @@ class Intake:
 
     def _add_one(
         self,
-        serial: int,
-        base: int,
+        serial: TicketId,
+        base: TicketId,
         cpu: float,
         device: float | None,
         read: bool,
@@ -182,7 +182,7 @@ class Intake:
         expected: bool = False,
     ) -> None:
         cost, other = self._guess(cpu, device)
-        entry = Entry(serial, serial + 1, base, cost, other, home)
+        entry = Entry(serial, TicketId(serial + 1), base, cost, other, home)
         entry.read = read
         entry.cold = self.cold
         if cost is not None:

@@ -93,6 +93,11 @@ class LaneState:
         """Whether slow work holds all slots but one (a lane with one slot has none to reserve)."""
         return self.slots > 1 and len(self._slow) >= self.slots - 1
 
+    @property
+    def idle(self) -> int:
+        """Slots without a chunk."""
+        return max(0, self.slots - self._chunks)
+
     def chunk_limits(self) -> tuple[int, float]:
         """The most samples of one dispatch and its target in predicted seconds."""
         return self._limits

@@ -8,6 +8,8 @@ sample, and the sums never drift.
 
 from __future__ import annotations
 
+from minato_gpu.samples import OutputBatch
+
 Held = tuple[int, int]
 """Of some samples, how many hold what the host read has left, and how many what they were handed over with."""
 
@@ -46,7 +48,7 @@ class Ledger:
         self._read = _Pool()
         self._handed = _Pool()  # apart: what was handed over may be a thousand times as large as what was read
         self._composed = 0
-        self._batches: dict[int, int] = {}
+        self._batches: dict[OutputBatch, int] = {}
 
     @property
     def in_flight(self) -> int:
@@ -86,7 +88,7 @@ class Ledger:
         self._read.forget(held[0])
         self._handed.forget(held[1])
 
-    def compose(self, order: int, samples: int) -> None:
+    def compose(self, order: OutputBatch, samples: int) -> None:
         """Batch ``order`` takes ``samples`` of the ready ones."""
         share = self._pool_bytes * samples // self.pool if samples else 0
         self.pool -= samples
@@ -94,7 +96,7 @@ class Ledger:
         self._composed += share
         self._batches[order] = share
 
-    def deliver(self, order: int) -> None:
+    def deliver(self, order: OutputBatch) -> None:
         """Batch ``order`` belongs to the consumer."""
         self._composed -= self._batches.pop(order)
 

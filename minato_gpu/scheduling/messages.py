@@ -3,24 +3,50 @@
 All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine
 and a recorded log of events replays to the same instructions.
 
-Numbers used throughout. *Of the run*, over all its epochs: a *serial* counts tickets; a *place* counts the sampler's
-batches, so place k holds the serials that its order puts into the k-th; an *order* counts batches as they are delivered
-(``Compose.order``, ``Load.order``). An epoch's serials, places and orders are each contiguous; its first place and its
-first order are the same number (``Epoch.first_order``, ``Record.begins``). *Of the epoch*: a *position* counts tickets,
-and a batch's *number* (``Batch.number``) is its order less the epoch's first; it says on which device the batch lives,
-so that device number k begins every epoch with the batch of number k. Times are seconds of any monotonic clock; the
-scheduler never reads one.
+Numbers used throughout; each kind has a type (``samples.py``), so that mypy notices where one is taken for another. *Of
+the run*, over all its epochs: a *serial* (``TicketId``) counts tickets; a *place* (``SourceBatch``) counts the
+sampler's batches, so place k holds the serials that its order puts into the k-th; an *order* (``OutputBatch``) counts
+batches as they are delivered (``Compose.order``, ``Load.order``). An epoch's serials, places and orders are each
+contiguous; its first place and its first order are the same number (``Epoch.first_order``, ``Record.begins``). *Of the
+epoch*: a *position* (``Position``) counts tickets, and a batch's *number* (``Batch.number``) is its order less the
+epoch's first; it says on which device the batch lives, so that device number k begins every epoch with the batch of
+number k. Times are seconds of any monotonic clock; the scheduler never reads one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
+from typing import TYPE_CHECKING
 
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling.plans import Plan
 
 Span = tuple[int, int]
+"""A half-open range of whole numbers: of offsets, say, or of positions."""
+TicketSpan = tuple[TicketId, TicketId]
 """A half-open range of serials."""
+NO_BATCH = OutputBatch(-1)
+
+if TYPE_CHECKING:
+
+    def serials(lo: TicketId, hi: TicketId) -> Sequence[TicketId]:
+        """The serials of a span."""
+
+else:  # to be counted through for each sample, so without a call of our own
+    serials = range
+
+
+def tickets(spans: Iterable[TicketSpan]) -> Iterator[TicketId]:
+    """The serials of all these spans, in their order."""
+    return chain.from_iterable(starmap(serials, spans))
+
+
+def count(spans: Iterable[TicketSpan]) -> int:
+    """How many tickets they hold."""
+    return sum(map(len, starmap(serials, spans)))
+
 
 CPU, DEVICE = "cpu", "device"
 
@@ -40,9 +66,9 @@ class Chunk:
     number: int
     lane: str
     kind: str
-    spans: tuple[Span, ...]
+    spans: tuple[TicketSpan, ...]
     seconds: float
-    order: int = -1
+    order: OutputBatch = NO_BATCH
     stop: int = -1
     credit: int = 0
     worker: int = -1
@@ -52,7 +78,7 @@ class Chunk:
         """Number of samples."""
         if len(self.spans) == 1:
             return self.spans[0][1] - self.spans[0][0]
-        return sum(hi - lo for lo, hi in self.spans)
+        return count(self.spans)
 
 
 # --- events -----------------------------------------------------------------------------------------------
@@ -76,13 +102,14 @@ class Admitted:
     is known. ``between``: for each sample the plans that do its first stages on the CPU and the others on the device,
     where there are any. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where
     that is not the place's own, as an earlier run delivered part of it (0: that batch too, or another event tells).
-    ``home``: the side of the device lane that may prepare them, one of ``Policy.homes``.
+    ``home``: the side of the device lane that may prepare them, one of ``Policy.homes``. ``fetched``: the serials whose
+    bytes have been read ahead already, for the others ``Fetched`` will tell (None: nothing is read ahead).
     """
 
     time: float
-    place: int
+    place: SourceBatch
     epoch: int
-    first: int
+    first: TicketId
     size: int
     cpu: Sequence[float] | None = None
     device: Sequence[float] | None = None
@@ -90,6 +117,15 @@ class Admitted:
     batch: int | None = None
     between: Sequence[Sequence[Plan]] | None = None
     home: str = DEVICE
+    fetched: Sequence[TicketSpan] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The bytes of these serials, all admitted, are there: each span lies in one place, and is told once."""
+
+    time: float
+    spans: Sequence[TicketSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +136,7 @@ class Resumed:
     """
 
     time: float
-    order: int
+    order: OutputBatch
     turn: int = 0
     ended: tuple[int, ...] = ()
 
@@ -120,7 +156,7 @@ class Inspected:
     time: float
     chunk: int
     cpu: Sequence[float]
-    device: Sequence[float]
+    device: Sequence[float] | None
     nbytes: int = 0
     between: Sequence[Sequence[Plan]] | None = None
 
@@ -196,7 +232,7 @@ class CollateNeeded:
     """The composed batch ``order`` must be joined on the CPU lane; ``seconds`` predicts how long that takes."""
 
     time: float
-    order: int
+    order: OutputBatch
     seconds: float = 0.0
 
 
@@ -212,7 +248,7 @@ class Delivered:
     """Composed batch ``order`` now belongs to the consumer, who was away for ``step_s`` seconds before (0: unknown)."""
 
     time: float
-    order: int
+    order: OutputBatch
     step_s: float = 0.0
 
 
@@ -226,6 +262,7 @@ class Tick:
 Event = (
     LaneOpened
     | Admitted
+    | Fetched
     | Resumed
     | Ended
     | Inspected
@@ -279,9 +316,9 @@ class Compose:
     places of the sampler's order.
     """
 
-    order: int
-    spans: tuple[Span, ...]
-    failed: tuple[int, ...] = ()
+    order: OutputBatch
+    spans: tuple[TicketSpan, ...]
+    failed: tuple[TicketId, ...] = ()
 
 
 Instruction = Dispatch | Revoke | HandOver | Compose
@@ -292,7 +329,7 @@ class Awaited:
     """What the next batch to deliver still needs: ``need`` more samples of ``span``; ``exactly``: all that it misses,
     else any, which may be enough."""
 
-    span: Span
+    span: TicketSpan
     need: int
     exactly: bool
 

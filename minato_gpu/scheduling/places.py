@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.samples import SourceBatch, TicketId
+from minato_gpu.scheduling.messages import TicketSpan
 
 
 class Place:
@@ -12,13 +13,13 @@ class Place:
 
     __slots__ = ("end", "epoch", "failed", "first", "missing", "number")
 
-    def __init__(self, number: int, epoch: int, first: int, size: int) -> None:
+    def __init__(self, number: SourceBatch, epoch: int, first: TicketId, size: int) -> None:
         self.number = number
         self.epoch = epoch
         self.first = first
-        self.end = first + size
+        self.end = TicketId(first + size)
         self.missing = size
-        self.failed: list[int] = []
+        self.failed: list[TicketId] = []
 
 
 class Places:
@@ -26,7 +27,7 @@ class Places:
 
     def __init__(self) -> None:
         self._places: list[Place] = []
-        self._firsts: list[int] = []
+        self._firsts: list[TicketId] = []
 
     def admit(self, place: Place) -> None:
         """Places come in rising order of serials."""
@@ -38,7 +39,7 @@ class Places:
         """The oldest place that misses a sample."""
         return self._places[0] if self._places else None
 
-    def finish(self, span: Span, failed: tuple[int, ...] = ()) -> list[Place]:
+    def finish(self, span: TicketSpan, failed: tuple[TicketId, ...] = ()) -> list[Place]:
         """The samples of ``span`` are ready (``failed`` of them as errors); returns the places now complete."""
         lo, hi = span
         complete: list[Place] = []

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
-from typing import Any
 
+from minato_gpu.samples import JSON, Value
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -80,11 +80,11 @@ def verify(lines: Iterable[str]) -> int:
     return count
 
 
-def _encode(message: Any) -> list[Any]:
+def _encode(message: m.Event | m.Instruction | m.Chunk) -> list[JSON]:
     return [type(message).__name__, {field.name: _plain(getattr(message, field.name)) for field in fields(message)}]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Value) -> JSON:
     if isinstance(value, m.Chunk):
         return _encode(value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -94,16 +94,16 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value]
 
 
-def _decode(entry: Any) -> Any:
+def _decode(entry: JSON) -> Value:
     name, values = entry
     kind = m.Chunk if name == "Chunk" else _KINDS[name]
     return kind(**{key: _restore(key, value) for key, value in values.items()})
 
 
-def _restore(key: str, value: Any) -> Any:
+def _restore(key: str, value: JSON) -> Value:
     if key == "chunk" and isinstance(value, list):
         return _decode(value)
-    if key == "spans":
+    if key == "spans" or (key == "fetched" and value is not None):
         return tuple((lo, hi) for lo, hi in value)
     if key in ("failed", "ended", "settled", "splits"):
         return tuple(value)

@@ -7,12 +7,14 @@ Three decisions are taken, each on the state that its own file keeps: what start
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
+from minato_gpu.scheduling.fetching import Part
 from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.ledger import Ledger
@@ -32,16 +34,18 @@ class Scheduler:
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger)
         self._intake = self._work.intake
+        self.fetching = self._work.fetching
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
-        self._sizes: dict[int, int] = {}  # order -> samples, composed and not delivered
-        self._empty: set[int] = set()  # those of them of which every sample has failed
+        self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
+        self._empty: set[OutputBatch] = set()  # those of them of which every sample has failed
         self._undelivered = 0
-        self._next_order = 0  # the one to deliver next
+        self._next_order = OutputBatch(0)  # the one to deliver next
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots, event.kind),
             m.Admitted: self._admitted,
+            m.Fetched: lambda event: self._queue_fetched(self.fetching.arrived(event.spans)),
             m.Resumed: self._resumed,
             m.Ended: self._ended,
             m.Inspected: self._inspected,
@@ -66,9 +70,11 @@ class Scheduler:
         self._compose()
         work.consumer_starves = self._starves
         oldest = self._places.oldest
-        work.oldest_place = oldest.first if oldest is not None else -1
+        work.oldest_place = oldest.first if oldest is not None else TicketId(-1)
         work.samples_ready = self._ledger.pool + self._composed
         work.fill()
+        if self.fetching.watches:
+            work.note_idle()
         return out
 
     @property
@@ -117,6 +123,8 @@ class Scheduler:
             return "memory"
         if self._places.oldest is None:
             return "sampler"
+        if len(self.fetching) and not len(self._work.waiting) and self._work.idle_slots():
+            return "fetch"
         if not len(self._work.waiting) and self.room < 1:
             return "slow sample"
         return "preparation"
@@ -136,16 +144,31 @@ class Scheduler:
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._intake.cold = True
         self._undelivered += event.size
-        self._intake.enter(event.epoch, event.first)
+        end = TicketId(event.first + event.size)
+        self._intake.enter(event.epoch, event.first, end)
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
-        end = event.first + event.size
-        known = event.cpu is not None and (event.device is not None or event.cpu[0] == event.cpu[0])
-        if event.cpu is None or not known:
-            self._intake.add_unknown(event.first, end, event.home)
+        if event.fetched is None:
+            self._queue(event, event.first, end)
         else:
-            costs, between, home = (event.cpu, event.device), event.between, event.home
-            self._intake.add_costed([(event.first, end)], event.first, *costs, between=between, home=home)
+            self._queue_fetched(self.fetching.admit(event))
+
+    def _queue_fetched(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            self._queue(*part)
+
+    def _queue(self, event: m.Admitted, lo: TicketId, hi: TicketId) -> None:
+        """Let lanes have these tickets."""
+        cpu, device, between, base = event.cpu, event.device, event.between, event.first
+        if cpu is None or not (device is not None or cpu[0] == cpu[0]):
+            self._intake.add_unknown(lo, hi, base, event.home)
+            return
+        if hi - lo < event.size:
+            these = slice(lo - base, hi - base)
+            cpu = cpu[these]
+            device = None if device is None else device[these]
+            between = None if between is None else between[these]
+        self._intake.add_costed([(lo, hi)], base, cpu, device, between=between, home=event.home)
 
     def _ended(self, event: m.Ended) -> None:
         self._intake.pace.ending = True
@@ -268,7 +291,7 @@ class Scheduler:
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.order)
-        self._next_order = event.order + 1
+        self._next_order = OutputBatch(event.order + 1)
         self._asked = False
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
             self._price()
@@ -299,7 +322,7 @@ class Scheduler:
             batch = self._composition.compose(eager)
             if batch is None:
                 return
-            size = sum(hi - lo for lo, hi in batch.spans)
+            size = m.count(batch.spans)
             self._sizes[batch.order] = size
             if len(batch.failed) == size:
                 self._empty.add(batch.order)

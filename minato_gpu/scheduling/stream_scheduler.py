@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.ledger import Ledger
 
@@ -20,7 +21,7 @@ from minato_gpu.scheduling.ledger import Ledger
 class _Worker:
     def __init__(self) -> None:
         self.open = True
-        self.tickets: set[int] = set()  # sent and not finished
+        self.tickets: set[TicketId] = set()  # sent and not finished
 
 
 class StreamScheduler:
@@ -32,16 +33,16 @@ class StreamScheduler:
         self._workers = [_Worker() for _ in range(workers)]
         self._ledger = Ledger(policy.budget_bytes)
         self._lateness = policy.max_lateness
-        self._owners: dict[int, int] = {}  # ticket -> worker, until finished or dropped
-        self._running: list[int] = []  # tickets by number, with those that are finished or dropped
-        self._finished: list[int] = []  # tickets by number: ready and in no batch
-        self._failed: set[int] = set()
-        self._order = 0  # batches composed
-        self._undelivered: dict[int, int] = {}  # order -> ticket
-        self._passed: list[int] = []  # composed tickets that overtook an older one
-        self._next_ticket = 0
+        self._owners: dict[TicketId, int] = {}  # ticket -> worker, until finished or dropped
+        self._running: list[TicketId] = []  # tickets by number, with those that are finished or dropped
+        self._finished: list[TicketId] = []  # tickets by number: ready and in no batch
+        self._failed: set[TicketId] = set()
+        self._order = OutputBatch(0)  # batches composed
+        self._undelivered: dict[OutputBatch, TicketId] = {}  # order -> ticket
+        self._passed: list[TicketId] = []  # composed tickets that overtook an older one
+        self._next_ticket = TicketId(0)
         self._turn = 0
-        self._delivered = 0
+        self._delivered = OutputBatch(0)
         self._asked = False
         self._started = False
 
@@ -57,13 +58,13 @@ class StreamScheduler:
         elif isinstance(event, m.Finished):
             self._finish(event)
         elif isinstance(event, m.Exhausted):
-            self._exhaust(event.chunk)
+            self._exhaust(TicketId(event.chunk))
         elif isinstance(event, m.Asked):
             self._asked = self._delivered not in self._undelivered
         elif isinstance(event, m.Delivered):
             del self._undelivered[event.order]
             self._ledger.deliver(event.order)
-            self._delivered = event.order + 1
+            self._delivered = OutputBatch(event.order + 1)
             self._asked = False
         while (ticket := self._composable()) is not None:
             out.append(self._compose(ticket))
@@ -71,11 +72,11 @@ class StreamScheduler:
         return out
 
     @property
-    def end(self) -> int | None:
+    def end(self) -> OutputBatch | None:
         """How many batches the epoch has, once every stream has ended; None until then."""
         if any(worker.open for worker in self._workers):
             return None
-        return self._order + len(self._finished) + len(self._owners)
+        return OutputBatch(self._order + len(self._finished) + len(self._owners))
 
     @property
     def pending(self) -> bool:
@@ -108,22 +109,24 @@ class StreamScheduler:
     # --- events -----------------------------------------------------------------------------------------------
 
     def _resume(self, event: m.Resumed) -> None:
-        self._order = self._delivered = self._next_ticket = event.order
+        self._order = self._delivered = event.order
+        self._next_ticket = TicketId(event.order)  # each batch is one ticket
         self._turn = event.turn
         for worker in event.ended:
             self._workers[worker].open = False
 
     def _finish(self, event: m.Finished) -> None:
-        worker = self._owners.pop(event.chunk, None)
+        ticket = TicketId(event.chunk)
+        worker = self._owners.pop(ticket, None)
         if worker is None:
             return
-        self._workers[worker].tickets.discard(event.chunk)
+        self._workers[worker].tickets.discard(ticket)
         self._ledger.ready(1, event.nbytes)
-        heappush(self._finished, event.chunk)
+        heappush(self._finished, ticket)
         if event.failed:
-            self._failed.add(event.chunk)
+            self._failed.add(ticket)
 
-    def _exhaust(self, ticket: int) -> None:
+    def _exhaust(self, ticket: TicketId) -> None:
         """The ticket's stream has ended: it and all later tickets of the worker drop out of the order."""
         owner = self._owners.get(ticket)
         if owner is None:
@@ -137,12 +140,12 @@ class StreamScheduler:
 
     # --- composition ------------------------------------------------------------------------------------------
 
-    def _oldest_running(self) -> int | None:
+    def _oldest_running(self) -> TicketId | None:
         while self._running and self._running[0] not in self._owners:
             heappop(self._running)
         return self._running[0] if self._running else None
 
-    def _composable(self) -> int | None:
+    def _composable(self) -> TicketId | None:
         """The ticket to deliver next, if there is one."""
         if not self._finished:
             return None
@@ -155,17 +158,16 @@ class StreamScheduler:
         turn = self._order - len(self._passed)  # how many of those delivered stood before the oldest running one
         return ticket if eager and turn > self._order - self._lateness else None
 
-    def _compose(self, ticket: int) -> m.Compose:
+    def _compose(self, ticket: TicketId) -> m.Compose:
         heappop(self._finished)
-        order = self._order
-        self._order += 1
+        order, self._order = self._order, OutputBatch(self._order + 1)
         self._asked = False
         self._undelivered[order] = ticket
         heappush(self._passed, ticket)
         self._ledger.compose(order, 1)
         failed = (ticket,) if ticket in self._failed else ()
         self._failed.discard(ticket)
-        return m.Compose(order, ((ticket, ticket + 1),), failed)
+        return m.Compose(order, ((ticket, TicketId(ticket + 1)),), failed)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -180,12 +182,12 @@ class StreamScheduler:
             if worker is None:
                 break
             ticket = self._next_ticket
-            self._next_ticket += 1
+            self._next_ticket = TicketId(ticket + 1)
             self._owners[ticket] = worker
             self._workers[worker].tickets.add(ticket)
             heappush(self._running, ticket)
             self._ledger.running += 1
-            chunk = m.Chunk(ticket, m.CPU, "next", ((ticket, ticket + 1),), 0.0, worker=worker)
+            chunk = m.Chunk(ticket, m.CPU, "next", ((ticket, TicketId(ticket + 1)),), 0.0, worker=worker)
             out.append(m.Dispatch(chunk))
         return out
 

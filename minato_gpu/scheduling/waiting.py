@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.messages import DEVICE as DEVICE
 from minato_gpu.scheduling.plans import Plan, Step, rest
@@ -33,7 +34,8 @@ class Entry:
 
     One that can be cut has the plans ``between`` as well, and the ``steps`` between those worth having. ``at``: the
     stage that its sample has come to (0: none is done but the host read); costs are those of what is left. ``haste``:
-    the price of device time for it is at most this.
+    for its cuts the threshold counts as no higher than this; 1.0 for a sample that would hold up the window, which
+    then takes the fastest of its plans, however scarce the device is.
     """
 
     charge: float | None  # the seconds that it counts with where it waits
@@ -64,9 +66,9 @@ class Entry:
 
     def __init__(
         self,
-        lo: int,
-        hi: int,
-        base: int,
+        lo: TicketId,
+        hi: TicketId,
+        base: TicketId,
         cpu: float | None = None,
         device: float | None = None,
         home: str = DEVICE,
@@ -92,11 +94,11 @@ class Entry:
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
     @classmethod
-    def run(cls, first: int, base: int, costs: Sequence[float]) -> Entry:
+    def run(cls, first: TicketId, base: TicketId, costs: Sequence[float]) -> Entry:
         """Serials from ``first`` on, which cost so much on the CPU; nan where that is not known."""
         sums = list(accumulate(costs, initial=0.0))
         known = sums[-1] == sums[-1]
-        entry = cls(first, first + len(costs), base, sums[-1] / len(costs) if known else None)
+        entry = cls(first, TicketId(first + len(costs)), base, sums[-1] / len(costs) if known else None)
         if known:
             entry.sums = sums
         return entry
@@ -115,7 +117,7 @@ class Entry:
         at = self.lo - self.begin
         return max(1, bisect_right(self.sums, self.sums[at] + seconds, at) - at - 1)
 
-    def part(self, lo: int, hi: int) -> Entry:
+    def part(self, lo: TicketId, hi: TicketId) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
         entry = Entry(lo, hi, self.base, self.cpu, self.device, self.home)
         if self.sums:
@@ -129,8 +131,16 @@ class Entry:
         return entry
 
     def set_steps(self, steps: tuple[Step, ...], between: Sequence[Plan]) -> None:
-        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py). Where these are
-        all or nothing, the entry waits like that of any other sample."""
+        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py).
+
+        The more steps the threshold allows, the more of the sample goes to the device. The entry's ratio is that of the
+        last step, if that one leaves everything to the device: where the threshold allows it, the entry waits for the
+        device. If the last step leaves a part to the CPU, the ratio is 0 and the entry waits on the CPU's side,
+        whatever the threshold; ``cut`` says where it is handed over. Example: steps of ratios 3 and 2, the second of
+        which leaves everything to the device. At a threshold of 4 the CPU does all of it, at 2.5 the CPU begins it and
+        the device ends it, at 1 the device does all of it. A single step that leaves everything to the device is no
+        cut: such an entry waits like that of any other sample.
+        """
         self.between = between
         if steps and steps[-1].plan.cpu > 0:  # the device cannot do all of it, or should not
             self.ratio = 0.0
@@ -151,9 +161,9 @@ class Entry:
                 chosen = step.plan
         return chosen
 
-    def rest(self, serial: int, split: int) -> Entry:
+    def rest(self, serial: TicketId, split: int) -> Entry:
         """A new entry for one of the serials, whose stages before ``split`` are done."""
-        entry = Entry(serial, serial + 1, self.base, home=self.home)
+        entry = Entry(serial, TicketId(serial + 1), self.base, home=self.home)
         entry.read, entry.at, entry.cold = True, split, self.cold
         if self.cpu is not None:
             entry.cpu, entry.device, entry.between = rest(self.cpu, self.between, split)
@@ -163,7 +173,7 @@ class Entry:
         return False  # equal heap keys only meet when an entry was moved away and back
 
 
-_Heap = list[tuple[float, int, Entry]]
+_Heap = list[tuple[float, TicketId, Entry]]
 
 
 class Waiting:
@@ -178,10 +188,10 @@ class Waiting:
         self._fast: dict[str, _Heap] = {side: [] for side in self._sides}
         self._slow: dict[str, _Heap] = {side: [] for side in self._sides}
         self._near: dict[tuple[str, str], _Heap] = {(side, home): [] for home in homes for side in (CPU, home)}
-        self._entries: dict[int, Entry] = {}
-        self._oldest: list[int] = []
+        self._entries: dict[TicketId, Entry] = {}
+        self._oldest: list[TicketId] = []
         self._seconds = dict.fromkeys(self._sides, 0.0)
-        self._samples: dict[int, int] = {}  # first serial of a place -> its samples that wait
+        self._samples: dict[TicketId, int] = {}  # first serial of a place -> its samples that wait
         self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
         self.cuttable = 0  # entries with steps
 
@@ -236,7 +246,7 @@ class Waiting:
             self._samples[entry.base] = left
         self._account(entry, -1)
         if entry.lo + count < entry.hi:
-            self.add(entry.part(entry.lo + count, entry.hi))
+            self.add(entry.part(TicketId(entry.lo + count), entry.hi))
         if not self._entries:
             self._seconds = dict.fromkeys(self._sides, 0.0)  # what rounding left behind
 
@@ -263,11 +273,11 @@ class Waiting:
         items = [item for item in heap[:NEAR] if item[2].waits and item[2].side == side]
         return [item[2] for item in sorted(items)]
 
-    def samples_of(self, base: int) -> int:
+    def samples_of(self, base: TicketId) -> int:
         """How many samples wait of the place that begins with serial ``base``."""
         return self._samples.get(base, 0)
 
-    def at(self, lo: int) -> Entry | None:
+    def at(self, lo: TicketId) -> Entry | None:
         """The entry that begins with serial ``lo``."""
         return self._entries.get(lo)
 

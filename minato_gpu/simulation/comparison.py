@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from minato_gpu.samples import JSON
 from minato_gpu.scheduling import messages as m
 from minato_gpu.simulation.bounds import held_bound, lp_bound, threshold_limit
 from minato_gpu.simulation.catalogue import SCENARIOS
@@ -32,7 +32,7 @@ __all__ = ["OURS", "SCENARIOS", "run", "run_ablation"]
 OURS = "minato"
 DEMAND = 0.95  # share of capacity that the consumer asks for
 
-Row = dict[str, Any]
+Row = dict[str, JSON]
 Simulate = Callable[[Work, float], Outcome]
 """What a policy makes of a work, with the seconds that the consumer takes for a batch."""
 
@@ -63,7 +63,7 @@ def _cell(scenario: Scenario, window: int, lateness: int, error: float, seeds: i
     return [{"scenario": scenario.name, "policy": policy, **key, **_mean(cells)} for policy, cells in measured.items()]
 
 
-def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: Any) -> Simulate:
+def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: JSON) -> Simulate:
     """This scheduler in the setting; ``changes`` are arguments of its ``Policy``."""
     settings = {"window": window, "fixed": lateness == 0, "max_lateness": lateness, **scenario.policy, **changes}
     policy = m.Policy(**settings)

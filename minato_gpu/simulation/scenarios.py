@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
+from minato_gpu.samples import JSON
 from minato_gpu.simulation.work import Array, Cut, Work
 
 Costs = Callable[[np.random.Generator, int], tuple[Array, Array | None]]
@@ -46,7 +46,7 @@ class Scenario:
     startup_s: float = 0.0
     stagger_s: float = 0.0
     device_run_s: float = 0.0
-    policy: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    policy: Mapping[str, JSON] = field(default_factory=lambda: MappingProxyType({}))
     parts: Parts | None = None
     surprise: tuple[float, float, float] = (0.0, 1.0, 1.0)
 

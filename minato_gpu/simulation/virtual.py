@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.simulation.progress import Progress
@@ -68,7 +69,7 @@ class VirtualLoader:
         self._now = 0.0
         self._lanes = {m.CPU: _Lane(m.CPU)}
         self._runs: dict[int, _Run] = {}
-        self._composed: dict[int, m.Compose] = {}
+        self._composed: dict[OutputBatch, m.Compose] = {}
         self._admitted = 0
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
@@ -223,7 +224,8 @@ class VirtualLoader:
             last = self._admitted == work.batches or work.epochs[at + 1] != epoch
             cpu = self._told_cpu[first:stop]
             between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
-            known = m.Admitted(self._now, at, epoch, first, size, cpu, device, bool(last), between=between)
+            place, serial = SourceBatch(at), TicketId(first)
+            known = m.Admitted(self._now, place, epoch, serial, size, cpu, device, bool(last), between=between)
             homes = self.scheduler.policy.homes
             self._tell(replace(known, home=homes[self.home(at) % len(homes)]))
 
@@ -234,7 +236,7 @@ class VirtualLoader:
 
     def _consume(self) -> None:
         while self._now >= self._consumer_ready:
-            order = len(self._delivered)
+            order = OutputBatch(len(self._delivered))
             if order not in self._composed:
                 if not self._asked and order < self._work.batches:
                     self._asked = True

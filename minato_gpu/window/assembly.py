@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from minato_gpu.lanes.base import (
     Blob,
     Extra,
     Failure,
+    Item,
     Joined,
     Local,
     NoSample,
     Piece,
+    Reference,
     Unshippable,
     reraise,
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.loans import Loans
-from minato_gpu.samples import Ticket
-from minato_gpu.scheduling.messages import Compose, Span
+from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
+from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, tickets
 from minato_gpu.spans import singles, without
 from minato_gpu.window.host_memory import MARKS, Block, HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading
@@ -61,7 +62,7 @@ class Assembly:
         self._store = Store(-1, links, None, links.board)
         self.stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
         self.samples = Samples(self.window, self.holdings, self.stacking, self._store)
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[OutputBatch, Batch] = {}
 
     # --- tickets -------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class Assembly:
         """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
         return self.stacking.layout is None
 
-    def pieces(self, spans: Iterable[Span], *, inspect: bool) -> tuple[Piece, ...]:
+    def pieces(self, spans: Iterable[TicketSpan], *, inspect: bool) -> tuple[Piece, ...]:
         """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
         parts = self.window.parts(spans)
         return tuple(self._piece(record, lo - record.first, hi - record.first, inspect) for record, lo, hi in parts)
@@ -94,7 +95,7 @@ class Assembly:
         empty = isinstance(record.keys[0], NoSample)
         sources = None
         if record.sources and not inspect:
-            sources = [record.sources[serial] for serial in range(record.first + a, record.first + b)]
+            sources = [record.sources[serial] for serial in serials(record.first, record.end)[a:b]]
         positions = record.positions[a:b]
         return Piece(
             positions[0],
@@ -124,7 +125,7 @@ class Assembly:
         failure = self._failure(compose)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
-            batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
+            batch.nbytes = sum(self._bytes_of(serial) for serial in tickets(batch.spans))
             self._drop(compose.spans)
             return False
         item = self.window.at(compose.spans[0][0]).items.get(compose.spans[0][0])
@@ -138,13 +139,13 @@ class Assembly:
             batch.ready = batch.load is None
             self._taken(compose.spans)
             return False
-        batch.nbytes = sum(self._bytes_of(serial) for lo, hi in batch.spans for serial in range(lo, hi))
+        batch.nbytes = sum(self._bytes_of(serial) for serial in tickets(batch.spans))
         return True
 
     def _leave_out(self, batch: Batch, compose: Compose) -> Compose:
         """Take the failed samples out of the batch, unless it is the batch itself that failed."""
         failed = sorted(compose.failed)
-        items = [self.window.at(serial).items[serial] for serial in failed]
+        items = [self._failed(serial) for serial in failed]
         if any(item.collated for item in items):
             return compose
         spans = tuple(without(compose.spans, singles(failed)))
@@ -156,38 +157,40 @@ class Assembly:
     def _note_ends(self, batch: Batch) -> None:
         """Where samples may be left out: remember which of this batch another could repeat."""
         if self._skips and batch.spans:
-            ends = [self.window.at(serial).ticket(serial) for serial in (batch.spans[0][0], batch.spans[-1][1] - 1)]
+            both = batch.spans[0][0], TicketId(batch.spans[-1][1] - 1)
+            ends = [self.window.at(serial).ticket(serial) for serial in both]
             if not isinstance(ends[0].index, NoSample):
                 batch.ends = (ends[0], ends[1])
 
-    def pad(self, order: int, number: int) -> None:
+    def pad(self, order: OutputBatch, number: int) -> None:
         """Batch ``order``, ``number`` in its epoch, has been taken and has lost all its samples: another is to be
         ``joined`` in its place."""
         self._batches[order] = Batch((), order, number)
 
-    def first_survivor(self, order: int) -> Ticket | None:
+    def first_survivor(self, order: OutputBatch) -> Ticket | None:
         """The first sample of a batch that is ready, if it has any."""
         batch = self._batches[order]
         return None if batch.ends is None or batch.failure is not None else batch.ends[0]
 
-    def spans(self, order: int) -> tuple[Span, ...]:
+    def spans(self, order: OutputBatch) -> tuple[TicketSpan, ...]:
         """The samples that a composed batch consists of."""
         return self._batches[order].spans
 
-    def references(self, spans: tuple[Span, ...]) -> list[Any] | None:
+    def references(self, spans: tuple[TicketSpan, ...]) -> list[Reference] | None:
         """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
         if self.loading is not None:
             self.stacking.bring_to_host(self.window.parts(spans))
-        references = [self._reference(serial) for lo, hi in spans for serial in range(lo, hi)]
+        references = [self._reference(serial) for serial in tickets(spans)]
         return None if any(isinstance(item, Unshippable) for item in references) else references
 
-    def joined(self, order: int, item: Any) -> None:
+    def joined(self, order: OutputBatch, item: Item) -> None:
         """The job for this batch is done."""
         batch, spans = self._batches[order], self._batches[order].spans
         if isinstance(item, Joined):
             self._lose(batch, item.bad)
             item = item.item
         batch.failure = item if isinstance(item, Failure) else None
+        assert item is None or isinstance(item, (Blob, Local, Failure))
         batch.item, batch.ready = item, True
         self.holdings.bytes -= batch.nbytes
         batch.nbytes = 0 if item is None else item.nbytes
@@ -196,7 +199,7 @@ class Assembly:
         if batch.size or not spans:
             self._load_value(batch)
 
-    def lose(self, order: int, failed: Failure) -> bool:
+    def lose(self, order: OutputBatch, failed: Failure) -> bool:
         """The job for this batch cannot prepare one of its samples; returns whether it is to go on without it."""
         batch = self._batches[order]
         if not self._skips:
@@ -208,11 +211,10 @@ class Assembly:
             batch.nbytes, batch.ready = 0, True
         return bool(batch.size)
 
-    def _lose(self, batch: Batch, bad: list[Failure]) -> tuple[Span, ...]:
+    def _lose(self, batch: Batch, bad: list[Failure]) -> tuple[TicketSpan, ...]:
         """The batch is joined without these samples; returns where they are."""
         positions = {failure.origin.position for failure in bad if failure.origin is not None}
-        serials = (serial for lo, hi in batch.spans for serial in range(lo, hi))
-        holes = [serial for serial in serials if self.window.position(serial) in positions]
+        holes = [serial for serial in tickets(batch.spans) if self.window.position(serial) in positions]
         batch.spans = tuple(without(batch.spans, singles(sorted(holes))))
         batch.bad += bad
         batch.size -= len(bad)
@@ -223,15 +225,16 @@ class Assembly:
     def _load_value(self, batch: Batch) -> None:
         """A batch that is no rows goes to the device as it is."""
         if self.loading is not None and batch.failure is None:
+            assert isinstance(batch.item, (Blob, Local))
             self.loading.value(batch, self.holdings.lend(batch.item))
             batch.item, batch.ready = None, False
 
-    def ready(self, order: int) -> bool:
+    def ready(self, order: OutputBatch) -> bool:
         """Whether the batch can be taken."""
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
 
-    def composed(self, order: int) -> bool:
+    def composed(self, order: OutputBatch) -> bool:
         """Whether it is known what the batch consists of: it can be taken, or is on its way to a device."""
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or batch.load is not None)
@@ -243,30 +246,30 @@ class Assembly:
         for transfers in self.loading.short():
             try:
                 records = self.window.records()
-                parts = ((record, record.first, record.first + record.rows) for record in records)
+                parts = ((record, record.first, record.end) for record in records)
                 self.stacking.bring_to_host(parts, transfers.accelerator)
                 self.loading.let_go_of(transfers)
             finally:
                 transfers.room_made()
 
-    def expect(self, order: int, begins: int) -> None:
+    def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
         if self.loading is not None:
             self.loading.expect(order, begins)
 
-    def take(self, order: int) -> Batch:
+    def take(self, order: OutputBatch) -> Batch:
         """The batch leaves the window; its memory is the consumer's from now on (lent here: once it is neither in the
         window nor lent, the death of the worker that made it would give the memory to the next one)."""
         batch = self._batches.pop(order)
         self.holdings.bytes -= batch.nbytes
-        if batch.item is not None and batch.failure is None:
+        if isinstance(batch.item, (Blob, Local)):
             batch.lent = self.holdings.lend(batch.item)
         if self.loading is not None:
             self.loading.leave(batch)
-            self.loading.expect(order + 1, batch.order - batch.number)
+            self.loading.expect(OutputBatch(order + 1), OutputBatch(batch.order - batch.number))
         return batch
 
-    def value(self, batch: Batch) -> Any:
+    def value(self, batch: Batch) -> Value:
         """The batch as the consumer sees it. Raises the sample's or the collate function's own error."""
         if batch.failure is not None:
             reraise(batch.failure.error)
@@ -274,7 +277,7 @@ class Assembly:
             return self.loading.hand_over(batch)
         return self.stacking.value(batch) if batch.lent is None else batch.lent()
 
-    def forget(self, spans: Iterable[Span]) -> None:
+    def forget(self, spans: Iterable[TicketSpan]) -> None:
         """These tickets turned out not to exist."""
         self._taken(spans)
 
@@ -310,12 +313,15 @@ class Assembly:
             return item
         if compose.failed:
             serial = min(compose.failed)
-            failed = self.window.at(serial).items[serial]
-            assert isinstance(failed, Failure)
-            return failed
+            return self._failed(serial)
         return None
 
-    def _in_rows(self, spans: tuple[Span, ...]) -> bool:
+    def _failed(self, serial: TicketId) -> Failure:
+        item = self.window.at(serial).items[serial]
+        assert isinstance(item, Failure)
+        return item
+
+    def _in_rows(self, spans: tuple[TicketSpan, ...]) -> bool:
         """Whether all these samples are rows, those included that came before the layout was known."""
         stacking = self.stacking
         if stacking.layout is None or stacking.in_rows(spans):
@@ -326,26 +332,24 @@ class Assembly:
             self.holdings.release(item)
         return fitted
 
-    def _bytes_of(self, serial: int) -> int:
+    def _bytes_of(self, serial: TicketId) -> int:
         item = self.window.at(serial).items.get(serial)
         return self.stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
 
-    def _reference(self, serial: int) -> Any:
+    def _reference(self, serial: TicketId) -> Reference:
         record = self.window.at(serial)
         item = record.items.get(serial)
         if item is None or isinstance(item, Extra):
             return self.stacking.row(record, serial, None if item is None else item.objects)
         return item
 
-    def _drop(self, spans: tuple[Span, ...]) -> None:
+    def _drop(self, spans: tuple[TicketSpan, ...]) -> None:
         """Free the single samples of a batch that has been joined, or has failed."""
-        for lo, hi in spans:
-            for serial in range(lo, hi):
-                item = self.window.at(serial).items.pop(serial, None)
-                self.holdings.release(item)
+        for serial in tickets(spans):
+            self.holdings.release(self.window.at(serial).items.pop(serial, None))
         self._taken(spans)
 
-    def _taken(self, spans: Iterable[Span]) -> None:
+    def _taken(self, spans: Iterable[TicketSpan]) -> None:
         """A batch has taken these samples; places that are used up leave the window."""
         for record, lo, hi in self.window.parts(spans):
             record.left -= hi - lo

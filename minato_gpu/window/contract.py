@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from minato_gpu.lanes.base import Failure
-from minato_gpu.samples import Ticket
+from minato_gpu.samples import Position, Ticket, Value
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.telemetry import Telemetry
+
+PositionSpan = tuple[Position, Position]
+"""A half-open range of positions."""
 
 Judge = Callable[[Sequence[Failure], int], None]
 """Told of the samples that a batch is to come without, and how many others it has; raises where it must not."""
@@ -30,11 +33,11 @@ class Batches(Protocol):
     """
 
     log: Telemetry
-    handed: list[Span] | None = None
+    handed: Sequence[Span] | None = None
     bad: Sequence[Failure] = ()
     survivor: Ticket | None = None
 
-    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Any:
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """The next batch of epoch ``number``, or NOTHING.
 
         ``judge`` is asked about samples that are to be left out; ``asked`` is called before anything is fetched for the
@@ -42,7 +45,7 @@ class Batches(Protocol):
         and what a sampler raised when it was drawn from last.
         """
 
-    def pad(self, number: int, ticket: Ticket | None) -> Any:
+    def pad(self, number: int, ticket: Ticket | None) -> Value:
         """In place of the last batch, which was NOTHING: one of a single sample, prepared once more.
 
         That of ``ticket``, which was delivered before; without one, the first that is left of the batches to come.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
-from minato_gpu.lanes.base import Blob, Handed, Joined, Local
+from minato_gpu.lanes.base import Blob, Handed, Item, Joined, Laid, Local
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.memory.loans import Loans
+from minato_gpu.samples import Value
 from minato_gpu.window.loading import Loading
 
 Block = tuple[int, int, int]
@@ -18,7 +18,7 @@ Block = tuple[int, int, int]
 MARKS = -2
 
 
-def lying(item: Any) -> Any:
+def lying(item: Item) -> Item:
     """The reference to what lies somewhere for a sample."""
     return item.fields if isinstance(item, Handed) else item
 
@@ -38,7 +38,7 @@ class HostMemoryAccount:
         self.bytes += nbytes
         self.peak = max(self.peak, self.bytes)
 
-    def release(self, item: Any) -> None:
+    def release(self, item: Item) -> None:
         """Give the memory of a reference back to the worker that owns it."""
         item = item.item if isinstance(item, Joined) else lying(item)
         if isinstance(item, Blob):
@@ -59,7 +59,7 @@ class HostMemoryAccount:
         else:
             self._loading.drop(slab)
 
-    def lend(self, item: Any) -> Callable[[], Any]:
+    def lend(self, item: Laid) -> Callable[[], Value]:
         """How the consumer gets at an object; its memory is lent from now on."""
         if isinstance(item, Local):
             return lambda: item.value

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from minato_gpu.lanes.base import Failure, Resident
-from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.accelerator import Accelerator, Stream
 from minato_gpu.memory.copies import CopyRange
-from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.layout import Layout, Views
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
 from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.memory.values import ValueLoad
+from minato_gpu.samples import JSON, OutputBatch, TicketId, Value
+from minato_gpu.scheduling.messages import serials
 from minato_gpu.spans import singles, without
 from minato_gpu.window.records import Batch, Record
 
-Part = tuple[Record, int, int]
+Part = tuple[Record, TicketId, TicketId]
 
 
 class Loading:
@@ -28,7 +29,7 @@ class Loading:
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
         self.transfers = tuple(transfers)
         self._host = host
-        self._streams: dict[Accelerator, Any] = {}  # for what is brought to the host
+        self._streams: dict[Accelerator, Stream] = {}  # for what is brought to the host
 
     def _of(self, batch: Batch) -> Transfers:
         """The way to the batch's device."""
@@ -48,7 +49,7 @@ class Loading:
         on_device = list(found.on_device.values())
         self._submit(batch, RowsLoad(layout, batch.size, batch.objects, found.runs, on_device, found.made, slabs))
 
-    def value(self, batch: Batch, make: Callable[[], Any]) -> None:
+    def value(self, batch: Batch, make: Callable[[], Value]) -> None:
         """Load a batch that somebody has joined; ``make`` returns it."""
         self._submit(batch, ValueLoad(make, batch.nbytes))
 
@@ -57,11 +58,11 @@ class Loading:
         load.order = batch.order
         self._of(batch).submit(load)
 
-    def expect(self, order: int, begins: int) -> None:
+    def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
-        turns: dict[Transfers, int] = {}
+        turns: dict[Transfers, OutputBatch] = {}
         for number, transfers in enumerate(self.transfers):
-            turn = order + (number - order + begins) % len(self.transfers)
+            turn = OutputBatch(order + (number - order + begins) % len(self.transfers))
             turns[transfers] = min(turn, turns.get(transfers, turn))
         for transfers, turn in turns.items():
             transfers.expect(order, turn)
@@ -74,11 +75,12 @@ class Loading:
             if load.error is not None:
                 batch.failure = Failure(load.error, collated=True)
 
-    def hand_over(self, batch: Batch) -> Any:
+    def hand_over(self, batch: Batch) -> Value:
         """The batch, safe on the calling thread's current stream."""
+        assert batch.load is not None
         return batch.load.hand_over(self._of(batch).accelerator)
 
-    def fetch(self, samples: Sequence[tuple[Sequence[Any], int, Resident]]) -> None:
+    def fetch(self, samples: Sequence[tuple[Views, int, Resident]]) -> None:
         """Bring samples from devices into rows of these views. Waits for each device once, on a stream on which nothing
         else waits."""
         for accelerator in {item.made.accelerator for _, _, item in samples}:
@@ -92,6 +94,7 @@ class Loading:
                 home, event = Download(accelerator, [tensor for _, _, tensor in leaves]), accelerator.event()
             event.synchronize()
             for (into, row, _), value in zip(leaves, home.values(), strict=True):
+                assert into is not None
                 into[row] = value
 
     def short(self) -> list[Transfers]:
@@ -123,7 +126,7 @@ class Loading:
         """A slab of the arena is free once no load reads it."""
         self._host.slabs.drop(slab)
 
-    def stats(self) -> Any:
+    def stats(self) -> JSON:
         """Counters as plain data: of the device, or of each, in a list, where several are named."""
         found = [transfers.stats() for transfers in self.transfers]
         return found if len(found) > 1 else found[0]
@@ -146,7 +149,7 @@ class _Rows:
         self._targets = layout.offsets(rows)[0]
         self._at = 0
 
-    def add(self, record: Record, lo: int, hi: int) -> None:
+    def add(self, record: Record, lo: TicketId, hi: TicketId) -> None:
         """Samples ``lo`` to ``hi`` of the place come next."""
         residents = self._residents(record, lo, hi)
         sources = self._layout.offsets(record.rows)[0]
@@ -159,10 +162,10 @@ class _Rows:
                 self.runs.append(CopyRange(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
         self._at += hi - lo
 
-    def _residents(self, record: Record, lo: int, hi: int) -> list[tuple[int, Resident]]:
+    def _residents(self, record: Record, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
         if not record.items:
             return []
-        items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
+        items = ((serial, record.items.get(serial)) for serial in serials(lo, hi))
         found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
         offsets = self._layout.offsets(record.rows)[0]
         for serial, item in found:

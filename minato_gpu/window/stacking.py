@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
-from typing import Any
+from typing import cast
 
 import numpy as np
 
-from minato_gpu.lanes.base import Blob, Extra, Local, Resident, Row, Unshippable
+from minato_gpu.lanes.base import Blob, Extra, Laid, Local, Resident, Row, Unshippable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.accelerator import Accelerator
-from minato_gpu.memory.layout import Layout, Mismatch
+from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.memory.loans import Loans
-from minato_gpu.scheduling.messages import Span
-from minato_gpu.window.loading import Loading
+from minato_gpu.samples import TicketId, Value
+from minato_gpu.scheduling.messages import TicketSpan, serials
+from minato_gpu.window.loading import Loading, Part
 from minato_gpu.window.records import Batch, Record, Window
 
 
@@ -62,23 +63,23 @@ class Stacking:
         if record.slab < 0 and self.layout is not None:
             record.slab = self._links.engine_arena.allocate(self.layout.offsets(record.rows)[1])
 
-    def row(self, record: Record, serial: int, objects: list[Any] | None) -> Row:
+    def row(self, record: Record, serial: TicketId, objects: list[Value] | None) -> Row:
         """Where a sample lies."""
         assert self.layout_bytes is not None
         return Row(record.slab, record.rows, serial - record.first, self.layout_bytes, objects)
 
-    def row_views(self, record: Record) -> list[Any]:
+    def row_views(self, record: Record) -> Views:
         """The place's slab as arrays, one for each leaf."""
         assert self.layout is not None
         return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
 
-    def bring_to_host(self, parts: Iterable[tuple[Record, int, int]], accelerator: Accelerator | None = None) -> None:
+    def bring_to_host(self, parts: Iterable[Part], accelerator: Accelerator | None = None) -> None:
         """Samples of these parts of places that are on a device, or on this one, go to their rows. They are on it no
         more: nobody is to write the row again while a worker reads it."""
         assert self._loading is not None
-        found: list[tuple[Record, int, Resident]] = []
+        found: list[tuple[Record, TicketId, Resident]] = []
         for record, lo, hi in parts:
-            items = ((serial, record.items.get(serial)) for serial in range(lo, hi))
+            items = ((serial, record.items.get(serial)) for serial in serials(lo, hi))
             there = [(record, serial, item) for serial, item in items if isinstance(item, Resident)]
             found += [each for each in there if accelerator in (None, each[2].made.accelerator)]
         views = {record.first: self.row_views(record) for record, _, _ in found}
@@ -90,18 +91,18 @@ class Stacking:
 
     # --- batches -------------------------------------------------------------------------------------------
 
-    def in_rows(self, spans: Iterable[Span]) -> bool:
+    def in_rows(self, spans: Iterable[TicketSpan]) -> bool:
         """Whether all these samples are rows."""
         for record, lo, hi in self._window.parts(spans):
             if record.slab < 0:
                 return False
             if record.items and any(
-                not isinstance(record.items.get(serial, None), (Extra, type(None))) for serial in range(lo, hi)
+                not isinstance(record.items.get(serial, None), (Extra, type(None))) for serial in serials(lo, hi)
             ):
                 return False
         return True
 
-    def fill(self, spans: Iterable[Span]) -> tuple[bool, list[Any]]:
+    def fill(self, spans: Iterable[TicketSpan]) -> tuple[bool, list[Laid]]:
         """Bring samples that were laid down before the layout was known into their rows.
 
         Returns whether all fitted, and the references that are no longer needed. Only the first few samples of a run
@@ -109,9 +110,9 @@ class Stacking:
         """
         layout = self.layout
         assert layout is not None
-        moved: list[Any] = []
+        moved: list[Laid] = []
         for record, lo, hi in self._window.parts(spans):
-            for serial in range(lo, hi):
+            for serial in serials(lo, hi):
                 item = record.items.get(serial)
                 if isinstance(item, Unshippable):
                     return False, moved
@@ -122,7 +123,8 @@ class Stacking:
                         objects = write(serial - record.first, self._store.get(item))
                     except Mismatch:
                         return False, moved
-                    moved.append(record.items.pop(serial))
+                    moved.append(item)
+                    del record.items[serial]
                     if objects is not None:
                         record.items[serial] = Extra(objects)
         return True, moved
@@ -133,7 +135,8 @@ class Stacking:
         assert layout is not None
         parts = list(self._window.parts(batch.spans))
         if layout.objects:
-            batch.objects = [record.items[serial].objects for record, lo, hi in parts for serial in range(lo, hi)]
+            extras = [(cast("dict[TicketId, Extra]", record.items), lo, hi) for record, lo, hi in parts]
+            batch.objects = [items[serial].objects for items, lo, hi in extras for serial in serials(lo, hi)]
         if self._loading is not None:
             batch.nbytes = batch.size * self.row_bytes
             self._loading.rows(batch, layout, parts)
@@ -148,7 +151,7 @@ class Stacking:
         batch.nbytes = batch.size * self.row_bytes
         batch.owner = self._loans.lend(self._links.buffer(-1), -1, slab, nbytes)
 
-    def _gather(self, parts: list[tuple[Record, int, int]], layout: Layout, slab: int, size: int) -> None:
+    def _gather(self, parts: list[Part], layout: Layout, slab: int, size: int) -> None:
         buffer = self._links.buffer(-1)
         target = layout.views(buffer, slab, size)
         at = 0
@@ -160,7 +163,7 @@ class Stacking:
                     np.copyto(into[at : at + count], rows[a : a + count])
             at += count
 
-    def value(self, batch: Batch) -> Any:
+    def value(self, batch: Batch) -> Value:
         """The stacked batch as ``default_collate`` would return it."""
-        assert self.layout is not None
+        assert self.layout is not None and batch.owner is not None
         return self.layout.batch(batch.owner, batch.size, batch.objects)

@@ -54,6 +54,25 @@ def test_cost_model() -> None:
     assert all(0 < row["log_sigma"] < 2 and 0 < row["rank_correlation"] <= 1 for row in rows)
 
 
+def test_caches() -> None:
+    rows = _document("caches")["rows"]
+    alike, unlike, decisions = (
+        [row for row in rows if word in row["case"]] for word in ("equal", "unlike", "decisions")
+    )
+    alike = [row for row in alike if row not in decisions]
+    assert len(alike) == 4 * 4 * 3 and len(unlike) == 4 * 4 * 4 and len(decisions) == 3
+    for row in alike:
+        assert {"hit_rate_spread", "hit_rate_min", "hit_rate_max"} <= set(row) and 0 <= row["hit_rate"] <= row[
+            "belady"
+        ] * 1.01
+        if row["shards"] == 1 and row["policy"] != "lru":
+            assert row["hit_rate"] == row["belady"] == row["cache_share"] == pytest.approx(row["bound"])
+        if row["policy"] == "next-use":
+            assert row["of_belady"] >= 0.98 and row["look_ahead"] >= 1
+    assert all(0 < row["saved_share"] < 1 for row in unlike)
+    assert all(row["us_per_access"] > 0 and ("begin_s" in row) == (row["policy"] == "next-use") for row in decisions)
+
+
 @pytest.mark.on_request  # see the module\'s head
 def test_saves() -> None:
     rows = _document("saves")["rows"]

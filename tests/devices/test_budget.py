@@ -18,6 +18,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
 from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.samples import TicketId
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Record
 from tests.contracts.checks import NOTHING, differences
@@ -26,6 +27,7 @@ from tests.fake_device import LAZY_COPIES
 from tests.lanes.harness import open_links, piece, task
 from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
 from tests.test_device_batches import check_same, reference
+from tests.tickets import positions
 from tests.waiting import wait_until
 
 LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
@@ -175,7 +177,7 @@ def test_while_a_small_batch_is_loaded_room_is_kept_for_the_large_one_after_it(
 
 def test_the_rows_of_a_whole_place_are_announced_where_a_piece_of_it_is_left(machine: Machine) -> None:
     """As after an epoch was left out of order."""
-    whole = Record(0, 8, range(8, 16), list(range(8)), None)
+    whole = Record(0, TicketId(8), positions(8, 16), list(range(8)), None)
     (device,) = machine(1)
     with open_links(1) as links:
         host = Host(links.engine_arena, device)

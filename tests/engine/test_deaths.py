@@ -17,13 +17,15 @@ from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import JOINING, REPORTING, Claim
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Chunk
 from minato_gpu.telemetry import Telemetry
 from tests.lanes.harness import open_links
+from tests.tickets import spans
 from tests.window.test_assembly import Floor
 
 EXIT = Exit(0, 4711, -signal.SIGKILL)
-CHUNK = Chunk(7, "cpu", "run", ((0, 4), (6, 8)), 0.0)
+CHUNK = Chunk(7, "cpu", "run", spans((0, 4), (6, 8)), 0.0)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def judge(deaths: Deaths, floor: Floor, started: int, stage: int, done: int = 0,
 def test_the_source_path_is_told(floor: Floor, handed: bool) -> None:
     """The worker that knew it is dead, but what it had read before is not."""
     lies = floor.worker.put({"path": "/data/3.jpg", "x": 3})
-    floor.assembly.samples.inspected(3, Handed(lies, 1) if handed else Features(lies, ()).fields)
+    floor.assembly.samples.inspected(TicketId(3), Handed(lies, 1) if handed else Features(lies, ()).fields)
     deaths = Deaths(("read", "blur"))
     assert judge(deaths, floor, 4, 2).items == []
     verdict = judge(deaths, floor, 4, 2)
@@ -64,7 +66,7 @@ def test_of_a_report_the_samples_come_one_by_one(floor: Floor) -> None:
     """Then the report is of one sample alone, and that one is to blame."""
     deaths = Deaths()
     assert judge(deaths, floor, 6, REPORTING, done=1).items == []
-    assert deaths.singly(((1, 2),)) and deaths.singly(((7, 8),)) and not deaths.singly(((0, 1), (4, 6)))
+    assert deaths.singly(spans((1, 2))) and deaths.singly(spans((7, 8))) and not deaths.singly(spans((0, 1), (4, 6)))
     assert judge(deaths, floor, 3, REPORTING, done=2, stop=3).items == []
     verdict = judge(deaths, floor, 3, REPORTING, done=2, stop=3)
     assert verdict.settled == (2, 3) and verdict.items[0].origin.stage == "send"
@@ -90,17 +92,17 @@ def test_a_task_that_kills_before_it_is_begun_ends_the_loader(floor: Floor, star
 def test_a_job_that_kills_before_it_is_begun_ends_the_loader(floor: Floor) -> None:
     deaths = Deaths()
     for _ in range(LOOPS - 1):
-        assert deaths.judge_job(EXIT, Claim(1, 7, 0, 0), ((0, 4),), floor.assembly) is None
+        assert deaths.judge_job(EXIT, Claim(1, 7, 0, 0), spans((0, 4)), floor.assembly) is None
     with pytest.raises(WorkerDied, match="at none of its samples"):
-        deaths.judge_job(EXIT, Claim(1, 7, 0, 0), ((0, 4),), floor.assembly)
+        deaths.judge_job(EXIT, Claim(1, 7, 0, 0), spans((0, 4)), floor.assembly)
 
 
 @pytest.mark.parametrize(("stage", "blamed"), [(0, "k2"), (1, "k2"), (JOINING, "k0"), (REPORTING, "k0")])
 def test_a_job_blames_the_sample_that_it_was_at(floor: Floor, stage: int, blamed: str) -> None:
     """Or the batch, where it was at no single one."""
     deaths, claim = Deaths(("read",)), Claim(1, 7, 3, stage)
-    assert deaths.judge_job(EXIT, claim, ((0, 4),), floor.assembly) is None
-    failed = deaths.judge_job(EXIT, claim, ((0, 4),), floor.assembly)
+    assert deaths.judge_job(EXIT, claim, spans((0, 4)), floor.assembly) is None
+    failed = deaths.judge_job(EXIT, claim, spans((0, 4)), floor.assembly)
     assert failed is not None and failed.origin is not None
     assert failed.collated == (stage < 0) and failed.origin.index == blamed
 
@@ -108,7 +110,7 @@ def test_a_job_blames_the_sample_that_it_was_at(floor: Floor, stage: int, blamed
 def test_deaths_in_a_chunk_and_in_a_job_count_together(floor: Floor) -> None:
     deaths = Deaths()
     assert judge(deaths, floor, 3, 0).items == []
-    assert deaths.judge_job(EXIT, Claim(1, 8, 3, 0), ((0, 4),), floor.assembly) is not None
+    assert deaths.judge_job(EXIT, Claim(1, 8, 3, 0), spans((0, 4)), floor.assembly) is not None
 
 
 def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:

@@ -13,9 +13,11 @@ from minato_gpu import DataLoader
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.run import Parts
 from minato_gpu.lanes.base import Report
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Awaited
 from minato_gpu.window.records import Record, Window
 from tests.lanes.harness import open_links
+from tests.tickets import positions, span
 from tests.waiting import wait_until
 
 
@@ -80,10 +82,10 @@ def test_what_messages_tell_is_not_waited_for_by_marks(monkeypatch: pytest.Monke
         pump = _told([], lambda layout: None)
         pump.bell, pump.completions = links.bell, links.completions
         monkeypatch.setattr(pump.lanes["cpu"], "sleep", lambda *, every_task: None, raising=False)
-        record = Record(0, 0, range(4), [0, 1, 2, 3], None)
+        record = Record(0, TicketId(0), positions(0, 4), [0, 1, 2, 3], None)
         pump.assembly.window = Window()
         pump.assembly.window.admit(record)
-        pump.run.scheduler.awaited = Awaited((0, 4), 1, True)  # type: ignore[misc]
+        pump.run.scheduler.awaited = Awaited(span(0, 4), 1, True)  # type: ignore[misc]
         others = links.completions.reserve(4)
         links.bell.publish(others, [1e-3] * 4, 0.0, 4e-3, 0, None)
         pump.receive()

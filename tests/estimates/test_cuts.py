@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Observed
+from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.plans import Plan
 
 X = Field(np.float32, (1000,))
 
@@ -43,13 +47,15 @@ def teach(
     """Two hundred samples of which the parts took ``each``, and all of it ``spent``."""
     keys = list(range(200))
     for key in keys:
-        made._features[key] = (1.0 + key % 7,)
+        made._features[TicketId(key)] = (1.0 + key % 7,)
     seconds = [spent or sum(each)] * 200
-    made.measured(lane, Observed(keys, keys, seconds, sum(seconds), [(first, each)] * 200, [nbytes] * 200))
+    serials = [*map(TicketId, keys)]
+    parts: list[Part | None] = [(first, each)] * 200
+    made.measured(lane, Observed(keys, serials, seconds, sum(seconds), parts, [nbytes] * 200))
 
 
-def ask(made: CutEstimator) -> tuple[float, float, tuple[Any, ...]]:
-    cpu, device, between = made.of_features([900], [900], [(3.0,)])
+def ask(made: CutEstimator) -> tuple[float, float, Sequence[Plan]]:
+    cpu, device, between = made.of_features([TicketId(900)], [900], [(3.0,)])
     return cpu[0], device[0], between[0]
 
 
@@ -114,7 +120,7 @@ def test_a_rest_that_is_taken_for_too_dear_is_tried_now_and_then() -> None:
     teach(made, "device", 1, (4.0,))
     given = [ask(made)[2][0].device for _ in range(1024)]
     assert [at for at, device in enumerate(given) if device == 0.0] == [255, 511, 767, 1023]
-    many = made.of_features(list(range(600)), list(range(600)), [(3.0,)] * 600)[2]
+    many = made.of_features([*map(TicketId, range(600))], list(range(600)), [(3.0,)] * 600)[2]
     assert [at for at, (plan,) in enumerate(many) if plan.device == 0.0] == [255, 511]
 
 
@@ -136,5 +142,5 @@ def test_features_are_kept_of_what_goes_on_elsewhere_and_of_nothing_else() -> No
     teach(made, "device", CUT, (1e-3,))
     assert not made._features
     ask(made)
-    made.measured("cpu", Observed([900], [900], [1e-3], 1e-3))
+    made.measured("cpu", Observed([900], [TicketId(900)], [1e-3], 1e-3))
     assert not made._features

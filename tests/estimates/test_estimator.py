@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from minato_gpu.estimates.estimator import Estimator, Observed
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
+from tests.tickets import span
 
 _COUNT = 400
 
@@ -23,12 +25,12 @@ def _run(estimator: Estimator, *, epoch_begins_at: int) -> float:
     estimator.begin_run()
     for at in range(0, _COUNT, 8):
         part = slice(at, at + 8)
-        estimator.of_features(keys[part], keys[part], features[part])
+        estimator.of_features([*map(TicketId, keys[part])], keys[part], features[part])
     for at in range(0, _COUNT, 8):
         if at == epoch_begins_at:
             estimator.begin_epoch()
         part = slice(at, at + 8)
-        estimator.measured("cpu", Observed(keys[part], keys[part], seconds[part], sum(seconds[part])))
+        estimator.measured("cpu", Observed(keys[part], [*map(TicketId, keys[part])], seconds[part], sum(seconds[part])))
     report = estimator.report()
     assert isinstance(report["log_sigma"], float)
     return report["log_sigma"]
@@ -42,14 +44,14 @@ def test_an_epoch_that_begins_keeps_the_features_of_what_was_admitted_before() -
 def test_tickets_nobody_measured_leave_nothing_behind() -> None:
     estimator = Estimator(CostModel(("cpu",), features=1), ("cpu",))
     keys, features, _ = _costs()
-    estimator.of_features(keys, keys, features)
-    estimator.not_measured([(0, 100), (100, _COUNT)])
+    estimator.of_features([*map(TicketId, keys)], keys, features)
+    estimator.not_measured([span(0, 100), span(100, _COUNT)])
     assert not estimator._features
 
 
 def test_numbers_of_an_earlier_run_mean_nothing_to_the_next() -> None:
     estimator = Estimator(CostModel(("cpu",), features=1), ("cpu",))
-    estimator.of_features([0], [0], [(5.0,)])
+    estimator.of_features([TicketId(0)], [0], [(5.0,)])
     estimator.begin_run()
-    estimator.measured("cpu", Observed([0], [0], [1e-3], 1e-3))
+    estimator.measured("cpu", Observed([0], [TicketId(0)], [1e-3], 1e-3))
     assert estimator.report()["samples"] == 0  # without features or history nothing had been predicted

@@ -11,6 +11,7 @@ from minato_gpu.estimates.estimator import Observed
 from minato_gpu.estimates.observations import observe
 from minato_gpu.lanes.base import Failure, Part, Report, failure
 from minato_gpu.scheduling import messages as m
+from tests.tickets import spans
 
 BAD: Failure = failure(ValueError("cannot be read"), "here")
 
@@ -38,7 +39,7 @@ class Learned:
 
 def learned(lane: str, items: list[Any], *, parts: bool) -> Learned:
     count, found = len(items), Learned()
-    chunk = m.Chunk(0, lane, "run", ((4, 4 + count),), 0.0)
+    chunk = m.Chunk(0, lane, "run", spans((4, 4 + count)), 0.0)
     times = [0.0 if item is BAD else 2.0 for item in items]
     told: list[Part | None] | None = [(1, (each,)) for each in times] if parts else None
     report = Report(1, 0, 0, 0, count, sum(times), 0.0, 1.0, True, items=items, times=times, parts=told)

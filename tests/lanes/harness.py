@@ -20,6 +20,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
+from minato_gpu.samples import Position
 
 
 class Computed:
@@ -77,7 +78,7 @@ def job(dataset: Any, **changes: Any) -> Job:
 def piece(keys: Any, *, position: int = 0, slab: int = -1, whole: bool = False, **more: Any) -> Piece:
     """All tickets of a place with these keys."""
     keys = list(keys)
-    return Piece(position, keys, more.pop("occurrences", None), slab, len(keys), 0, whole, **more)
+    return Piece(Position(position), keys, more.pop("occurrences", None), slab, len(keys), 0, whole, **more)
 
 
 def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None = None, **more: Any) -> Task:

@@ -199,6 +199,7 @@ def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: 
     samples = Photographs()
     batch, drawn = samples.some(4)
     graph.build(drawn[0])
+    assert graph._graph is not None
     feed, run = graph._feed, graph._graph.run
     fed: list[weakref.ref[Any]] = []
     held: list[bool] = []
@@ -242,6 +243,7 @@ def test_others_get_time_while_a_micro_batch_is_fed_and_taken_apart(
 
         return call
 
+    assert graph._graph is not None
     monkeypatch.setattr(graph._graph, "feed_input", noted("feed", graph._graph.feed_input))
     monkeypatch.setattr(graph._graph, "run", noted("run", graph._graph.run))
     monkeypatch.setattr(dali_graph, "plain", noted("value", plain))

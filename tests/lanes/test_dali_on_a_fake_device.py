@@ -38,7 +38,7 @@ class Bench:
         stage = Stage("add", ("row",), {"row": ROW}, unused, DaliFragment(add), lambda rng, meta: {"amount": 1})
         pipeline = Pipeline((stage,), outputs=("row",), inputs={"row": ROW})
         self.graph = DaliGraph(pipeline, range(1), device="cuda:0", max_batch=8, threads=1)
-        self.graph.stream = self.device.stream()
+        self.graph.stream = self.stream = self.device.stream()
 
     def run(self, value: int, lengths: tuple[int, ...] = RAGGED) -> tuple[list[Any], Any]:
         """The samples, and the event behind them; nobody else holds what was fed."""
@@ -139,7 +139,7 @@ def test_what_a_failed_device_was_at_is_let_go_of(bench: Bench) -> None:
     bench.run(10)
     with bench.device.running(bench.graph.stream):
         bench.device.fail(RuntimeError("an illegal memory access was encountered"))
-    bench.device.run_to(bench.graph.stream.record_event())
+    bench.device.run_to(bench.stream.record_event())
     bench.graph.sweep()
     bench.graph.close()
     assert len(bench.graph._kept) == 0

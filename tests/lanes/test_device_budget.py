@@ -133,6 +133,7 @@ def test_a_sample_that_cannot_be_unpickled_fails_alone_and_keeps_no_room() -> No
         kinds = [[type(item) for item in report.items or []] for report in one.reports]
         assert kinds == [[Resident, Failure, Resident], [Failure]]
         failed = one.reports[1].items[0]  # type: ignore[index]
+        assert isinstance(failed, Failure) and failed.origin is not None
         assert failed.origin.index == UNREADABLE and failed.origin.lane == "device"
         with pytest.raises(RuntimeError, match="cannot be unpickled here"):
             failed.error.reraise()

@@ -252,6 +252,7 @@ def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(
         limit = whole_tolerance(pipeline, "cpu", cut)
         for reference, here, there in zip(want, on_cpu, on_device.items or [], strict=True):
             _check(pipeline, reference, worker.store.get(here), 0.0)
+            assert isinstance(there, Local)
             _check(pipeline, reference, there.value, limit.maximum)
     assert lane.close(5.0)
 

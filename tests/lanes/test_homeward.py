@@ -14,7 +14,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.transfers import Host, Transfers
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
 from tests.fake_work import Copy
 from tests.lanes.harness import open_links, piece, task
 
@@ -32,9 +32,14 @@ def device(request: pytest.FixtureRequest) -> FakeDevice:
     return FakeDevice(request.param)
 
 
+def _stream(outlet: DeviceOutput) -> FakeStream:
+    assert isinstance(outlet.stream, FakeStream)
+    return outlet.stream
+
+
 def _single(outlet: DeviceOutput) -> list[Copy]:
     """Copies of one block, which have been issued: what lies side by side was many."""
-    return [work for work in outlet.stream.work if isinstance(work, Copy) and len(work.targets) == 1]
+    return [work for work in _stream(outlet).work if isinstance(work, Copy) and len(work.targets) == 1]
 
 
 @pytest.mark.parametrize("layout", [None, b""])
@@ -49,13 +54,13 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
             outlet.reserve(asked, MADE, COUNT)
             with outlet.working():
                 items = [outlet.put(asked, asked.pieces[0], n, sample(n), MADE) for n in range(COUNT)]
-                before = outlet.stream.issued
+                before = _stream(outlet).issued
                 home = _single(outlet)
                 issued.append(outlet.issued(items))
         if device.order == LAZY_COPIES:
-            assert outlet.stream.done == 0, "nobody has waited"
+            assert _stream(outlet).done == 0, "nobody has waited"
             assert len(_single(outlet)) == len(home) + 1
-            assert outlet.stream.issued - before <= 3, "laid side by side by element type, then copied"
+            assert _stream(outlet).issued - before <= 3, "laid side by side by element type, then copied"
             assert not any(one.through for one in issued)
         assert device.fetched == 0 and transfers.budget.held["samples"] > 0
         for one in issued:
@@ -90,6 +95,6 @@ def test_what_a_gpus_stage_leaves_on_the_host_stays_there(monkeypatch: pytest.Mo
         with outlet.working():
             item = outlet.put(asked, asked.pieces[0], 0, sample(3), MADE)
             assert outlet.issued([item]).home is None
-        assert item.value["count"] == 3 and device.used == 0
+        assert isinstance(item, Local) and item.value["count"] == 3 and device.used == 0
         transfers.close()
         host.close()

@@ -17,7 +17,9 @@ class Device:
     def __init__(self, *bad: int, names: bool = True, room: int = 99, pooled: int = 0) -> None:
         self.bad, self.names, self.room, self.pooled = bad, names, room, pooled
         self.ran: list[list[int]] = []
-        self.batches = MicroBatches(self._run, self._failed, 64, self._trim)
+        run: Any = self._run  # results are numbers here, and texts of those that failed
+        failed: Any = self._failed
+        self.batches = MicroBatches(run, failed, 64, self._trim)
 
     def run(self, count: int) -> list[Any]:
         """The results of samples 0 to ``count`` - 1."""
@@ -77,7 +79,9 @@ def test_a_place_that_does_not_exist_names_nobody() -> None:
             raise RuntimeError("Failed to decode sample #99 : ")
         return [0]
 
-    assert MicroBatches(run, device._failed, 8, None).run([({"n": n}, {}) for n in range(3)]) == [0, 0, 0]
+    failed: Any = device._failed
+    found: list[Any] = [*MicroBatches(run, failed, 8, None).run([({"n": n}, {}) for n in range(3)])]
+    assert found == [0, 0, 0]
     assert calls == [3, 1, 1, 1]
 
 

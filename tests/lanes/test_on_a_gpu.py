@@ -141,7 +141,8 @@ def test_nobody_waits_for_what_is_on_its_way() -> None:
 def test_the_default_stream_has_the_lowest_priority() -> None:
     """So a stream of the lane's that is no higher cannot push training aside."""
     device = Cuda(torch.device("cuda"))
-    assert device.stream().priority == torch.cuda.default_stream().priority == 0
+    stream: Any = device.stream()
+    assert stream.priority == torch.cuda.default_stream().priority == 0
     of_streams: Any = torch.cuda.Stream
     least, greatest = of_streams.priority_range()
     assert greatest < least == 0

@@ -522,7 +522,7 @@ def test_what_collate_raises_names_the_batch(links: WorkerChannels, kind: str) -
         items = [bench.store.put(30), bench.store.put(31)]
         reports = bench.run(task(piece([30, 31], position=8), kind="collate", items=items))
     failure = (reports[-1].items or [])[0]
-    assert failure.collated
+    assert isinstance(failure, Failure) and failure.collated
     kind_, text = error_of(failure)
     assert kind_ is TypeError
     for part in ("cannot join [30, 31]", "collate", "epoch 0", "positions 8 to 9", "indices [30, 31]"):
@@ -600,7 +600,7 @@ class _Stream(IterableDataset[int]):
 
 def test_a_stream_yields_batches_then_its_error_then_nothing(links: WorkerChannels) -> None:
     bench = Bench(links, job(_Stream()))
-    tasks = [task(kind="next", chunk=number, items=2) for number in range(1, 5)]
+    tasks = [task(kind="next", chunk=number, samples=2) for number in range(1, 5)]
     reports = bench.run(*tasks)
     got = [(report.items or [None])[0] for report in reports]
     assert bench.store.get(got[0]).tolist() == [0, 1] and bench.store.get(got[1]).tolist() == [2, 3]
@@ -610,6 +610,6 @@ def test_a_stream_yields_batches_then_its_error_then_nothing(links: WorkerChanne
 
 def test_a_new_epoch_begins_a_new_stream(links: WorkerChannels) -> None:
     bench = Bench(links, job(_Stream()))
-    first, second = task(kind="next", items=4), task(kind="next", items=4, chunk=2)._replace(epoch=1)
+    first, second = task(kind="next", samples=4), task(kind="next", samples=4, chunk=2)._replace(epoch=1)
     for report in bench.run(first, second):
         assert bench.store.get((report.items or [])[0]).tolist() == [0, 1, 2, 3]

@@ -15,6 +15,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
 from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.samples import OutputBatch
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
 from tests.waiting import wait_until
 
@@ -89,7 +90,7 @@ class Bench:
 
     def submit(self, load: Load, order: int | None = None) -> None:
         """Ask for a load, of the next batch if nothing else is said."""
-        load.order = self.submitted if order is None else order
+        load.order = OutputBatch(self.submitted if order is None else order)
         self.submitted += 1
         self.transfers.submit(load)
 
@@ -111,7 +112,7 @@ class Bench:
         """The batch, as the consumer gets it."""
         self.issued(load)
         self.transfers.leave(load)
-        self.transfers.expect(load.order + 1)
+        self.transfers.expect(OutputBatch(load.order + 1))
         if load.error is not None:
             load.error.reraise()
         return load.hand_over(self.device)

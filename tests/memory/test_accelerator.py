@@ -20,6 +20,8 @@ from minato_gpu.memory.accelerator import Cuda
 
 pytestmark = pytest.mark.filterwarnings("error")
 
+MADE: Any = "made"  # an event, by its name
+
 
 class Driver:
     """Takes the place of what ``Cuda`` asks ``torch.cuda``; ``asked`` says what was asked on which stream.
@@ -113,10 +115,10 @@ def test_what_is_brought_to_the_host_does_not_wait_for_training(driver: Driver) 
     tensor: Any = Tensor(driver)
     device = Cuda(torch.device("cuda", 0))
     for _ in range(2):
-        assert device.fetch(tensor, "made").tolist() == [1, 1]
+        assert device.fetch(tensor, MADE).tolist() == [1, 1]
     (own,) = driver.made
     used = [asked for asked in driver.asked if asked[0] in ("wait", "cpu")]
-    assert used == [("wait", own, "made"), ("cpu", own)] * 2
+    assert used == [("wait", own, MADE), ("cpu", own)] * 2
     assert driver.current == "default"
 
 
@@ -128,7 +130,7 @@ def test_nobody_makes_a_context_on_a_device_that_is_not_used(driver: Driver) -> 
     for use in (device.running, device.working):
         with use(stream):
             assert driver.current == stream and torch.cuda.current_device() == 1
-    device.fetch(tensor, "made")
+    device.fetch(tensor, MADE)
     assert driver.contexts == {1} and torch.cuda.current_device() == 0
 
 
@@ -176,13 +178,15 @@ def test_cupy_takes_a_stream_of_pytorch_and_does_not_complain() -> None:
     cupy = pytest.importorskip("cupy")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        stream: Any = accelerator._for_cupy(cupy.cuda, OfTorch())
+        of_torch: Any = OfTorch()
+        stream: Any = accelerator._for_cupy(cupy.cuda, of_torch)
     assert stream.ptr == OfTorch.cuda_stream
 
 
 def test_an_older_cupy_has_but_external_streams() -> None:
     cuda = SimpleNamespace(Stream=object, ExternalStream=lambda pointer, device: (pointer, device))
-    found: Any = accelerator._for_cupy(cuda, OfTorch())
+    of_torch: Any = OfTorch()
+    found: Any = accelerator._for_cupy(cuda, of_torch)
     assert found == (OfTorch.cuda_stream, OfTorch.device_index)
 
 

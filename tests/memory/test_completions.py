@@ -80,6 +80,32 @@ def bell(board: WorkerStatusBoard) -> Iterator[NotedBell]:
     completions.close()
 
 
+class _Stores:
+    """Status bytes that note which are stored."""
+
+    def __init__(self, status: Any) -> None:
+        self._status = status
+        self.stored: list[int | slice] = []
+
+    def __setitem__(self, at: int | slice, value: Any) -> None:
+        self.stored.append(at)
+        self._status[at] = value
+
+    def release(self) -> None:
+        """As a memoryview."""
+        self._status.release()
+
+
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_each_status_byte_is_stored_once(completions: Completions, in_rows: bool) -> None:
+    """A copy of several bytes may store some twice. Whoever sees the first may give the block to other tickets, for
+    which the second would be a sample that nobody has prepared."""
+    completions._status = stores = _Stores(completions._status)  # type: ignore[assignment]
+    completions.set_ready(8, 13, in_rows=in_rows)
+    assert stores.stored == [8, 9, 10, 11, 12]
+    assert all(mark in READY for mark in completions.status[8:13])
+
+
 def test_a_worker_writes_the_record_then_the_status_and_only_then_looks_who_waits(bell: NotedBell) -> None:
     bell.await_tickets(0, 4, 2)
     bell.events.clear()

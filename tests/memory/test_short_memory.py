@@ -13,6 +13,7 @@ import torch
 from minato_gpu.memory.loads import Load, rows_bytes
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.notices import LOGGER
+from minato_gpu.samples import OutputBatch
 from tests.fake_device import FakeDevice, FakeEvent, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.waiting import wait_until
@@ -254,9 +255,9 @@ def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_i
     nbytes = rows_bytes(layout(), ROWS)
     device = FakeDevice(capacity=nbytes + nbytes // 2)
     with bench(device) as one:
-        one.transfers.expect(0, 0)
+        one.transfers.expect(OutputBatch(0), OutputBatch(0))
         held = one.take(one.load(1))
-        one.transfers.expect(1, 2)
+        one.transfers.expect(OutputBatch(1), OutputBatch(2))
         one.submitted = 2
         load = one.load(2)
         assert wait_until(lambda: one.transfers.wants_room)
@@ -265,7 +266,7 @@ def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_i
         one.check(held, 1)
         del held
         gc.collect()
-        one.transfers.expect(2, 2)
+        one.transfers.expect(OutputBatch(2), OutputBatch(2))
         one.check(one.take(load), 2)
         device.finish()
         assert one.wrong == []
@@ -290,13 +291,13 @@ def test_a_batch_that_becomes_due_while_it_is_tried_is_tried_once_more() -> None
     nbytes = rows_bytes(layout(), ROWS)
     device = _Meanwhile(capacity=nbytes + nbytes // 2)
     with bench(device) as one:
-        one.transfers.expect(0, 0)
+        one.transfers.expect(OutputBatch(0), OutputBatch(0))
         held = [one.take(one.load(1))]
-        one.transfers.expect(1, 2)
+        one.transfers.expect(OutputBatch(1), OutputBatch(2))
         one.submitted = 2
         load = one.load(2)
         assert wait_until(lambda: one.transfers.wants_room)
-        device.happens = lambda: one.transfers.expect(2, 2)  # type: ignore[method-assign]
+        device.happens = lambda: one.transfers.expect(OutputBatch(2), OutputBatch(2))  # type: ignore[method-assign]
         one.transfers.room_made()
 
         def look() -> bool:

@@ -15,6 +15,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.copies import MOST
 from minato_gpu.memory.loads import Load, RowsLoad, rows_bytes
 from minato_gpu.memory.values import ValueLoad
+from minato_gpu.samples import OutputBatch
 from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.waiting import wait_until
@@ -175,11 +176,11 @@ def test_a_later_batch_that_came_first_does_not_keep_the_next_one_back() -> None
     """In strict order batches are composed as they become complete, and the budget has room for one."""
     with bench(FakeDevice(), limit=1) as one:
         loads = [ValueLoad(lambda value=value: torch.tensor([value]), 8) for value in range(3)]  # type: ignore[misc]
-        one.transfers.expect(1)
+        one.transfers.expect(OutputBatch(1))
         for order in (1, 2, 0):
             one.submit(loads[order], order)
         one.issued(loads[1])
-        one.transfers.expect(0)
+        one.transfers.expect(OutputBatch(0))
         batches = [one.take(load) for load in loads]
         one.device.finish()
         assert [batch.tolist() for batch in batches] == [[0], [1], [2]]
@@ -215,7 +216,7 @@ def test_a_cancelled_load_is_not_copied_and_frees_what_it_would_have_read() -> N
         one.issued(first)
         for load in (second, third, first):
             one.transfers.leave(load)
-        one.transfers.expect(3)  # as who begins anew does
+        one.transfers.expect(OutputBatch(3))  # as who begins anew does
         one.check(one.take(one.load(4)), 4)
         assert one.transfers.stats()["batches"] == 2
         assert one.transfers.budget.held["batches"] == 0
@@ -293,7 +294,7 @@ def test_what_stays_when_its_batch_is_unloaded_is_counted_and_recorded_once_it_i
         measured = load.nbytes
         for _ in range(2):
             assert one.transfers._unload_last(Load(0, ()))
-            one.transfers.expect(0)  # it is loaded again
+            one.transfers.expect(OutputBatch(0))  # it is loaded again
             one.issued(load)
         one.take(load)
         assert load.nbytes == measured and not load._stayed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import failures, memory, resuming, scheduling, shared_memory
+from tests.mutations import disk, failures, memory, reading, resuming, scheduling, shared_memory
 from tests.mutations.fault import Fault
 
 ALL: tuple[Fault, ...] = (
@@ -11,4 +11,6 @@ ALL: tuple[Fault, ...] = (
     *memory.FAULTS,
     *failures.FAULTS,
     *shared_memory.FAULTS,
+    *reading.FAULTS,
+    *disk.FAULTS,
 )

@@ -29,7 +29,7 @@ FAULTS = (
     Fault(
         "samples fetched together are blamed together",
         "engine/deaths.py",
-        "            self._singly.update(s for lo, hi in together for s in range(lo, hi))\n",
+        "            self._singly.update(tickets(together))\n",
         "",
         ("engine/test_deaths.py", "contracts/test_deaths.py"),
         "f8ba8c6",
@@ -47,7 +47,6 @@ FAULTS = (
         "log.repeated += max(0, min(claim.started, sent.stop) - sent.done)",
         "log.repeated += max(0, claim.started)",
         ("engine/test_deaths.py", "contracts/test_deaths.py", "contracts/test_chaos.py"),
-        "67aadcb",
     ),
     Fault(
         "a job that was stopped for a while has workers that hang",
@@ -93,7 +92,7 @@ FAULTS = (
         "            if report.chunk not in self.sent:  # its samples' marks came first\n                return\n",
         "",
         ("engine/test_pump.py", "engine/test_engine.py", "torch_semantics/test_map_style.py"),
-        "75bb5d6",
+        "fe6fabd",
     ),
     Fault(
         "lease numbers of a run that was given up silence ends of the next",

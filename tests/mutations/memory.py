@@ -51,8 +51,8 @@ FAULTS = (
     Fault(
         "samples of a batch that was joined keep their memory",
         "window/assembly.py",
-        "                self.holdings.release(item)\n",
-        "                pass\n",
+        "            self.holdings.release(self.window.at(serial).items.pop(serial, None))\n",
+        "            self.window.at(serial).items.pop(serial, None)\n",
         ("window/test_assembly.py", "contracts/test_memory.py"),
     ),
     Fault(

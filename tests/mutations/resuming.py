@@ -34,7 +34,7 @@ FAULTS = (
         "            return self._one(int(key))\n",
         "",
         ("sampling/test_sources.py", "contracts/test_resume_keys.py", "contracts/test_content.py"),
-        "7ef3517",
+        "2280728",
     ),
     Fault(
         "repeats of a key are its first occurrence",
@@ -57,7 +57,7 @@ FAULTS = (
         "            return\n",
         "            pass\n",
         ("contracts/test_resume_samplers.py", "contracts/test_resume.py", "contracts/test_resume_rarely.py"),
-        "1ebbc8e",
+        "d244c1e",
     ),
     Fault(
         "a mark names the position after its batch",

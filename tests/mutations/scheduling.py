@@ -60,7 +60,7 @@ FAULTS = (
     Fault(
         "nothing is set aside for the oldest place",
         "scheduling/dispatch.py",
-        "reserved = 0 if entry.base == self.oldest_place else self.waiting.samples_of(self.oldest_place)",
+        "reserved = 0 if entry.base == self.oldest_place else self._not_begun(self.oldest_place)",
         "reserved = 0",
         ("scheduling/test_pacing.py", "scheduling/test_scheduler.py", "contracts/test_memory.py"),
     ),
@@ -77,12 +77,11 @@ FAULTS = (
         "self._handed.add(samples, nbytes)",
         "pass",
         ("scheduling/test_handing_over.py", "contracts/test_split_points.py"),
-        "e166f6f",
     ),
     Fault(
         "a lease with a budget has no byte credit",
         "scheduling/dispatch.py",
-        "credit = self._ledger.credit(sum(hi - lo for lo, hi in spans), handing=stop >= 0)",
+        "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
         "credit = 0",
         ("scheduling/test_scheduler.py", "contracts/test_memory.py", "contracts/test_backpressure.py"),
         "8257426",
@@ -127,7 +126,6 @@ FAULTS = (
         "lease = min(window_s * self._policy.lease_share, longest)",
         "lease = window_s",
         ("scheduling/test_scheduler.py", "simulation/test_comparison.py"),
-        "5ea48a3",
     ),
     Fault(
         "a lease reaches into the next epoch",

@@ -1,4 +1,4 @@
-"""Faults in the order in which processes read and write shared memory: see memory/completions.py and board.py."""
+"""Faults in the order in which processes read and write shared memory: see completions.py and status_board.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ _SPLITS = (
     "            self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)\n"
 )
 _HAND = "            self.words[self.row(worker) + HAND] = chunk\n"
+_LIMIT = "        self.words[row + LIMIT] = keep\n        self.fence()\n"
+_STARTED = "        started = self.words[row + STARTED]\n"
+_SAME = (
+    "        if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then\n"
+    "            return None\n"
+)
 _COMPLETIONS = ("memory/test_completions.py",)
 _BOARD = ("memory/test_board_order.py", "memory/test_status_board.py")
 
@@ -58,6 +64,13 @@ FAULTS = (
         _COMPLETIONS,
     ),
     Fault(
+        "status bytes are stored by a copy, which stores some twice",
+        "memory/completions.py",
+        "        for at in range(begin, end):\n            status[at] = mark\n",
+        "        status[begin:end] = bytes([mark]) * (end - begin)\n",
+        _COMPLETIONS,
+    ),
+    Fault(
         "a block of marks begins with those of its last place",
         "memory/completions.py",
         "        self._status[first : first + count] = bytes(count)\n        return first\n",
@@ -81,24 +94,22 @@ FAULTS = (
     Fault(
         "samples are taken back without a fence",
         "memory/status_board.py",
-        "        self.words[row + LIMIT] = keep\n        self.fence()\n",
-        "        self.words[row + LIMIT] = keep\n",
+        _LIMIT + _STARTED,
+        _LIMIT.replace("        self.fence()\n", "") + _STARTED,
         _BOARD,
     ),
     Fault(
         "what a worker has started is read before it is limited",
         "memory/status_board.py",
-        "        self.words[row + LIMIT] = keep\n"
-        "        self.fence()\n"
-        "        if self.words[row + CHUNK] != chunk:\n"
-        "            return None\n"
-        "        return max(keep, self.words[row + STARTED])\n",
-        "        started = self.words[row + STARTED]\n"
-        "        self.words[row + LIMIT] = keep\n"
-        "        self.fence()\n"
-        "        if self.words[row + CHUNK] != chunk:\n"
-        "            return None\n"
-        "        return max(keep, started)\n",
+        _LIMIT + _STARTED,
+        _STARTED + _LIMIT,
+        _BOARD,
+    ),
+    Fault(
+        "what a worker has started is read of its next task",
+        "memory/status_board.py",
+        _STARTED + "        self.fence()\n" + _SAME + "        return max(keep, started)\n",
+        _SAME + _STARTED + "        return max(keep, started)\n",
         _BOARD,
     ),
     Fault(

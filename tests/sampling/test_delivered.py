@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.samples import Ticket
+from minato_gpu.samples import Position, Ticket
 from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
 
 
@@ -65,7 +65,7 @@ def test_a_record_with_more_spans_than_a_run_leaves() -> None:
 
 def test_the_survivor_is_that_of_the_last_batch_that_has_one() -> None:
     record = DeliveredPositions()
-    tickets = [None, Ticket(0, 4, "a"), None, Ticket(0, 13, "b", 2)]
+    tickets = [None, Ticket(0, Position(4), "a"), None, Ticket(0, Position(13), "b", 2)]
     for number, ticket in enumerate(tickets):
         record.add([(4 * number, 4 * number + 4)], ticket)
     known = [record.rewound(back).survivor for back in range(5)]

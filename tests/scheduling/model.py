@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.scheduler import Scheduler
+from tests.tickets import spans
 
 SAMPLE_BYTES = 100
 CUTS = (2, 3)  # stages before which samples may be handed over
@@ -32,6 +34,7 @@ class Shell:
         self.sizes: list[int] = []  # place -> samples
         self.epoch_of: list[int] = []  # place -> epoch
         self.home_of: list[str] = []  # place -> the side of the device lane that may have it
+        self.unfetched: set[int] = set()  # admitted, and their bytes are not there
         self.ready: set[int] = set()
         self.stage: dict[int, int] = {}  # of the samples that were handed over, by serial
         self.failed: set[int] = set()
@@ -77,8 +80,9 @@ class Shell:
         cpu: Sequence[float] | None = None,
         device: Sequence[float] | None = None,
         between: Sequence[Sequence[Plan]] | None = None,
+        fetched: Sequence[m.TicketSpan] | None = None,
     ) -> None:
-        """The sampler's next batch."""
+        """The sampler's next batch; ``fetched``: those of its serials whose bytes are there, counted from its first."""
         place, first = len(self.sizes), len(self.place_of)
         self.sizes.append(size)
         self.epoch_of.append(epoch)
@@ -87,8 +91,24 @@ class Shell:
         self.place_of += [place] * size
         for serial, plans in enumerate(between or (), start=first):
             self.offered[serial] = {plan.split for plan in plans}
-        self.tell(m.Admitted(self.tick(), place, epoch, first, size, cpu, device, between=between, home=home))
+        if fetched is not None:
+            fetched = [(TicketId(first + lo), TicketId(first + hi)) for lo, hi in fetched]
+            self.unfetched.update(set(range(first, first + size)).difference(_serials(fetched)))
+        what = SourceBatch(place), epoch, TicketId(first), size, cpu, device
+        self.tell(m.Admitted(self.tick(), *what, between=between, home=home, fetched=fetched))
         assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
+
+    def fetch(self, serials: Sequence[int]) -> None:
+        """The bytes of these have come; neighbours of one place are told together."""
+        spans: list[m.TicketSpan] = []
+        for serial in sorted(serials):
+            lo, hi = spans[-1] if spans else (-1, -1)
+            if hi == serial and self.place_of[lo] == self.place_of[serial]:
+                spans[-1] = TicketId(lo), TicketId(serial + 1)
+            else:
+                spans.append((TicketId(serial), TicketId(serial + 1)))
+        self.unfetched.difference_update(serials)
+        self.tell(m.Fetched(self.tick(), spans))
 
     def finish(
         self, number: int, upto: int, failed: tuple[int, ...] = (), seconds: float = 0.01, heeds: bool = True
@@ -156,8 +176,7 @@ class Shell:
         assert instruction.keep > self.done[instruction.chunk]
         if instruction.keep < chunk.size:
             kept = _serials(chunk.spans)[: instruction.keep]
-            spans = tuple((serial, serial + 1) for serial in kept)
-            self.held[chunk.number] = replace(chunk, spans=spans)
+            self.held[chunk.number] = replace(chunk, spans=spans(*((serial, serial + 1) for serial in kept)))
             self.tell(m.Revoked(self.tick(), instruction.chunk, instruction.keep))
 
     def ask(self) -> bool:
@@ -168,7 +187,7 @@ class Shell:
         if order not in self.composed:
             return False
         self.delivered.append(self.composed.pop(order))
-        self.tell(m.Delivered(self.tick(), order))
+        self.tell(m.Delivered(self.tick(), OutputBatch(order)))
         return True
 
     # --- checks -----------------------------------------------------------------------------------------------
@@ -179,6 +198,7 @@ class Shell:
         taken = {serial for at, held in self.held.items() for serial in _serials(held.spans)[self.done[at] :]}
         for serial in _serials(chunk.spans):
             assert serial not in taken
+            assert serial not in self.unfetched
             assert serial not in self.ready
             if self.policy.pins and chunk.lane != m.CPU:
                 assert chunk.lane == self.home_of[self.place_of[serial]]
@@ -236,6 +256,7 @@ class Shell:
         """The consumer takes all, and lanes finish what they hold, until every admitted sample is delivered."""
         if self.lanes.get(m.CPU, 0) < 1:
             self.open(m.CPU, 1)
+        self.fetch(sorted(self.unfetched))
         for _ in range(30 * len(self.place_of) + 20):
             if len(self.delivered_serials()) == len(self.place_of):
                 break

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.places import Place, Places
+from tests.tickets import span
 
 SIZE = 2
 
@@ -18,14 +20,14 @@ class Composer:
         made = FixedComposition(self.places, lateness) if fixed else FreeComposition(self.places, lateness)
         self.composition: FixedComposition | FreeComposition = made
         for number, epoch in enumerate(epochs):
-            place = Place(number, epoch, SIZE * number, SIZE)
+            place = Place(SourceBatch(number), epoch, TicketId(SIZE * number), SIZE)
             self.composition.admit(place, SIZE)
             self.places.admit(place)
 
     def finish(self, place: int) -> None:
         """All samples of the place are ready."""
-        span = (SIZE * place, SIZE * place + SIZE)
-        self.composition.finished(span, (), self.places.finish(span))
+        whole = span(SIZE * place, SIZE * place + SIZE)
+        self.composition.finished(whole, (), self.places.finish(whole))
 
     def composed(self, *, eager: bool) -> tuple[tuple[int, int], ...] | None:
         """The samples of the next batch, if it is composed."""

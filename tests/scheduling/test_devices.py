@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, DeviceInterference
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -54,7 +55,8 @@ def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
     """Its samples wait for it on their own side: whoever only reads finds the next that is to be read."""
     scheduler = Scheduler(policy(fixed=True, max_lateness=0, devices=2, inspect=True))
     todo: list[m.Event] = [m.LaneOpened(0.0, m.CPU, 1), m.LaneOpened(0.0, home, 1, m.DEVICE)]
-    todo += [m.Admitted(0.0, at, 0, at * BATCH, BATCH, home=f"device:{at % 2}") for at in range(8)]
+    places = [(SourceBatch(at), 0, TicketId(at * BATCH), BATCH) for at in range(8)]
+    todo += [m.Admitted(0.0, *place, home=f"device:{place[0] % 2}") for place in places]
     read: set[int] = set()
     made: dict[int, str] = {}
     for event in todo:

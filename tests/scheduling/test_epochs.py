@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.scheduler import Scheduler
 
@@ -16,7 +17,7 @@ def chunks_of_two_epochs(lane: str) -> list[m.Chunk]:
     device = [1e-5] * SIZE if lane != m.CPU else None
     for epoch in range(2):
         cpu = [1e-5 if device is None else 10.0] * SIZE
-        scheduler.handle(m.Admitted(0.0, epoch, epoch, epoch * SIZE, SIZE, cpu, device))
+        scheduler.handle(m.Admitted(0.0, SourceBatch(epoch), epoch, TicketId(epoch * SIZE), SIZE, cpu, device))
     chunks: list[m.Chunk] = []
     instructions = scheduler.handle(m.LaneOpened(0.0, lane, 1, m.CPU if lane == m.CPU else m.DEVICE))
     time = 0.0

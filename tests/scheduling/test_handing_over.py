@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.waiting import Entry
+from tests.tickets import entry_of
 
 HANDED, FINAL = 1000, 10
 CUT = 2
@@ -84,7 +85,8 @@ def test_what_is_to_be_handed_over_counts_with_what_it_leaves_there() -> None:
     plans = [(Plan(CUT, 1e-3, 1e-3),)] * 16
     delivered = 0
     for place in range(samples // 16):
-        driver.tell(m.Admitted(0.0, place, 0, 16 * place, 16, [1.0] * 16, [1.0] * 16, between=plans))
+        first = TicketId(16 * place)
+        driver.tell(m.Admitted(0.0, SourceBatch(place), 0, first, 16, [1.0] * 16, [1.0] * 16, between=plans))
     for _ in range(20 * samples):
         if delivered == samples:
             break
@@ -129,7 +131,7 @@ def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu(
     driver = Driver(m.Policy(window=64, ahead_s=0.0, micro_batch=8), (m.CPU, 1), ("device", 1))
     device = [1e-3, 9e-3] * 8
     for place in range(4):
-        driver.tell(m.Admitted(0.0, place, 0, 16 * place, 16, [10e-3] * 16, device))
+        driver.tell(m.Admitted(0.0, SourceBatch(place), 0, TicketId(16 * place), 16, [10e-3] * 16, device))
     sent = driver.on("device")
     given = {serial for chunk in sent for lo, hi in chunk.spans for serial in range(lo, hi)}
     assert given
@@ -144,7 +146,7 @@ def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu(
 
 def test_without_a_device_nothing_waits_for_one() -> None:
     driver = Driver(m.Policy(window=64), (m.CPU, 1), ("device", 1))
-    driver.tell(m.Admitted(0.0, 0, 0, 0, 16, [10e-3] * 16, [1e-3] * 16))
+    driver.tell(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), 16, [10e-3] * 16, [1e-3] * 16))
     router = driver.scheduler._intake.router
     assert router.threshold < float("inf")
     while driver.live:
@@ -156,7 +158,7 @@ def test_without_a_device_nothing_waits_for_one() -> None:
 def test_a_look_at_a_chunk_that_has_nothing_left_to_do_is_harmless() -> None:
     """All its samples are reported, and the worker has not said yet that it is through."""
     driver = Driver(m.Policy(window=64, ahead_s=0.0), (m.CPU, 2))
-    driver.tell(m.Admitted(0.0, 0, 0, 0, 16, [2e-4] * 16, None))
+    driver.tell(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), 16, [2e-4] * 16, None))
     chunk = driver.on(m.CPU)[0]
     driver.tell(m.Finished(0.01, chunk.number, chunk.size, 0.01, 100, False))
     driver.tell(m.Running(0.05, chunk.number, chunk.size, 0.04))
@@ -167,7 +169,7 @@ def test_a_look_at_a_chunk_that_has_nothing_left_to_do_is_harmless() -> None:
 def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_through() -> None:
     driver = Driver(m.Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", 1))
     router = driver.scheduler._intake.router
-    entry = Entry(0, 1, 0, 8e-3, 1.0)
+    entry = entry_of(0, 1, 0, 8e-3, 1.0)
     entry.between = (Plan(2, 2e-3, 5e-3), Plan(3, 4e-3, 2e-3, 4e-3), Plan(4, 6e-3, 1e-3))
     assert router.rescues(entry, 10.0, 0.080) == (2, 3, 4)
     assert router.rescues(entry, 10.0, 0.022) == (4,), "laying down what 3 leaves takes too long"
@@ -180,6 +182,6 @@ def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_thr
 @pytest.mark.parametrize("slots", [0, 1])
 def test_only_a_device_that_is_there_is_asked(slots: int) -> None:
     driver = Driver(m.Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", slots))
-    entry = Entry(0, 1, 0, 8e-3, 1.0)
+    entry = entry_of(0, 1, 0, 8e-3, 1.0)
     entry.between = (Plan(2, 2e-3, 5e-3),)
     assert bool(driver.scheduler._intake.router.rescues(entry, 1.0, 0.1)) == bool(slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.pacing import EARLY_SLOTS, Pace
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -37,7 +38,7 @@ def _first(budget: int | None) -> list[int]:
     costs = [CHEAP_S] * SIZE
     for place in range(4):
         slow = costs if place != 1 else [*costs[1:], SLOW_S]
-        scheduler.handle(m.Admitted(0.0, place, 0, place * SIZE, SIZE, slow))
+        scheduler.handle(m.Admitted(0.0, SourceBatch(place), 0, TicketId(place * SIZE), SIZE, slow))
     said = scheduler.handle(m.LaneOpened(0.0, m.CPU, SLOTS))
     return [each.chunk.spans[0][0] for each in said if isinstance(each, m.Dispatch)]
 
@@ -53,7 +54,7 @@ def test_memory_is_set_aside_for_the_oldest_batch_first() -> None:
 
 def test_samples_that_are_taken_back_go_to_another_slot() -> None:
     scheduler = Scheduler(m.Policy(window=64))
-    scheduler.handle(m.Admitted(0.0, 0, 0, 0, SIZE, [1e-4] * SIZE))
+    scheduler.handle(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), SIZE, [1e-4] * SIZE))
     said = scheduler.handle(m.LaneOpened(0.0, m.CPU, 1))
     (chunk,) = [each.chunk for each in said if isinstance(each, m.Dispatch)]
     assert chunk.spans == ((0, SIZE),)

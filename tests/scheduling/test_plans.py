@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
-from minato_gpu.scheduling.waiting import Entry
+from tests.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
 BETWEEN = st.lists(st.tuples(COST, COST), max_size=5).map(
@@ -48,7 +49,7 @@ def test_what_is_worse_in_both_or_worse_than_a_mixture_is_left_out() -> None:
 
 
 def test_an_entry_is_cut_where_the_threshold_says() -> None:
-    entry = Entry(0, 1, 0, 6.0, 2.0)
+    entry = entry_of(0, 1, 0, 6.0, 2.0)
     entry.set_steps(hull(6.0, 2.0, [Plan(2, 3.0, 0.5)]), [Plan(2, 3.0, 0.5)])
     assert entry.ratio == 2.0  # of the last step: from there on everything is the device's
     assert [plan and plan.split for plan in map(entry.cut, (inf, 7.0, 6.0, 3.0))] == [None, None, 2, 2]
@@ -59,9 +60,9 @@ def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
     assert rest(6.0, between, 1) == (5.0, 4.0, (Plan(2, 2.0, 0.5),))
     assert rest(6.0, between, 2) == (3.0, 0.5, ())
     assert rest(6.0, (), 2) == (6.0, None, ())
-    entry = Entry(3, 5, 0, 6.0, 7.0)
+    entry = entry_of(3, 5, 0, 6.0, 7.0)
     entry.between = between
-    left = entry.rest(4, 1)
+    left = entry.rest(TicketId(4), 1)
     assert (left.lo, left.hi, left.at, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
 
 

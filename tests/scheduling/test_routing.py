@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.routing import Router, threshold
-from minato_gpu.scheduling.waiting import Entry, Waiting
+from minato_gpu.scheduling.waiting import Waiting
+from tests.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
 
@@ -54,6 +55,6 @@ def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> N
     lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
     router = Router(policy, lanes, Waiting(policy.homes))
     router.threshold, lanes[m.DEVICE].slots = 2.0, 1
-    assert [router.beyond(Entry(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
+    assert [router.beyond(entry_of(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
     lanes[m.DEVICE].slots = 0
-    assert not router.beyond(Entry(0, 1, 0, 5.0, 1.0))
+    assert not router.beyond(entry_of(0, 1, 0, 5.0, 1.0))

@@ -75,7 +75,16 @@ class Loader(RuleBasedStateMachine):
             device = data.draw(st.lists(COSTS, min_size=size, max_size=size))
         if kind == "cut":
             between = data.draw(st.lists(BETWEEN, min_size=size, max_size=size))
-        self.shell.admit(size, self.epoch, cpu, device, between)
+        fetched = None
+        if data.draw(st.booleans()):
+            there = data.draw(st.sets(st.integers(0, size - 1)))
+            fetched = [(at, at + 1) for at in sorted(there)]
+        self.shell.admit(size, self.epoch, cpu, device, between, fetched)
+
+    @precondition(lambda self: bool(self.shell.unfetched))
+    @rule(data=st.data())
+    def fetch(self, data: Any) -> None:
+        self.shell.fetch(data.draw(st.lists(st.sampled_from(sorted(self.shell.unfetched)), min_size=1, unique=True)))
 
     @precondition(lambda self: any(chunk.kind == "run" for chunk in self.shell.held.values()))
     @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.integers(0, 5), heeds=st.booleans())

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 
@@ -56,7 +57,7 @@ class Streams:
             return False
         (span,) = self.composed.pop(order).spans
         self.delivered.append(self.content[span[0]])
-        self.tell(m.Delivered(0.0, order))
+        self.tell(m.Delivered(0.0, OutputBatch(order)))
         return True
 
     def run(self, choices: list[int]) -> list[tuple[int, int]]:

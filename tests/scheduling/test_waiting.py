@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+from tests.tickets import entry_of
 
 
 def entry(
     lo: int, cpu: float | None = None, device: float | None = None, *, slow: bool = False, early: float = 0
 ) -> Entry:
-    made = Entry(lo, lo + 1, lo, cpu, device)
+    made = entry_of(lo, lo + 1, lo, cpu, device)
     made.slow = slow
     made.priority -= early
     return made
@@ -42,14 +44,14 @@ def test_slow_tickets_start_as_much_later_as_patience_says(patience: float, expe
 
 def test_a_run_is_taken_piece_by_piece_and_keeps_its_place() -> None:
     waiting = Waiting()
-    waiting.add(Entry(0, 10, 0, 1e-6))
+    waiting.add(entry_of(0, 10, 0, 1e-6))
     run = waiting.first(CPU)
     assert run is not None
     waiting.take(run, 4)
     rest = waiting.first(CPU)
     assert rest is not None
     assert (rest.lo, rest.hi, rest.base, rest.cpu) == (4, 10, 0, 1e-6)
-    assert waiting.samples_of(0) == 6
+    assert waiting.samples_of(TicketId(0)) == 6
     assert waiting.seconds(CPU) == pytest.approx(6e-6)
 
 
@@ -88,7 +90,7 @@ def test_the_heaps_hold_no_more_than_a_few_times_what_waits(steps: list[tuple[in
 
 def test_each_home_has_a_side_of_its_own_and_one_that_is_closed_sends_all_to_the_cpu() -> None:
     waiting = Waiting(("device:0", "device:1"))
-    entries = [Entry(n, n + 1, n, 2.0 + n, 1.0, f"device:{n % 2}") for n in range(4)]
+    entries = [entry_of(n, n + 1, n, 2.0 + n, 1.0, f"device:{n % 2}") for n in range(4)]
     for entry in entries:
         waiting.add(entry)
     waiting.move(3.5, lambda entry: None)

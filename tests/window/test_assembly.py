@@ -17,11 +17,13 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import Loans
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling.messages import Compose
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.records import Record
 from tests.lanes.harness import open_links
 from tests.memory.equality import same
+from tests.tickets import positions, span, spans
 
 
 def sample(serial: int) -> Any:
@@ -49,7 +51,7 @@ class Floor:
         self.worker = Store(0, links, links.arenas[0], links.board)
         for place in range(places):
             keys = [f"k{serial}" for serial in range(4 * place, 4 * place + 4)]
-            self.assembly.admit(Record(0, 4 * place, range(4 * place, 4 * place + 4), keys, None))
+            self.assembly.admit(Record(0, TicketId(4 * place), positions(4 * place, 4 * place + 4), keys, None))
 
     def learn(self) -> None:
         """The first sample has been described."""
@@ -58,7 +60,7 @@ class Floor:
     def prepare(self, lo: int, hi: int, *, bad: int = -1, odd: int = -1) -> None:
         """What a worker does with these serials, and its report."""
         items: list[Any] = []
-        for piece in self.assembly.pieces([(lo, hi)], inspect=False):
+        for piece in self.assembly.pieces([span(lo, hi)], inspect=False):
             for at in range(len(piece.keys)):
                 serial = piece.position + at
                 if serial == bad:
@@ -70,14 +72,15 @@ class Floor:
                 else:
                     value = {**sample(serial), "x": np.zeros(9)} if serial == odd else sample(serial)
                     items.append(self.worker.put(value))
-        self.assembly.samples.arrived([(lo, hi)], items, sum(item.nbytes for item in items))
-        self.assembly.samples.used([(lo, hi)])
+        self.assembly.samples.arrived([span(lo, hi)], items, sum(item.nbytes for item in items))
+        self.assembly.samples.used([span(lo, hi)])
 
-    def batch(self, order: int, *spans: tuple[int, int], failed: tuple[int, ...] = ()) -> Any:
+    def batch(self, order: int, *parts: tuple[int, int], failed: tuple[int, ...] = ()) -> Any:
         """Compose a batch that needs no job, and take its value."""
-        assert not self.assembly.compose(Compose(order, spans, failed))
-        assert self.assembly.ready(order)
-        return self.assembly.value(self.assembly.take(order))
+        composed = Compose(OutputBatch(order), spans(*parts), tuple(map(TicketId, failed)))
+        assert not self.assembly.compose(composed)
+        assert self.assembly.ready(OutputBatch(order))
+        return self.assembly.value(self.assembly.take(OutputBatch(order)))
 
     def settle(self) -> tuple[int, int]:
         """Bytes in use in the engine's and the worker's arena once everything that came back is free."""
@@ -103,7 +106,7 @@ def test_a_place_as_the_sampler_made_it_is_its_slab(links: WorkerChannels) -> No
     floor = Floor(links)
     floor.learn()
     floor.prepare(0, 12)
-    slab = floor.assembly.window.at(0).slab
+    slab = floor.assembly.window.at(TicketId(0)).slab
     batch = floor.batch(0, (0, 4))
     same(batch, expected(0, 1, 2, 3))
     whole = np.frombuffer(links.engine_arena.buffer, np.uint8)
@@ -145,15 +148,15 @@ def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChanne
     floor = Floor(links)
     floor.learn()
     floor.prepare(0, 12, odd=2)
-    assert floor.assembly.compose(Compose(0, ((0, 4),)))
-    assert not floor.assembly.ready(0)
-    references = floor.assembly.references(((0, 4),)) or []
+    assert floor.assembly.compose(Compose(OutputBatch(0), spans((0, 4))))
+    assert not floor.assembly.ready(OutputBatch(0))
+    references = floor.assembly.references(spans((0, 4))) or []
     assert isinstance(references[0], Row)
     values = [floor.worker.get(item) for item in references]
     same([values[0], values[1], values[3]], [sample(0), sample(1), sample(3)])
     assert values[2]["x"].shape == (9,)
-    floor.assembly.joined(0, floor.worker.put(["joined"], collated=True))
-    assert floor.assembly.value(floor.assembly.take(0)) == ["joined"]
+    floor.assembly.joined(OutputBatch(0), floor.worker.put(["joined"], collated=True))
+    assert floor.assembly.value(floor.assembly.take(OutputBatch(0))) == ["joined"]
     same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
     del values
     assert floor.settle()[0] == links.engine_arena.allocated and floor.settle()[1] == 0
@@ -162,13 +165,13 @@ def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChanne
 def test_a_job_whose_collate_fails_raises_for_its_batch_alone(links: WorkerChannels) -> None:
     floor = Floor(links, stacks=False)
     floor.prepare(0, 8)
-    assert floor.assembly.compose(Compose(0, ((0, 4),)))
-    floor.assembly.joined(0, failure("cannot join"))
+    assert floor.assembly.compose(Compose(OutputBatch(0), spans((0, 4))))
+    floor.assembly.joined(OutputBatch(0), failure("cannot join"))
     with pytest.raises(ValueError, match="cannot join"):
-        floor.assembly.value(floor.assembly.take(0))
-    assert floor.assembly.compose(Compose(1, ((4, 8),)))
-    floor.assembly.joined(1, floor.worker.put("fine", collated=True))
-    assert floor.assembly.value(floor.assembly.take(1)) == "fine"
+        floor.assembly.value(floor.assembly.take(OutputBatch(0)))
+    assert floor.assembly.compose(Compose(OutputBatch(1), spans((4, 8))))
+    floor.assembly.joined(OutputBatch(1), floor.worker.put("fine", collated=True))
+    assert floor.assembly.value(floor.assembly.take(OutputBatch(1))) == "fine"
     assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
@@ -199,10 +202,10 @@ def test_the_first_of_several_failures_is_raised(links: WorkerChannels) -> None:
 
 def test_a_batch_that_its_worker_joined(links: WorkerChannels) -> None:
     floor = Floor(links, stacks=False)
-    [piece] = floor.assembly.pieces([(0, 4)], inspect=False)
+    [piece] = floor.assembly.pieces([span(0, 4)], inspect=False)
     assert piece.whole and piece.slab == -1
     whole = floor.worker.put(expected(0, 1, 2, 3), collated=True)
-    floor.assembly.samples.arrived([(0, 4)], [whole, None, None, None], 100)
+    floor.assembly.samples.arrived([span(0, 4)], [whole, None, None, None], 100)
     same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
     assert floor.settle() == (0, 0)
 
@@ -210,26 +213,26 @@ def test_a_batch_that_its_worker_joined(links: WorkerChannels) -> None:
 def test_tasks_name_keys_rows_and_positions(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.learn()
-    first, second, third = floor.assembly.pieces([(2, 6), (11, 12)], inspect=False)
+    first, second, third = floor.assembly.pieces([span(2, 6), span(11, 12)], inspect=False)
     assert (first.keys, first.row, first.rows, first.position, first.whole) == (["k2", "k3"], 2, 4, 2, False)
     assert (second.keys, second.row, third.keys, third.row) == (["k4", "k5"], 0, ["k11"], 3)
     assert len({first.slab, second.slab, third.slab, -1}) == 4
-    again = floor.assembly.pieces([(0, 2)], inspect=False)[0]
+    again = floor.assembly.pieces([span(0, 2)], inspect=False)[0]
     assert again.slab == first.slab, "a place has one slab"
 
 
 def test_reading_headers_takes_no_slab(links: WorkerChannels) -> None:
     floor = Floor(links)
     floor.learn()
-    assert [piece.slab for piece in floor.assembly.pieces([(0, 8)], inspect=True)] == [-1, -1]
+    assert [piece.slab for piece in floor.assembly.pieces([span(0, 8)], inspect=True)] == [-1, -1]
     source = floor.worker.put({"bytes": b"x" * 10})
-    floor.assembly.samples.inspected(1, source)
+    floor.assembly.samples.inspected(TicketId(1), source)
     for serial in (0, 2, 3):
-        floor.assembly.samples.inspected(serial, failure())
-    piece = floor.assembly.pieces([(1, 3)], inspect=False)[0]
+        floor.assembly.samples.inspected(TicketId(serial), failure())
+    piece = floor.assembly.pieces([span(1, 3)], inspect=False)[0]
     assert piece.sources is not None and piece.sources[0] is source and isinstance(piece.sources[1], Failure)
     floor.prepare(0, 4)
-    floor.assembly.samples.used([(0, 4)])
+    floor.assembly.samples.used([span(0, 4)])
     same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
     assert floor.settle() == (0, 0)
 
@@ -237,17 +240,17 @@ def test_reading_headers_takes_no_slab(links: WorkerChannels) -> None:
 def test_an_empty_batch_has_no_slab(links: WorkerChannels) -> None:
     floor = Floor(links, places=0)
     floor.learn()
-    floor.assembly.admit(Record(0, 0, range(1), [NoSample()], None))
-    [piece] = floor.assembly.pieces([(0, 1)], inspect=False)
+    floor.assembly.admit(Record(0, TicketId(0), positions(0, 1), [NoSample()], None))
+    [piece] = floor.assembly.pieces([span(0, 1)], inspect=False)
     assert piece.slab == -1 and piece.whole
 
 
 def test_a_sample_that_cannot_be_pickled_makes_jobs_prepare_their_samples(links: WorkerChannels) -> None:
     floor = Floor(links)
-    floor.assembly.samples.arrived([(0, 4)], [Unshippable()] * 4, 0)
+    floor.assembly.samples.arrived([span(0, 4)], [Unshippable()] * 4, 0)
     assert floor.assembly.samples.unshippable
-    assert floor.assembly.compose(Compose(0, ((0, 4),)))
-    assert floor.assembly.references(((0, 4),)) is None
+    assert floor.assembly.compose(Compose(OutputBatch(0), spans((0, 4))))
+    assert floor.assembly.references(spans((0, 4))) is None
 
 
 def test_bytes_in_flight_and_their_peak(links: WorkerChannels) -> None:
@@ -276,16 +279,16 @@ def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: in
     if progress >= 1:
         floor.prepare(0, 8, bad=6)
         for serial in range(8, 12):
-            floor.assembly.samples.inspected(serial, floor.worker.put(b"header" * 100))
+            floor.assembly.samples.inspected(TicketId(serial), floor.worker.put(b"header" * 100))
     if progress >= 2:
         floor.learn()
         held.append(floor.batch(0, (0, 4)))
     if progress >= 3:
         floor.prepare(8, 12, odd=9)
-        floor.assembly.compose(Compose(1, ((4, 8),), (6,)))
+        floor.assembly.compose(Compose(OutputBatch(1), spans((4, 8)), (TicketId(6),)))
     if progress >= 4:
-        assert floor.assembly.compose(Compose(2, ((8, 12),)))
-        floor.assembly.joined(2, floor.worker.put(torch.ones(5), collated=True))
+        assert floor.assembly.compose(Compose(OutputBatch(2), spans((8, 12))))
+        floor.assembly.joined(OutputBatch(2), floor.worker.put(torch.ones(5), collated=True))
     blocks = floor.assembly.clear()
     assert len(blocks) == len(set(blocks))
     floor.assembly.holdings.free(blocks)
@@ -313,7 +316,7 @@ def test_a_full_ring_keeps_blocks_for_later(links: WorkerChannels) -> None:
 def test_the_marks_of_a_place_that_is_used_up_serve_another(links: WorkerChannels) -> None:
     floor = Floor(links, places=1)
     floor.learn()
-    marks = floor.assembly.window.at(0).marks
+    marks = floor.assembly.window.at(TicketId(0)).marks
     floor.prepare(0, 4)
     floor.batch(0, (0, 4))
     assert marks >= 0 and links.completions.reserve(4) == marks

@@ -1,0 +1,153 @@
+"""What a cache of a part of the data set saves, by the policy that says what it keeps.
+
+Simulated: the policies that run in production (``minato_gpu.caching``) go through 48 epochs, and the middle half
+counts. ``shards`` hosts each read a random share of every epoch and keep it in a directory of their own, which has room
+for ``cache_share`` of the bytes of the whole set; one host, or several ranks on one directory, are one shard. Each
+repetition has other orders.
+
+    hit_rate     share of the accesses that are hits; of unlike items saved_share, of the seconds that misses cost
+    belady       the most hits that any policy can have that knows all orders, found in another way than by a cache
+    bound        what that comes to on average, for a set without end
+    look_ahead   epochs of which the policy knows the order, beyond the current one
+
+Equal items have one size and cost. Unlike items have log-normal sizes (sigma 1), and a miss costs 20 ms and 0.2 us for
+each byte; ``next-use without orders`` then knows sizes and costs only. The last case is what decisions take of a
+million keys, of which one host of two keeps a quarter: ``begin_s`` at an epoch's beginning, drawing its order left out,
+and ``us_per_access`` from then on, with the loop around it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks import report
+from minato_gpu.caching.choice import bound, look_ahead, new_policy
+from minato_gpu.caching.future import Integers
+from minato_gpu.simulation.caches import (
+    BLIND,
+    POLICIES,
+    Items,
+    Shuffles,
+    middle,
+    most_hits,
+    replay,
+    run_epoch,
+)
+
+_SHARDS = (1, 2, 4, 8)
+_SHARES = (0.1, 0.25, 0.5, 0.75)
+_COLUMNS = (
+    "shards",
+    "cache_share",
+    "policy",
+    "look_ahead",
+    "hit_rate",
+    "hit_rate_spread",
+    "saved_share",
+    "saved_share_spread",
+    "belady",
+    "of_belady",
+    "bound",
+    "begin_s",
+    "us_per_access",
+)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Orders that take no time any more."""
+
+    orders: list[Integers]
+
+    def order(self, epoch: int) -> Integers:
+        return self.orders[epoch]
+
+
+@click.command(help=__doc__)
+@report.command
+@click.option("--keys", type=click.IntRange(min=8), help="Items of the set; 16,000 unless told.")
+def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int | None) -> None:
+    keys, epochs = keys or (400 if quick else 16_000), 48
+    repetitions = repetitions or (1 if quick else 3)
+    rows = [*equal_rows(keys, epochs, repetitions), *unlike_rows(keys, epochs, repetitions)]
+    rows += decision_rows(2_000 if quick else 1_000_000, repetitions)
+    settings = {"keys": keys, "epochs": epochs, "repetitions": repetitions, "quick": quick}
+    report.publish(report.document("caches", settings, rows), json_path, _COLUMNS)
+
+
+def equal_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
+    """Hit rates of each policy, beside the best one."""
+    items, half = Items.equal(keys), middle(epochs)
+    for shards, share in _cells():
+        best: list[float] = []
+        rates: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+        for seed in range(repetitions):
+            orders = Shuffles(keys, shards, seed)
+            accesses = len(orders.order(0)) * len(half)
+            counts = most_hits([orders.order(epoch) for epoch in range(epochs)], int(share * keys))
+            best.append(sum(counts[epoch] for epoch in half) / accesses)
+            for policy in POLICIES:
+                hits = replay(policy, orders, items, share, epochs)
+                rates[policy].append(sum(len(hits[epoch]) for epoch in half) / accesses)
+        for policy, found in rates.items():
+            row = _row("simulated, equal items", shards, share, policy) | report.summarise("hit_rate", found)
+            row |= {"belady": report.median(best), "bound": bound(shards, share)}
+            yield row | report.summarise("of_belady", np.divide(found, best).tolist())
+
+
+def unlike_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
+    """Shares of the seconds that each policy saves."""
+    half = middle(epochs)
+    for shards, share in _cells():
+        for policy in (*POLICIES, BLIND):
+            found = []
+            for seed in range(repetitions):
+                orders, items = Shuffles(keys, shards, seed), Items.unlike(keys, seed)
+                hits = replay(policy, orders, items, share, epochs)
+                saved = sum(items.costs_s[hits[epoch]].sum() for epoch in half)
+                found.append(float(saved / sum(items.costs_s[orders.order(epoch)].sum() for epoch in half)))
+            row = _row("simulated, unlike items", shards, share, policy)
+            yield row | report.summarise("saved_share", found)
+
+
+def decision_rows(keys: int, repetitions: int) -> Iterator[dict[str, Any]]:
+    """What decisions take, in the third epoch."""
+    shards, share, items = 2, 0.25, Items.equal(keys)
+    known = _Drawn([Shuffles(keys, shards, 0).order(epoch) for epoch in range(4)])
+    for policy in POLICIES:
+        begins, accesses = [], []
+        for _ in range(repetitions):
+            kept = new_policy(policy, int(share * int(items.nbytes.sum())), keys)
+            for epoch in range(3):
+                order, begun = known.order(epoch), time.perf_counter()
+                start = kept.begin(epoch, known, 1)
+                ready = time.perf_counter()
+                run_epoch(kept, order, items, start)
+                ended = time.perf_counter()
+            begins.append(ready - begun)
+            accesses.append((ended - ready) / len(order) * 1e6)
+        row = _row(f"decisions on {keys:,} equal items", shards, share, policy)
+        if policy == "next-use":
+            row |= report.summarise("begin", begins, "_s")
+        yield row | report.summarise("us_per_access", accesses)
+
+
+def _cells() -> Iterator[tuple[int, float]]:
+    for shards in _SHARDS:
+        report.progress(f"{shards} shards")
+        yield from ((shards, share) for share in _SHARES)
+
+
+def _row(case: str, shards: int, share: float, policy: str) -> dict[str, Any]:
+    ahead = {"next-use": look_ahead(shards, share)}.get(policy)
+    return {"case": case, "shards": shards, "cache_share": share, "policy": policy, "look_ahead": ahead}
+
+
+if __name__ == "__main__":
+    main()

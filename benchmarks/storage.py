@@ -1,0 +1,273 @@
+"""Slow storage: how much of its latency every loader hides.
+
+Samples are objects behind a server whose latency is chosen (``benchmarks.throttle``: a median, and one request in a
+hundred takes ten times as long); preparing one takes a fixed time, which is slept, so that more workers than cores can
+be had (emulated preparation). The consumer takes batches for a fixed time. Rate: samples after the first batch by the
+time since. With w workers no loader can be faster than w samples in the time that preparing one takes, which is
+measured:
+
+    of_bound = rate x seconds of preparation / workers
+
+Peers read by a connection that each worker, or each of the threads in a worker, keeps open. ``16 threads``: the data
+set's ``__getitems__`` reads the samples of a batch with sixteen threads before it prepares them. Every sample's bytes
+are checked. In the case ``latency x 10`` the latency changes so in the middle, and three seconds later it is counted.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import report
+from benchmarks.isolate import isolated
+from benchmarks.peers import Job, Loader, choose, installed
+from benchmarks.peers.minato import Minato
+from benchmarks.peers.pytorch import PyTorch
+from benchmarks.peers.spdl import SpdlPool
+from benchmarks.peers.torchdata import TorchdataNodes
+from benchmarks.throttle import Throttle, content, server
+from benchmarks.turns import in_turns
+from minato_gpu import Source, read_bytes
+
+NBYTES = 20_000
+THREADS = 16
+BATCH = 16
+_ENDLESS = 1 << 20
+_local = threading.local()
+_pool: ThreadPoolExecutor | None = None
+
+
+class Objects:
+    """Sample k is the first eight bytes of object k, and their sum: int64 (2,)."""
+
+    def __init__(self, address: str, prepare_s: float) -> None:
+        self.address = address
+        self.prepare_s = prepare_s
+
+    def __len__(self) -> int:
+        return _ENDLESS
+
+    def __getitem__(self, key: int) -> NDArray[np.int64]:
+        return self._prepared(key, self._bytes(key))
+
+    def _bytes(self, key: int) -> NDArray[np.uint8]:
+        address = urlsplit(self.address)
+        connection = getattr(_local, "connection", None)
+        if connection is None:
+            connection = _local.connection = http.client.HTTPConnection(str(address.hostname), address.port)
+        connection.request("GET", f"/{key}.bin")
+        return np.frombuffer(connection.getresponse().read(), np.uint8)
+
+    def _prepared(self, key: int, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        if not np.array_equal(data, content(key, NBYTES)):
+            raise AssertionError(f"object {key} has other bytes")
+        time.sleep(self.prepare_s)
+        return np.array([key, data.sum(dtype=np.int64)], np.int64)
+
+
+class InThreads(Objects):
+    """Reads the samples of a batch with sixteen threads."""
+
+    def __getitems__(self, keys: list[int]) -> list[NDArray[np.int64]]:
+        global _pool
+        _pool = _pool or ThreadPoolExecutor(THREADS)
+        return [self._prepared(key, data) for key, data in zip(keys, _pool.map(self._bytes, keys), strict=True)]
+
+
+class Declared(Objects):
+    """Says where the bytes lie."""
+
+    def source(self, key: int) -> Source:
+        """The object."""
+        return Source(f"{self.address}/{key}.bin", 0, NBYTES)
+
+    def _bytes(self, key: int) -> NDArray[np.uint8]:
+        return read_bytes(self.source(key))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A loader, and how its data set reads."""
+
+    loader: Loader
+    dataset: type[Objects] = Objects
+
+    @property
+    def name(self) -> str:
+        return self.loader.name
+
+
+READERS = (
+    Reader(PyTorch("pytorch")),
+    Reader(PyTorch("pytorch, 16 threads a worker", prefetch_factor=4), InThreads),
+    Reader(SpdlPool("spdl threads", processes=False, concurrency=THREADS)),
+    Reader(SpdlPool("spdl processes", processes=True, concurrency=4)),
+    Reader(TorchdataNodes("torchdata threads", processes=False)),
+    Reader(Minato("minato_gpu in order"), Declared),
+    Reader(Minato("minato_gpu bounded", in_order=False), Declared),
+)
+
+
+class Case(NamedTuple):
+    """Median latency and preparation in milliseconds; ``times``: by which the latency changes in the middle."""
+
+    latency_ms: float
+    prepare_ms: float
+    times: float = 1.0
+
+    @property
+    def name(self) -> str:
+        change = "" if self.times == 1 else f" x {self.times:g}"
+        return f"latency {self.latency_ms:g} ms{change}, preparation {self.prepare_ms:g} ms"
+
+
+CASES = (*(Case(latency, prepare) for latency in (20, 50, 100) for prepare in (3, 20)), Case(20, 3, 10.0))
+
+
+class Run(NamedTuple):
+    """Samples a second, of the bound, and second requests for each sample."""
+
+    samples_per_s: float
+    of_bound: float
+    hedged_share: float
+    cpu_s: float
+
+
+def run(case: Case, reader: Reader, workers: int, seconds: float) -> Run:
+    """One loader on one case, in a process of its own."""
+    prepare_s = case.prepare_ms / 1e3
+    with server(Throttle(case.latency_ms, 0.01), NBYTES) as address:
+        job = Job(reader.dataset(address, prepare_s), BATCH, workers, sample_bytes=16)
+        loader = reader.loader.make(job)
+        rate = _rate(loader, case, address, seconds)
+        stats = loader.stats() if hasattr(loader, "stats") else {}
+        reads = stats.get("reads", {}) if isinstance(stats, dict) else {}
+        share = reads["hedges"] / max(1, reads["reads"]) if reads else 0.0
+        reader.loader.close(loader)
+    return Run(rate, rate * slept_s(prepare_s) / workers, share, time.process_time())
+
+
+def _rate(loader: Any, case: Case, address: str, seconds: float) -> float:
+    """Samples a second, once the first batch is there; where the latency changes, three seconds after that."""
+    batches, changed = iter(loader), case.times == 1
+    keys = _keys(next(batches))
+    begin = time.perf_counter()
+    counted_from, counted = begin, 0
+    for batch in batches:
+        now, new = time.perf_counter(), _keys(batch)
+        if keys & new:
+            raise AssertionError(f"delivered twice: {keys & new}")
+        keys |= new
+        counted += len(new)
+        if not changed and now > begin + seconds / 2:
+            urllib.request.urlopen(f"{address}/set?latency_ms={case.latency_ms * case.times}").close()
+            changed, counted_from = True, now + 3.0
+        if now <= counted_from:
+            counted = 0
+        elif now > max(begin, counted_from) + seconds:
+            return counted / (now - counted_from)
+    raise AssertionError("the data set has ended")
+
+
+def _keys(batch: Any) -> set[int]:
+    return {int(row[0]) for row in np.asarray(batch)}
+
+
+def slept_s(seconds: float) -> float:
+    """How long a sleep of so many seconds takes here."""
+    begin = time.perf_counter()
+    for _ in range(20):
+        time.sleep(seconds)
+    return (time.perf_counter() - begin) / 20
+
+
+def case_rows(
+    case: Case, readers: Sequence[Reader], workers: int, repetitions: int, seconds: float
+) -> list[dict[str, Any]]:
+    """A row for each loader."""
+
+    def measure(reader: Reader) -> Run:
+        return isolated(run, case, reader, workers, seconds, timeout_s=120 + 10 * seconds)
+
+    runs, errors = in_turns(case.name, readers, repetitions, measure, lambda one: f"{one.of_bound:.3f} of the bound")
+    rows = []
+    for reader in readers:
+        row: dict[str, Any] = {
+            "case": case.name,
+            "latency_ms": case.latency_ms,
+            "prepare_ms": case.prepare_ms,
+            "loader": reader.name,
+            "order": reader.loader.order,
+        }
+        if found := runs[reader.name]:
+            row |= report.summarise("of_bound", [each.of_bound for each in found])
+            row |= report.summarise("samples_per_s", [each.samples_per_s for each in found])
+            row["hedged_share"] = report.median([each.hedged_share for each in found])
+        if reader.name in errors:
+            row["error"] = errors[reader.name]
+        rows.append(row)
+    return rows
+
+
+@click.command(help=__doc__)
+@report.command
+@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
+@click.option("--case", "names", multiple=True, help="Only cases whose name contains this word; repeatable.")
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=6.0, show_default=True, help="For each run.")
+def main(
+    json_path: str | None,
+    quick: bool,
+    repetitions: int | None,
+    wanted: tuple[str, ...],
+    names: tuple[str, ...],
+    workers: int,
+    seconds: float,
+) -> None:
+    cases = [case for case in CASES if not names or any(name in case.name for name in names)]
+    if not cases:
+        raise click.UsageError(f"no such case; there are: {'; '.join(case.name for case in CASES)}")
+    try:
+        chosen = choose([reader.loader for reader in READERS], wanted)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    readers = [reader for reader in READERS if reader.loader in chosen]
+    present = [reader for reader in readers if installed(reader.loader)]
+    if quick:
+        cases, seconds = [replace_latency(case) for case in cases[:1]], 0.5
+    repetitions = repetitions or (1 if quick else 3)
+    rows = [row for case in cases for row in case_rows(case, present, workers, repetitions, seconds)]
+    settings = {
+        "workers": workers,
+        "seconds": seconds,
+        "batch_size": BATCH,
+        "object_bytes": NBYTES,
+        "preparation": "emulated: slept",
+        "repetitions": repetitions,
+        "quick": quick,
+        "not_installed": sorted(each.name for each in readers if each not in present),
+    }
+    columns = ("loader", "of_bound", "of_bound_spread", "samples_per_s", "hedged_share", "error")
+    report.publish(report.document("storage", settings, rows), json_path, columns)
+    if any("error" in row for row in rows):
+        raise SystemExit(1)
+
+
+def replace_latency(case: Case) -> Case:
+    """The same, as short as a toy run is."""
+    return case._replace(latency_ms=5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A loader's arguments, as every room that needs some of them sees them: read, never set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from minato_gpu.samples import Value
+
+if TYPE_CHECKING:
+    import os
+    from multiprocessing.context import BaseContext
+
+    import torch
+
+    from minato_gpu.pipeline import Pipeline
+
+
+class Arguments(Protocol):
+    """What ``DataLoader`` was given; its docstring says what each means. PyTorch has checked its own."""
+
+    dataset: Value
+    batch_size: int | None
+    sampler: Iterable[Value]
+    batch_sampler: Iterable[Value] | None
+    num_workers: int
+    collate_fn: Callable[[Value], Value]
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: BaseContext | None
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    pipeline: Pipeline | None
+    device: str | torch.device | Sequence[str | torch.device] | None
+    lanes: Sequence[str] | None
+    max_lateness: int | None
+    host_memory_budget: int | None
+    device_memory_budget: int | None
+    worker_kind: str
+    order_log: str | os.PathLike[str] | None
+    epochs: int | None
+    on_error: Value
+    max_failures: float | None
+    on_worker_death: str
+    hang_timeout: float | None
+    snapshot_every_n_steps: int | None

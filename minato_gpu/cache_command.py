@@ -1,0 +1,73 @@
+"""``minato-gpu cache``: what a directory of copies holds, whether it is sound, and how to be rid of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minato_gpu.commands import JSON_OPTION, leave_rows, plain_errors
+from minato_gpu.console import open_console, show
+
+if TYPE_CHECKING:
+    from minato_gpu.sources.disk.tier import DiskTier
+
+
+@click.command(short_help="Show, verify or empty a cache on disk.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--verify", is_flag=True, help="Read every copy, and drop those that are not what was written.")
+@click.option("--empty", is_flag=True, help="Delete all copies; runs that use them miss them, and go on.")
+@JSON_OPTION
+@click.pass_context
+def cache(context: click.Context, directory: Path, verify: bool, empty: bool, json_path: str | None) -> None:
+    """Show what the cache in DIR holds, which may be in use.
+
+    With --verify every copy is read; exits with 1 where one was damaged. A damaged index empties the cache.
+    """
+    if verify and empty:
+        raise click.UsageError("what is to be emptied needs no --verify; give one of them")
+    console = open_console(json_path)
+    with plain_errors(context):
+        row = _emptied(directory) if empty else _looked_at(directory, verify)
+        show(console, f"the cache in {directory}", [row])
+        leave_rows({"command": "cache", "verify": verify, "empty": empty}, [row], json_path)
+    if row.get("corrupt"):
+        raise click.ClickException(f"{row['corrupt']} copies were damaged, and are gone")
+
+
+def _looked_at(directory: Path, verify: bool) -> dict[str, Any]:
+    from minato_gpu.sources.disk.tier import DiskTier
+
+    tier = DiskTier(directory, None)
+    try:
+        return _row(tier) | (tier.verify()._asdict() if verify else {})
+    finally:
+        tier.close()
+
+
+def _row(tier: DiskTier) -> dict[str, Any]:
+    held = [(entry.length, entry.written_at) for entry in tier.entries()]
+    now = time.time()
+    return {
+        "entries": len(held),
+        "content_bytes": sum(length for length, _ in held),
+        "disk_bytes": tier.nbytes(),
+        "oldest_s": max((now - at for _, at in held), default=None),
+        "newest_s": min((now - at for _, at in held), default=None),
+    }
+
+
+def _emptied(directory: Path) -> dict[str, Any]:
+    from minato_gpu.sources.disk.directory import wipe
+    from minato_gpu.sources.disk.tier import DiskTier
+
+    if wipe(directory):
+        return {"entries": 0, "in_use": False}
+    tier = DiskTier(directory, None)
+    try:
+        freed = tier.remove([entry.key for entry in tier.entries()])
+        return {"entries": 0, "in_use": True, "freed_bytes": freed}
+    finally:
+        tier.close()

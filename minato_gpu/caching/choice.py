@@ -1,0 +1,102 @@
+"""Which policy a tier follows, and how many epochs it looks ahead.
+
+Of ``shards`` hosts that each read a random share of every epoch, a host reads a key again after k epochs with the
+probability h_k = (1/n)(1 - 1/n)^(k-1). To be hit then, it must be kept for k epochs. A cache that holds the share c of
+the set has room for c n of a host's epochs, so hits are worth their room from the shortest wait on, until the sum of
+k h_k reaches c n. Which hits those are can be told by looking as many epochs ahead as the longest of them waits, and
+looking farther changes nothing (simulated: ``python -m benchmarks.caches``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from minato_gpu.caching.lru import Lru
+from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.next_use import NextUse
+from minato_gpu.caching.policy import Policy
+
+_MOST = 4  # times the number of shards: 1 in 55 keys comes later than that
+_ALIKE = 1.5  # times what a byte of a cheap item earns is what one of a dear item may
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``policy``: "minio" or "next-use"; ``look_ahead``: epochs after the current one; ``why``: a sentence."""
+
+    policy: str
+    look_ahead: int
+    why: str
+
+
+def choose(*, shards: int, share: float, known: bool, alike: bool, once: bool) -> Choice:
+    """The policy of a tier that holds a ``share`` of the bytes of the set.
+
+    ``shards``: among how many directories an epoch is shared out (ranks on one directory are one reader); ``known``:
+    the orders of epochs to come can be drawn; ``alike``: a byte of any item saves about as many seconds, see ``alike``;
+    ``once``: no key comes twice in an epoch. LRU is never chosen: on shuffles it has fewer hits than minio, and on
+    draws with replacement, evenly or by weight, 0.02 more at most (simulated).
+    """
+    if share >= 1:
+        return Choice("minio", 0, "minio: there is room for the whole set")
+    if known and not once:
+        return Choice("next-use", _MOST * shards, "next-use: keys may come twice in an epoch, and it is known when")
+    if known and shards > 1:
+        ahead = look_ahead(shards, share)
+        return Choice("next-use", ahead, f"next-use: the orders of {shards} shards are known, {ahead} epochs ahead")
+    if not alike:
+        return Choice("next-use", 0, "next-use: items are unlike, and what saves most seconds for its bytes stays")
+    if not known:
+        return Choice("minio", 0, "minio: the order of epochs to come is not known, so what came first is as good")
+    return Choice("minio", 0, "minio: one reader of the whole set cannot have more hits than items are kept")
+
+
+def new_policy(name: str, budget: int, keys: int) -> Policy:
+    """The policy of this name, for keys 0 to ``keys`` - 1 and ``budget`` bytes. Raises ValueError for other names."""
+    if name == "next-use":
+        return NextUse(budget, keys)
+    if name not in ("minio", "lru"):
+        raise ValueError(f"there is no policy {name!r}, but minio, next-use and lru")
+    return Minio(budget) if name == "minio" else Lru(budget)
+
+
+def look_ahead(shards: int, share: float) -> int:
+    """How many epochs after the current one suffice for next-use; see the module's head.
+
+    At most 4 times ``shards``, so that the tables hold at most 4 positions for each key of the set, 32 bytes. Each
+    epoch one more order is drawn, however far the look-ahead.
+    """
+    room, epochs = share * shards, 0
+    while room > 1e-9 and epochs < _MOST * shards:
+        epochs += 1
+        room -= epochs * _returns(shards, epochs)
+    return epochs
+
+
+def bound(shards: int, share: float) -> float:
+    """The hit rate that no policy exceeds on average: of the hits that are worth their room, see the module's head."""
+    room, hits, epochs = share * shards, 0.0, 0
+    while room > 1e-9 and epochs < 1000 * shards:
+        epochs += 1
+        fits = min(_returns(shards, epochs), room / epochs)
+        hits += fits
+        room -= epochs * fits
+    return hits
+
+
+def _returns(shards: int, epochs: int) -> float:
+    """The probability that a key comes back to its host after so many epochs, and not before."""
+    return (1 / shards) * (1 - 1 / shards) ** (epochs - 1)
+
+
+def alike(nbytes: ArrayLike, costs_s: ArrayLike) -> bool:
+    """Whether a byte of any item saves about as many seconds: of items from the 10th to the 90th percentile, the
+    dearest at most one and a half times as many as the cheapest. Both of shape (items,)."""
+    earns = np.asarray(costs_s, float) / np.maximum(np.asarray(nbytes, float), 1.0)
+    if len(earns) == 0:
+        return True
+    low, high = np.quantile(earns, [0.1, 0.9]).tolist()
+    return bool(high <= _ALIKE * low)

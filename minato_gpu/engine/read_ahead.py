@@ -1,0 +1,179 @@
+"""Which samples' bytes have been read ahead: between the sampler's order, the reader process and the scheduler.
+
+A place is wanted as soon as it is drawn, which is before it enters the window. What is fetched by then the scheduler is
+told as the place is admitted; of the rest, whenever it comes. A sample's bytes are released once it is prepared.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from minato_gpu.lanes import garbage
+from minato_gpu.lanes.base import Piece
+from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.notices import LOGGER
+from minato_gpu.samples import Key as SampleKey
+from minato_gpu.samples import TicketId
+from minato_gpu.scheduling.messages import TicketSpan
+from minato_gpu.sources import process
+from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.sources.reader import Reader
+from minato_gpu.sources.reading import Key, Place
+from minato_gpu.sources.source import Source
+from minato_gpu.window.records import Record
+
+
+def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) -> Reader:
+    """Start the reader process, before the training process has threads. ``context``: of ``multiprocessing``."""
+
+    def start(end: socket.socket) -> Any:
+        arguments = links, end, os.getpid(), settings
+        started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
+        with garbage.uncollected():
+            started.start()
+        return started
+
+    return Reader(start, links.late_ends)
+
+
+def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: ReaderSettings) -> None:
+    """Entry of the reader process."""
+    garbage.set_apart()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    close_inherited_ends()
+    assert links.fetched is not None
+    process.main(end, parent, links.fetched, links.bell.ring, settings)
+
+
+class ReadAhead:
+    """The tickets of one run at a time. ``source_of``: what the data set declares of a key."""
+
+    def __init__(self, reader: Reader, source_of: Callable[[Any], Any]) -> None:
+        self._reader = reader
+        self._source_of = source_of
+        self._run = 0
+        self._lost = False
+        self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
+        self._here: dict[TicketId, tuple[Place, ...]] = {}
+        self._released: list[TicketId] = []  # and not said
+        self._admitted = 0  # serials below this one have been admitted
+        self._is_wrong = False  # what ``source`` said was no use, which has been told
+
+    def new_run(self) -> None:
+        """Nothing of what was wanted is wanted any more."""
+        self._run += 1
+        self._waits, self._here, self._admitted = set(), {}, 0
+        self._released = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes are on their way."""
+        return bool(self._waits)
+
+    @property
+    def fd(self) -> int:
+        """Readable when there may be something to ``receive``."""
+        return self._reader.end.fileno()
+
+    # --- tickets ---------------------------------------------------------------------------------------------
+
+    def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
+        """These tickets of a place that has been drawn, by their numbers in it, are to be read."""
+        first = record.first
+        wanted = [(TicketId(first + at), self._keys(record.keys[at])) for lo, hi in spans for at in range(lo, hi)]
+        serials = [serial for serial, _ in wanted]
+        if self._lost:
+            self._here.update(dict.fromkeys(serials, ()))
+            return
+        self._waits.update(serials)
+        self._reader.want(self._run, first, wanted)
+
+    def _keys(self, key: SampleKey) -> tuple[Key, ...]:
+        try:
+            found = self._source_of(key)
+            sources = (found,) if isinstance(found, Source) else tuple(found)
+            return tuple((source.path, source.offset, source.length) for source in sources)
+        except Exception as error:
+            if not self._is_wrong:
+                self._is_wrong = True
+                LOGGER.warning(
+                    "The data set's source(%r) raised %r or returned no Source: what it stands for is not read ahead, "
+                    "but by the worker that prepares the sample. (Said once.)",
+                    key,
+                    error,
+                )
+            return ()
+
+    def admit(self, record: Record) -> list[TicketSpan]:
+        """A place enters the window; returns what of it is fetched."""
+        end = record.first + record.rows
+        self._admitted = end
+        serials = map(TicketId, range(record.first, end))
+        return _spans(serial for serial in serials if serial in self._here)
+
+    def receive(self) -> list[TicketSpan]:
+        """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
+        told = None if self._lost else self._reader.receive(self._run)
+        if told is None and not self._lost:
+            self._lost = True
+            self._reader.say_lost()
+            told = [(serial, ()) for serial in self._waits]
+        fetched = {TicketId(serial): places for serial, places in told or ()}
+        if not fetched:
+            return []
+        self._waits.difference_update(fetched)
+        self._here.update(fetched)
+        return _spans(sorted(serial for serial in fetched if serial < self._admitted))
+
+    def put_at_hand(
+        self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]
+    ) -> tuple[Piece, ...]:
+        """The pieces of a task, with where the bytes of their samples lie; ``parts``: their serials."""
+        here = self._here
+        return tuple(
+            piece._replace(fetched=[here.get(TicketId(serial), ()) for serial in range(lo, hi)])
+            for piece, (_, lo, hi) in zip(pieces, parts, strict=True)
+        )
+
+    def release(self, spans: Iterable[TicketSpan]) -> None:
+        """These samples are prepared."""
+        for lo, hi in spans:
+            for serial in range(lo, hi):
+                if self._here.pop(TicketId(serial), None) is not None:
+                    self._released.append(TicketId(serial))
+
+    def say_released(self) -> None:
+        """Tell the reader process; to be called before anybody waits for what it could then read."""
+        if self._released and not self._lost:
+            self._reader.release(self._run, self._released)
+        self._released = []
+
+    @property
+    def pid(self) -> int:
+        """Process id of the reader process."""
+        return self._reader.pid
+
+    # --- what is said of it ----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """What the reader process has done; see ``DataLoader.stats``."""
+        return {"process": "lost" if self._lost else "runs", **self._reader.counts}
+
+    def close(self) -> None:
+        """End the reader process."""
+        self._reader.close()
+
+
+def _spans(serials: Iterable[TicketId]) -> list[TicketSpan]:
+    """Rising serials as spans."""
+    spans: list[TicketSpan] = []
+    for serial in serials:
+        if spans and spans[-1][1] == serial:
+            spans[-1] = spans[-1][0], TicketId(serial + 1)
+        else:
+            spans.append((serial, TicketId(serial + 1)))
+    return spans

@@ -1,0 +1,111 @@
+"""Caches under simulated epochs: the production policies, and the most hits that any policy could have.
+
+Hosts with directories of their own each read a share of every epoch, as torch's ``DistributedSampler`` shares it out;
+one of them is simulated. A host alone, or several ranks on one directory, read the whole set each epoch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.caching.choice import look_ahead, new_policy
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import share
+from minato_gpu.caching.policy import Policy
+
+POLICIES = ("lru", "minio", "next-use")
+BLIND = "next-use without orders"
+
+
+@dataclass(frozen=True)
+class Shuffles:
+    """The orders of the first of ``shards`` hosts that share a set of ``keys`` items."""
+
+    keys: int
+    shards: int
+    seed: int
+
+    def order(self, epoch: int) -> Integers:
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
+        return share(shuffled, 0, self.shards)
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a miss of each key takes, in bytes and seconds, each of shape (keys,)."""
+
+    nbytes: Integers
+    costs_s: NDArray[np.float64]
+
+    @classmethod
+    def equal(cls, keys: int) -> Items:
+        return cls(np.full(keys, 100_000), np.full(keys, 0.05))
+
+    @classmethod
+    def unlike(cls, keys: int, seed: int) -> Items:
+        """Sizes like those of photographs, from a storage with 20 ms latency and 5 MB/s for each request."""
+        nbytes = np.random.default_rng(seed).lognormal(np.log(1e5), 1.0, keys).astype(np.int64) + 1
+        return cls(nbytes, 0.02 + nbytes / 5e6)
+
+
+def replay(policy: str, orders: Shuffles, items: Items, cache_share: float, epochs: int) -> list[Integers]:
+    """The keys that are hit in each epoch, by the production policy with the look-ahead that suffices.
+
+    ``cache_share``: the budget, as a share of the bytes of the whole set.
+    """
+    name, known = ("next-use", None) if policy == BLIND else (policy, orders)
+    kept = new_policy(name, int(cache_share * int(items.nbytes.sum())), orders.keys)
+    ahead = look_ahead(orders.shards, cache_share)
+    found = []
+    for epoch in range(epochs):
+        start = kept.begin(epoch, known, ahead)
+        found.append(run_epoch(kept, orders.order(epoch), items, start))
+    return found
+
+
+def run_epoch(policy: Policy, order: Integers, items: Items, start: int) -> Integers:
+    """The keys that are hit in an epoch whose accesses begin at position ``start``."""
+    hit = []
+    nbytes, costs = items.nbytes[order].tolist(), items.costs_s[order].tolist()
+    for place, key in enumerate(order.tolist()):
+        if key in policy:
+            policy.used(key, start + place)
+            hit.append(key)
+        else:
+            policy.offer(key, nbytes[place], costs[place], start + place)
+    return np.array(hit, np.int64)
+
+
+def middle(epochs: int) -> range:
+    """The middle half of the epochs: caches are full, and the end is far."""
+    return range(epochs // 4, epochs - epochs // 4)
+
+
+def most_hits(orders: Sequence[Integers], capacity: int) -> list[int]:
+    """The hits of each epoch of Belady's rule with bypass, which knows all of the orders; items of equal size.
+
+    Found without any cache: between two uses an item holds one of ``capacity`` places, or the second use is a miss. So
+    intervals are put on machines: taken by their ends, each on the one that has been free for the least time, if any
+    is. No more intervals fit (Carlisle and Lloyd, "On the k-coloring of intervals", Discrete Applied Mathematics 1995),
+    and no more of those that end before any given time.
+    """
+    free = [-1] * capacity  # since when each place is, rising
+    last: dict[int, int] = {}
+    counts, now = [], 0
+    for order in orders:
+        found = 0
+        for key in order.tolist():
+            place = bisect_right(free, last.get(key, -2)) - 1
+            if place >= 0:
+                del free[place]
+                free.append(now)
+                found += 1
+            last[key] = now
+            now += 1
+        counts.append(found)
+    return counts

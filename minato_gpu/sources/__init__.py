@@ -1,0 +1,1 @@
+"""Where samples' bytes come from: what data sets declare, reading ahead, and what is kept."""

@@ -1,0 +1,65 @@
+"""Blocks of shared memory that hold what was read: written by the reader process, copied by workers.
+
+A block begins with a *stamp*, a number that no other block ever has, and its bytes follow. The reader writes the stamp
+last, and wipes it before the block's memory is used again. A worker looks at the stamp before and after its copy: a
+block that has been given to something else is never taken for what it was, whoever has died meanwhile.
+
+Copies are system calls on the memory's descriptor: a mapping would cost a page fault every 4 KB, in each worker.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.memory.arena import Arena
+
+HEAD = 8  # bytes of the stamp
+WIPED = 0
+
+
+class Blocks:
+    """The reader's side: allocates, stamps and frees blocks of the arena. For any thread."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._stamps = count(int.from_bytes(os.urandom(6)) + 1)  # an arena outlives a reader that was killed
+
+    def allocate(self, nbytes: int) -> tuple[int, memoryview]:
+        """A block for so many bytes, and where they go. Raises MemoryError when the arena is full."""
+        block = self._arena.allocate(HEAD + nbytes)
+        self._stamp(block, WIPED)
+        return block, self._arena.buffer[block + HEAD : block + HEAD + nbytes]
+
+    def publish(self, block: int) -> int:
+        """Its bytes are complete; returns its stamp."""
+        stamp = next(self._stamps)
+        self._stamp(block, stamp)
+        return stamp
+
+    def free(self, block: int) -> None:
+        """Give its memory back."""
+        self._stamp(block, WIPED)
+        self._arena.free(block)
+
+    def _stamp(self, block: int, stamp: int) -> None:
+        self._arena.buffer[block : block + HEAD] = stamp.to_bytes(HEAD, "little")
+
+
+def copy(fd: int, block: int, nbytes: int, stamp: int) -> NDArray[np.uint8] | None:
+    """A copy of the block's bytes, for any process that has the arena's descriptor; None where it is not that block."""
+    head, data = bytearray(HEAD), np.empty(nbytes, np.uint8)
+    view = data.data
+    wanted = stamp.to_bytes(HEAD, "little")
+    read = os.preadv(fd, [head, view], block)
+    while HEAD <= read < HEAD + nbytes:  # 2 GB is the most of one call
+        more = os.preadv(fd, [view[read - HEAD :]], block + read)
+        if more <= 0:
+            return None
+        read += more
+    if head != wanted or os.pread(fd, HEAD, block) != wanted:
+        return None
+    return data

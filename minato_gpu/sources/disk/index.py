@@ -1,0 +1,148 @@
+"""The index: which copies there are and where, for all processes that share the directory. An LMDB environment.
+
+LMDB is written without fsync. A process that is killed loses nothing, since what it has written is the kernel's. When
+the machine loses power, the latest records may be lost, or the whole index be damaged: whoever opens the directory
+next has it checked (check.py) and begins anew where it must. Either is a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+import lmdb
+
+from minato_gpu.sources.disk import rebuild, records
+from minato_gpu.sources.disk.records import Entry
+
+_MAP_BYTES = 8 << 30  # of address space, for some 30 million entries; the file is as large as what it holds
+_MOST_READERS = 1024
+_PAGE_HEADROOM = 64
+_RENEW_S = 300.0
+_AT_A_TIME = 4096
+RENEWED = "index-renewed-"  # how folders beside the index begin in which it is being written anew
+
+
+class Table:
+    """One of the index's tables: bytes by key, within a transaction."""
+
+    def __init__(self, environment: lmdb.Environment, name: bytes) -> None:
+        self._database = environment.open_db(name)
+
+    def get(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
+        """What is stored under the key."""
+        return cast("bytes | None", transaction.get(key, db=self._database))
+
+    def put(self, transaction: lmdb.Transaction, key: bytes, value: bytes) -> None:
+        """Store it, in the place of what there was."""
+        transaction.put(key, value, db=self._database)
+
+    def pop(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
+        """Take it out."""
+        return cast("bytes | None", transaction.pop(key, db=self._database))
+
+    def items(self, transaction: lmdb.Transaction, least: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys with values, from ``least`` on."""
+        cursor = transaction.cursor(self._database)
+        return cast("Iterator[tuple[bytes, bytes]]", iter(cursor)) if cursor.set_range(least) else iter(())
+
+    def count(self, transaction: lmdb.Transaction) -> int:
+        """How many there are."""
+        return int(transaction.stat(self._database)["entries"])
+
+
+class Index:
+    """Entries, accounts of segments, space that is to be freed, and totals. ``path`` is a folder of its own.
+
+    May be used by several threads, not across a fork. Methods raise lmdb.Error where the disk fails, and
+    DamagedIndexError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._environment = lmdb.open(
+            os.fspath(path),
+            map_size=_MAP_BYTES,
+            max_dbs=8,
+            max_readers=_MOST_READERS,
+            mode=0o600,
+            sync=False,
+            readahead=False,
+        )
+        self._environment.reader_check()  # slots of the dead
+        self.entries, self.segments, self.doomed, self.totals = (
+            Table(self._environment, name) for name in (b"entries", b"segments", b"doomed", b"totals")
+        )
+        self._page_bytes = int(self._environment.stat()["psize"])
+
+    def find(self, key: bytes) -> Entry | None:
+        """The entry of ``key``, if there is one."""
+        with self._environment.begin() as transaction:
+            value = self.entries.get(transaction, key)
+        return None if value is None else records.unpack_entry(key, value)
+
+    def all_entries(self) -> Iterator[Entry]:
+        """Every entry, by key. One that comes or goes meanwhile may be among them or not."""
+        after = b""
+        while True:
+            with self._environment.begin() as transaction:
+                chunk = list(islice(self.entries.items(transaction, after), _AT_A_TIME))
+            yield from (records.unpack_entry(key, value) for key, value in chunk)
+            if len(chunk) < _AT_A_TIME:
+                return
+            after = chunk[-1][0] + b"\0"
+
+    def count(self) -> int:
+        """How many entries there are."""
+        with self._environment.begin() as transaction:
+            return self.entries.count(transaction)
+
+    def nbytes(self) -> int:
+        """What the index takes on disk."""
+        return (int(self._environment.info()["last_pgno"]) + 1) * self._page_bytes
+
+    @property
+    def headroom(self) -> int:
+        """What transactions may add to it before its size is looked at again."""
+        return _PAGE_HEADROOM * self._page_bytes
+
+    def read(self) -> lmdb.Transaction:
+        """A view of the index at one moment, as a context; short, because nothing that it sees can be reused."""
+        return self._environment.begin()
+
+    def write(self) -> lmdb.Transaction:
+        """A transaction, as a context: all of it or, where it raises, nothing; one at a time among all processes."""
+        return self._environment.begin(write=True)
+
+    def close(self) -> None:
+        """Hand the index to the disk and let go of it."""
+        self._environment.sync(True)
+        self._environment.close()
+
+
+def renew(path: Path) -> bool:
+    """Write the index at ``path`` anew, before the first process opens it; False where it is damaged (see
+    rebuild.py).
+    """
+    for left in path.parent.glob(f"{RENEWED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    new = Path(tempfile.mkdtemp(dir=path.parent, prefix=RENEWED))  # no other's: a child may outlive who started it
+    packages = str(Path(lmdb.__file__).parent.parent)
+    script = [rebuild.__file__, os.fspath(path), os.fspath(new), str(_MAP_BYTES), packages]
+    try:
+        code = subprocess.run(
+            [sys.executable, "-I", "-S", *script], capture_output=True, timeout=_RENEW_S, check=False
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return False
+    (path / "lock.mdb").unlink(missing_ok=True)  # of processes that are all gone
+    if code == 0 and (new / "data.mdb").exists():
+        (new / "data.mdb").replace(path / "data.mdb")
+    shutil.rmtree(new, ignore_errors=True)
+    return code in (0, rebuild.NO_ROOM)

@@ -1,0 +1,244 @@
+"""The tier: ``find`` a copy, ``read`` it, ``write`` one, ``remove`` some. What to keep is decided elsewhere.
+
+No wrong byte is ever served: an entry is written down after its bytes, names the version that they are of, and holds
+their checksum, which every read compares. Whatever goes wrong with the disk is a miss, counted, and said once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_intdigest as checksum_of
+
+from minato_gpu.sources.disk import forks, records
+from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
+from minato_gpu.sources.disk.files import SegmentFiles
+from minato_gpu.sources.disk.filesystem import Uncached
+from minato_gpu.sources.disk.freeing import free, recover
+from minato_gpu.sources.disk.index import Index
+from minato_gpu.sources.disk.ledger import Ledger
+from minato_gpu.sources.disk.records import Entry, Verified, allotted
+from minato_gpu.sources.disk.troubles import FAILURES, Troubles
+from minato_gpu.sources.disk.writer import Writer
+
+LEAST_BUDGET = 4 << 20
+_OVERHEAD = 512 << 10  # locks, folders, the format
+_OVERHEAD_SHIFT = 7  # and for what file systems keep of files with many holes, a 128th of the budget
+_AT_A_TIME = 256  # entries removed in one transaction
+_UNREADABLE = (errno.ENOENT, errno.EIO, errno.ENODATA)
+_COUNTS = ("hits", "misses", "stale", "corrupt", "gone", "bytes_read", "written", "bytes_written", "refused", "removed")
+
+
+class DiskTier:
+    """Copies in ``directory``, of at most ``budget_bytes`` on disk together with all that other processes keep there.
+
+    ``directory`` is made where it is not there yet. A budget of None looks at one that is there, and adds nothing.
+    ``segment_bytes``: how large a segment file becomes. One object for each directory and process; threads may share
+    it. In a fork's copy everything is a miss. Raises CacheDirectoryError (directory.py), ValueError for a budget that
+    is too small for anything.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], budget_bytes: int | None, *, segment_bytes: int = 256 << 20
+    ) -> None:
+        if budget_bytes is not None and budget_bytes < LEAST_BUDGET:
+            raise ValueError(f"a cache on disk needs a budget of at least {LEAST_BUDGET:,} bytes, got {budget_bytes:,}")
+        self._directory = Directory(Path(directory), make=budget_bytes is not None)
+        self._troubles = Troubles(self._directory.path)
+        self._budget = budget_bytes or 0
+        self._closed = False
+        self._writing = threading.Lock()
+        try:
+            self._index = Index(self._directory.index)
+            self._ledger = Ledger(self._index, self._directory.block)
+            self._files = SegmentFiles(self._directory.segments.fd)
+            self._enter(budget_bytes)
+        except BaseException as error:
+            self._directory.close()
+            if isinstance(error, FAILURES):
+                raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
+            raise
+        self._uncached = Uncached()
+        self._writer = Writer(self._files, self._ledger, self._uncached, segment_bytes)
+        forks.OPEN.add(self)
+
+    def find(self, key: bytes, version: bytes) -> Entry | None:
+        """The copy of ``key``, if there is one of this version. One of another version is dropped. Reads no data."""
+        if self._troubles.off is not None:
+            return None
+        try:
+            entry = self._index.find(key)
+            if entry is not None:
+                if entry.version == version:
+                    return entry
+                self._troubles.count("stale")
+                free(self._ledger, self._files, self._ledger.doom_this(entry))
+        except FAILURES as error:
+            self._troubles.met(error)
+        self._troubles.count("misses")
+        return None
+
+    def read(self, entry: Entry, into: memoryview) -> bool:
+        """Read the bytes of ``entry`` into the first ``entry.length`` bytes of ``into``, a flat view of bytes.
+
+        False where they cannot be had, or are not what was written: a miss, after which ``into`` may hold anything and
+        the copy is gone. Raises ValueError where ``into`` is too short.
+        """
+        if len(into) != entry.length:
+            if len(into) < entry.length:
+                raise ValueError(f"{entry.length} bytes do not go into {len(into)}")
+            into = into[: entry.length]
+        if not self._fetch(entry, into):
+            self._troubles.count("misses")
+            return False
+        self._troubles.count_hit(entry.length)
+        return True
+
+    def write(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:
+        """Keep a copy of ``data``, the bytes of ``key`` in this version, which took ``cost_s`` seconds to get.
+
+        False where budget or disk forbid it. Of one process, one copy is written at a time. Raises ValueError for a key
+        or a version that is too long; give a digest then.
+        """
+        if not 0 < len(key) <= records.LONGEST_KEY or len(version) > records.LONGEST_VERSION:
+            raise ValueError(
+                f"a key has 1 to {records.LONGEST_KEY} bytes and a version at most {records.LONGEST_VERSION}, got "
+                f"{len(key)} and {len(version)}; give a digest"
+            )
+        try:
+            with self._writing:
+                return self._troubles.off is None and self._put(key, version, memoryview(data).cast("B"), cost_s)
+        except FAILURES as error:
+            self._troubles.met(error)
+            return False
+
+    def remove(self, keys: Iterable[bytes]) -> int:
+        """Drop copies, and give their space back to the disk; returns how many bytes of it.
+
+        A reader that has found one of them before reads it whole, or misses.
+        """
+        freed = 0
+        rest = iter(keys)
+        try:
+            while self._troubles.off is None and (chunk := list(islice(rest, _AT_A_TIME))):
+                doomed = self._ledger.doom(chunk)
+                free(self._ledger, self._files, doomed)
+                self._troubles.count("removed", len(doomed))
+                freed += sum(doomed.values())
+        except FAILURES as error:
+            self._troubles.met(error)
+        return freed
+
+    def entries(self) -> Iterator[Entry]:
+        """Every copy, by key; some of those that come or go meanwhile."""
+        try:
+            if self._troubles.off is None:
+                yield from self._index.all_entries()
+        except FAILURES as error:
+            self._troubles.met(error)
+
+    def nbytes(self) -> int:
+        """Bytes of disk that count against the budget, those of all processes: at most that many are taken."""
+        try:
+            if self._troubles.off is None:
+                return self._ledger.charged() + self._index.nbytes() + self._overhead
+        except FAILURES as error:
+            self._troubles.met(error)
+        return 0
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of this process (``hits``, ``stale``, ``corrupt`` ...) and what the directory holds."""
+        counts = dict.fromkeys(_COUNTS, 0) | self._troubles.counts()
+        return counts | {"nbytes": self.nbytes(), "budget_bytes": self._budget, "off": self._troubles.off}
+
+    def verify(self) -> Verified:
+        """Read every copy, and drop those that are not what was written."""
+        sizes = []
+        before = self._troubles.counts()["corrupt"]
+        for entry in self.entries():
+            self._fetch(entry, memoryview(bytearray(entry.length)))
+            sizes.append(entry.length)
+        return Verified(len(sizes), sum(sizes), self._troubles.counts()["corrupt"] - before)
+
+    def close(self) -> None:
+        """Let go of the directory; the copies stay. After it everything is a miss."""
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._writer.close()
+                self._troubles.off = "it has been closed"
+                self._index.close()
+            except FAILURES as error:
+                self._troubles.met(error)
+            self._files.close()
+            self._directory.close()
+
+    def forked(self) -> None:
+        """This is a fork's copy from now on: LMDB's maps and this process's locks are the parent's."""
+        self._troubles = Troubles(self._directory.path)  # another thread may have held these locks as the fork was made
+        self._writing = threading.Lock()
+        self._troubles.off = "it was opened before this process was forked"
+        self._closed = True
+        self._writer.abandon()
+        self._directory.close()
+
+    def _enter(self, budget: int | None) -> None:
+        try:
+            if self._directory.alone:
+                recover(self._ledger, self._files)
+            if budget is not None:
+                self._directory.need_room(budget, self._ledger.charged() + self._index.nbytes())
+            self._directory.enter()
+        except BaseException:
+            self._index.close()
+            raise
+
+    @property
+    def _overhead(self) -> int:
+        return _OVERHEAD + (self._budget >> _OVERHEAD_SHIFT)
+
+    def _put(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:
+        known = self._index.find(key)
+        if known is not None and known.version == version:
+            return True
+        size = allotted(len(data), self._directory.block)
+        place = self._writer.put(data, size, self._budget - self._overhead) if self._budget else None
+        if place is None:
+            self._troubles.count("refused")
+            return False
+        entry = Entry(key, version, *place, len(data), checksum_of(data), cost_s, time.time())
+        added, doomed = self._ledger.add(entry)
+        if added:
+            self._writer.keep(size)
+            self._troubles.count("written")
+            self._troubles.count("bytes_written", len(data))
+        free(self._ledger, self._files, doomed)
+        return True
+
+    def _fetch(self, entry: Entry, into: memoryview) -> bool:
+        if self._troubles.off is not None:
+            return False
+        try:
+            file = self._files.opened(entry.segment)
+            if self._uncached.read(file.fd, into, entry.offset) == entry.length and checksum_of(into) == entry.checksum:
+                return True
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                self._troubles.met(error)
+                return False
+        try:  # another process has removed it since it was found, or it is spoilt
+            doomed = self._ledger.doom_this(entry)
+            self._troubles.count("corrupt" if doomed else "gone")
+            free(self._ledger, self._files, doomed)
+        except FAILURES as error:
+            self._troubles.met(error)
+        return False

@@ -1,0 +1,88 @@
+"""When to ask a second time for what takes long, and when to try again what has failed: decisions only, told the time.
+
+A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
+mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: a share of all requests,
+and none while the storage says that it is asked too much, or gives no more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+_RECENT = 512
+_LEAST = 32  # latencies known before anything is called slow
+_QUANTILE = 0.97
+_OVER_MEDIAN = 1.5  # where all take much the same, the slowest are not slow
+_SHARE = 0.05
+_BURST = 16.0
+_QUIET_S = 5.0
+
+
+class Hedging:
+    """Latencies of requests of one kind, and what follows from them."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._since_sorted = _RECENT
+        self._patience_s: float | None = None
+        self._allowed = _BURST
+        self._quiet_until = 0.0
+
+    def finished(self, latency_s: float) -> None:
+        """A request has been answered; of two the time of the one that was."""
+        self._recent.append(latency_s)
+        self._allowed = min(_BURST, self._allowed + _SHARE)
+        self._since_sorted += 1
+        if self._since_sorted >= _LEAST and len(self._recent) >= _LEAST:
+            self._since_sorted = 0
+            known = sorted(self._recent)
+            self._patience_s = max(known[int(_QUANTILE * len(known))], _OVER_MEDIAN * known[len(known) // 2])
+
+    def refused(self, now: float) -> None:
+        """The storage says that it is asked too much."""
+        self._quiet_until = now + _QUIET_S
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for an answer before asking again; None while that is not known."""
+        return self._patience_s
+
+    def allows(self, now: float) -> bool:
+        """Whether a second request may be sent now; if so it is counted."""
+        if now < self._quiet_until or self._allowed < 1.0:
+            return False
+        self._allowed -= 1.0
+        return True
+
+
+class Retries:
+    """How often, and how long after, to try again. ``seed``: of the spread, which keeps many from trying at once."""
+
+    attempts = 5
+    first_s = 0.1
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after so many failures."""
+        return float(self.first_s * 2 ** (failures - 1) * self._random.uniform(0.5, 1.5))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether it says that the storage is asked too much."""
+    return getattr(error, "status", None) in (429, 503) or "SlowDown" in str(error)
+
+
+def is_expired(error: BaseException) -> bool:
+    """Whether it may be mended by a new session: a token that has run out."""
+    return isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether the same request would fail again."""
+    final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, EOFError, ValueError, TypeError, ImportError)
+    status = getattr(error, "status", None)
+    refused = isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+    return isinstance(error, final) or refused

@@ -1,0 +1,156 @@
+"""Reads of files on this machine: by threads, straight into shared memory.
+
+A thread that is in a system call holds no lock of Python's, so many are under way at once. What they have done is
+handed to the event loop together: it is woken once for all that ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+
+from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.source import Source
+
+_MOST_THREADS = 64
+_OPEN = 64  # files that stay open, because parts of them are read
+
+Ended = tuple[int, float, int, int, BaseException | None]
+"""Number, seconds, block, bytes, or the error."""
+
+
+class LocalReads:
+    """``ended`` is called in the event loop for every read."""
+
+    def __init__(self, blocks: Blocks, ended: Callable[[Ended], None]) -> None:
+        self._blocks = blocks
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[tuple[int, Source] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._under_way = 0
+        self._done: list[Ended] = []  # not told
+        self._lock = threading.Lock()
+        self._files = _OpenFiles()
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this next."""
+        self._under_way += 1
+        if self._under_way > len(self._threads) < _MOST_THREADS:
+            thread = threading.Thread(target=self._work, daemon=True, name=f"minato-read-{len(self._threads)}")
+            self._threads.append(thread)
+            thread.start()
+        self._queue.put((number, source))
+
+    def close(self) -> None:
+        """Let the threads end, without waiting for what storage does not answer."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (task := self._queue.get()) is not None:
+            number, source = task
+            begin = monotonic()
+            try:
+                block, nbytes = self._read(source)
+                ended: Ended = number, monotonic() - begin, block, nbytes, None
+            except BaseException as error:
+                ended = number, monotonic() - begin, -1, 0, error
+            with self._lock:
+                self._done.append(ended)
+                first = len(self._done) == 1
+            if first:
+                try:
+                    self._loop.call_soon_threadsafe(self._take)
+                except RuntimeError:  # the loop has been closed
+                    return
+
+    def _take(self) -> None:
+        with self._lock:
+            done, self._done = self._done, []
+        self._under_way -= len(done)
+        for each in done:
+            self._ended(each)
+
+    def _read(self, source: Source) -> tuple[int, int]:
+        path = source.path.removeprefix("file://")
+        if source.length is None:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return self._fill(file, source, os.fstat(file).st_size - source.offset)
+            finally:
+                os.close(file)
+        with self._files.borrowed(path) as file:
+            return self._fill(file, source, source.length)
+
+    def _fill(self, file: int, source: Source, nbytes: int) -> tuple[int, int]:
+        block, view = self._blocks.allocate(max(nbytes, 0))
+        try:
+            at = 0
+            while at < nbytes:
+                read = os.preadv(file, [view[at:]], source.offset + at)
+                if not read:
+                    raise EOFError(f"{source} ends {nbytes - at} bytes too early")
+                at += read
+        except BaseException:
+            self._blocks.free(block)
+            raise
+        return block, nbytes
+
+
+class _OpenFiles:
+    """Files of which parts are read, such as shards: they stay open, the most recent ones, while they are the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, _File] = OrderedDict()
+
+    def borrowed(self, path: str) -> _File:
+        """The file, open; to be used as a context."""
+        found = Path(path).stat()
+        version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None and file.version == version:
+                self._files.move_to_end(path)
+                file.users += 1
+                return file
+        opened = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC), version, self._lock)  # which may take its time
+        with self._lock:
+            before = self._files.pop(path, None)
+            if before is not None:
+                before.leave()
+            self._files[path] = opened
+            opened.users += 1
+            while len(self._files) > _OPEN:
+                self._files.popitem(last=False)[1].leave()
+        return opened
+
+
+class _File:
+    """An open file; closed by the last who leaves it. Its count is changed with the lock of all files held."""
+
+    def __init__(self, descriptor: int, version: tuple[int, ...], lock: threading.Lock) -> None:
+        self.version = version
+        self.users = 1
+        self._descriptor = descriptor
+        self._lock = lock
+
+    def __enter__(self) -> int:
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.leave()
+
+    def leave(self) -> None:
+        """One fewer uses it."""
+        self.users -= 1
+        if not self.users:
+            os.close(self._descriptor)

@@ -1,0 +1,103 @@
+"""The loader's side of its reader process (process.py): started, told what is wanted, and heard."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minato_gpu.notices import LOGGER
+from minato_gpu.sources.process import LARGEST, TICKETS
+from minato_gpu.sources.service import Told, Wanted
+
+_LEAVE_S = 2.0
+
+
+class Reader:
+    """``start`` starts the process with its end of the socket, and returns it; ``ends`` is given this side's end, which
+    no process that is forked may keep open. ``counts``: what the process has told of its work last."""
+
+    def __init__(self, start: Callable[[socket.socket], Any], ends: list[Any]) -> None:
+        self.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for each in (self.end, theirs):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST)
+        self.end.setblocking(False)
+        ends.append(self.end)
+        self.counts: dict[str, Any] = {}
+        self._unsent: deque[bytes] = deque()
+        with theirs:
+            self._process = start(theirs)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        pid = self._process.pid
+        assert pid is not None
+        return int(pid)
+
+    def want(self, run: int, place: int, tickets: Sequence[Wanted]) -> None:
+        """Have these read (see ``Service.want``); a new ``run`` makes it forget the one before."""
+        for at in range(0, len(tickets), TICKETS):
+            self._say("want", run, (place, tickets[at : at + TICKETS]))
+
+    def release(self, run: int, tickets: Sequence[int]) -> None:
+        """The bytes of these are not needed any more."""
+        self._say("release", run, tickets)
+
+    def _say(self, kind: str, run: int, what: Any) -> None:
+        self._unsent.append(pickle.dumps((kind, run, what), 5))
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self.end.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            pass  # it has much to do, and will say something: then the rest is sent
+        except OSError:
+            self._unsent.clear()  # it has ended, which ``receive`` finds out
+
+    def receive(self, run: int) -> list[Told] | None:
+        """What has been told of this run since the last call; None once the process has ended."""
+        told: list[Told] = []
+        while True:
+            try:
+                data = self.end.recv(LARGEST)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                return told or None
+            of, some, counts = pickle.loads(data)
+            self.counts |= counts
+            if of == run:
+                told += some
+        if self._unsent:
+            self._flush()
+        return told
+
+    def say_lost(self) -> None:
+        """Log that the process has ended, and what follows from it."""
+        self._process.join(_LEAVE_S)
+        LOGGER.warning(
+            "The process that reads ahead (pid %d) has ended with exit code %s. Workers read from storage themselves "
+            "until workers are started anew; nothing is lost.",
+            self._process.pid,
+            self._process.exitcode,
+        )
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self.end.close()
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.join(_LEAVE_S)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        process.close()

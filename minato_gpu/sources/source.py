@@ -1,0 +1,42 @@
+"""A source: where the bytes of a sample lie, as a data set declares it.
+
+A data set with a method ``source(key)`` lets the loader read ahead: it returns a ``Source`` for a key, or several. It
+is called in the training process, for keys that the sampler has drawn: it must be cheap and read nothing. A worker's
+``read_bytes`` (reading.py) then finds the bytes at hand. A data set that declares no source works as it always did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``length`` bytes of ``path`` from ``offset`` on; a ``length`` of None means all that there is.
+
+    ``path``: a file, or a URL of anything that fsspec opens, such as ``"s3://bucket/photographs/1.jpg"``.
+    ``name``: what is there, for people; it is no part of what the bytes are, and two sources that differ in it only are
+    equal. Raises ValueError for an offset or a length below zero.
+    """
+
+    path: str
+    offset: int = 0
+    length: int | None = None
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or (self.length is not None and self.length < 0):
+            raise ValueError(f"a source's offset and length must be >= 0, got {self.offset} and {self.length}")
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read through fsspec, not as a file of this machine."""
+        return "://" in self.path and not self.path.startswith("file://")
+
+    def __str__(self) -> str:
+        if self.name:
+            return f"{self.path}: {self.name}"
+        if self.offset == 0 and self.length is None:
+            return self.path
+        end = "" if self.length is None else str(self.offset + self.length)
+        return f"{self.path}[{self.offset}:{end}]"

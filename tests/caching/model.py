@@ -1,0 +1,113 @@
+"""What policies must do, in the simplest words: for tests that compare."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.policy import Policy
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Orders that are given."""
+
+    keys: tuple[tuple[int, ...], ...]
+
+    def order(self, epoch: int) -> Integers | None:
+        return np.array(self.keys[epoch], np.int64) if epoch < len(self.keys) else None
+
+
+class Tier:
+    """Keeps what its policy says, and checks what that says."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.kept: dict[int, int] = {}
+
+    def access(self, key: int, nbytes: int = 1, cost_s: float = 1.0, now: int = 0) -> bool:
+        """Whether it was a hit."""
+        assert (key in self.policy) == (key in self.kept)
+        if key in self.kept:
+            self.policy.used(key, now)
+            return True
+        self.offer(key, nbytes, cost_s, now)
+        return False
+
+    def offer(self, key: int, nbytes: int, cost_s: float = 1.0, now: int = 0, *, ahead: bool = False) -> bool:
+        """Whether it is kept."""
+        keep, evict = self.policy.offer(key, nbytes, cost_s, now, ahead=ahead)
+        for each in evict:
+            del self.kept[each]
+        if keep:
+            self.kept[key] = nbytes
+        self.check()
+        return keep
+
+    def drop(self, key: int) -> None:
+        self.policy.dropped(key)
+        self.kept.pop(key, None)
+        self.check()
+
+    def check(self) -> None:
+        assert self.policy.used_bytes == sum(self.kept.values()) <= self.policy.budget
+        assert len(self.policy) == len(self.kept)
+        assert all(key in self.policy for key in self.kept)
+
+
+def hits(policy: Policy, epochs: Sequence[Sequence[int]], look_ahead: int = 0) -> list[list[bool]]:
+    """Of each access, whether it was a hit; items of one byte and one second. ``look_ahead``: of ``NextUse``."""
+    tier, found, orders = Tier(policy), [], Listed(tuple(map(tuple, epochs)))
+    for epoch, keys in enumerate(epochs):
+        start = policy.begin(epoch, orders, look_ahead)
+        found.append([tier.access(key, now=now) for now, key in enumerate(keys, start)])
+    return found
+
+
+def lru_hits(epochs: Sequence[Sequence[int]], capacity: int) -> list[list[bool]]:
+    """The same of the least recently used."""
+    kept: OrderedDict[int, None] = OrderedDict()
+    found: list[list[bool]] = []
+    for keys in epochs:
+        found.append([])
+        for key in keys:
+            found[-1].append(key in kept)
+            kept[key] = None
+            kept.move_to_end(key)
+            if len(kept) > capacity:
+                kept.popitem(last=False)
+    return found
+
+
+def best_hits(accesses: Sequence[int], capacity: int) -> int:
+    """The most hits that anyone could have, by trying every choice of what to keep after every access."""
+    reached = {frozenset[int](): 0}
+    for key in accesses:
+        after: dict[frozenset[int], int] = {}
+        for kept, count in reached.items():
+            count += key in kept
+            choices = [kept, *(kept - {gone} | {key} for gone in kept)]
+            if len(kept) < capacity:
+                choices.append(kept | {key})
+            for choice in choices:
+                after[choice] = max(after.get(choice, 0), count)
+        reached = after
+    return max(reached.values())
+
+
+KEYS = 6
+epochs_of_keys = st.lists(st.lists(st.integers(0, KEYS - 1), max_size=9), min_size=1, max_size=5)
+"""Epochs in which a key may come any number of times."""
+
+
+@st.composite
+def shuffled_shares(draw: st.DrawFn) -> list[list[int]]:
+    """Shares of shuffled epochs: each key at most once in each."""
+    keys, length = draw(st.integers(1, 30)), draw(st.integers(1, 30))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    return [rng.permutation(keys)[:length].tolist() for _ in range(draw(st.integers(1, 12)))]

@@ -1,0 +1,74 @@
+"""Faults of the tier on disk: wrong bytes, space that is lost, locks that are not held."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+_DISK = "sources/disk/"
+
+FAULTS = (
+    Fault(
+        "a copy on disk is served without a look at its checksum",
+        _DISK + "tier.py",
+        " and checksum_of(into) == entry.checksum",
+        "",
+        ("sources/disk/test_damage.py",),
+    ),
+    Fault(
+        "a copy on disk of any version will do",
+        _DISK + "tier.py",
+        "if entry.version == version:",
+        "if entry:",
+        ("sources/disk/test_tier.py",),
+    ),
+    Fault(
+        "a removed copy's place on disk is not freed",
+        _DISK + "freeing.py",
+        "return punch_hole(files.opened(place[0]).fd, place[1], size)",
+        "return True",
+        ("sources/disk/test_budget.py",),
+    ),
+    Fault(
+        "an old version's place on disk is not freed",
+        _DISK + "tier.py",
+        "        free(self._ledger, self._files, doomed)\n        return True\n",
+        "        return True\n",
+        ("sources/disk/test_tier.py",),
+    ),
+    Fault(
+        "a writer on disk takes a segment that another writes to",
+        _DISK + "files.py",
+        "            fcntl.flock(found.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "",
+        ("sources/disk/test_tier.py", "sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
+    ),
+    Fault(
+        "a damaged index on disk is believed",
+        _DISK + "rebuild.py",
+        "if value[-_SEAL:] != sealed or key <= last:",
+        "if False:",
+        ("sources/disk/test_damage.py",),
+    ),
+    Fault(
+        "a dead writer's lease on disk is never given back",
+        _DISK + "ledger.py",
+        "            self._set_total(transaction, _CHARGED, sum(segment.live + segment.doomed"
+        " for segment in accounts.values()))\n",
+        "",
+        ("sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
+    ),
+    Fault(
+        "a fork's copy of a tier goes on as if it were the parent's",
+        _DISK + "forks.py",
+        "        one.forked()\n",
+        "        pass\n",
+        ("sources/disk/test_tier.py",),
+    ),
+    Fault(
+        "an index is renewed while other processes have it open",
+        _DISK + "directory.py",
+        "        if alone:\n",
+        "        if True:\n",
+        ("sources/disk/test_directory.py",),
+    ),
+)

@@ -1,0 +1,66 @@
+"""Faults in reading ahead: what is there, whose it is, and when a worker may have it."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+_SERVICE = ("sources/test_service.py",)
+
+FAULTS = (
+    Fault(
+        "a copy of a block that has been given to something else is taken for what it was",
+        "sources/blocks.py",
+        "    if head != wanted or os.pread(fd, HEAD, block) != wanted:\n        return None\n",
+        "",
+        ("sources/test_reading.py", *_SERVICE),
+    ),
+    Fault(
+        "a read of an earlier run is told of a ticket with the same number",
+        "sources/service.py",
+        "self._tickets.get(ticket.number) is ticket:",
+        "ticket.number in self._tickets:",
+        _SERVICE,
+    ),
+    Fault(
+        "the limit holds for the oldest place too",
+        "sources/service.py",
+        "            if not due and self._ahead + size > self._limit:\n",
+        "            if self._ahead + size > self._limit:\n",
+        _SERVICE,
+    ),
+    Fault(
+        "memory that another ticket still needs is freed",
+        "sources/service.py",
+        "                if not each.users:\n                    self._let_go(each)\n",
+        "                self._let_go(each)\n",
+        _SERVICE,
+    ),
+    Fault(
+        "a sample is given to a lane before its bytes are there",
+        "scheduling/scheduler.py",
+        "        if event.fetched is None:\n",
+        "        if True:\n",
+        ("scheduling/test_scheduler.py", "sources/test_read_ahead.py"),
+    ),
+    Fault(
+        "a step that did not pay is kept",
+        "sources/concurrency.py",
+        "            if rate < _PAYS * rate_before and queues:\n",
+        "            if False:\n",
+        ("sources/test_pool.py",),
+    ),
+    Fault(
+        "nobody is asked a second time",
+        "sources/hedging.py",
+        "        if now < self._quiet_until or self._allowed < 1.0:\n",
+        "        if True:\n",
+        ("sources/test_pool.py",),
+    ),
+    Fault(
+        "what a sampler raises beyond the window is raised at once",
+        "engine/epochs.py",
+        "                if not self._ahead and self._place < limit:\n                    raise\n",
+        "                raise\n",
+        ("sources/test_read_ahead.py",),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Caches under simulated epochs: the targets, and what knowledge and look-ahead are worth."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato_gpu.caching import choice
+from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.orders import merged, share
+from minato_gpu.simulation import caches
+from minato_gpu.simulation.caches import BLIND, POLICIES, Items, Shuffles, middle, most_hits, replay, run_epoch
+from tests.caching.model import best_hits, epochs_of_keys
+
+KEYS, EPOCHS = 400, 24
+
+
+def counted(policy: str, orders: Shuffles, cache_share: float, epochs: int = EPOCHS) -> list[int]:
+    """Hits of each epoch, of items that are alike."""
+    return [len(hit) for hit in replay(policy, orders, Items.equal(orders.keys), cache_share, epochs)]
+
+
+@given(epochs_of_keys, st.integers(0, 3))
+def test_no_choice_has_more_hits_than_most_hits(epochs: list[list[int]], capacity: int) -> None:
+    assert sum(most_hits([np.array(keys, int) for keys in epochs], capacity)) == best_hits([*chain(*epochs)], capacity)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 8])
+@pytest.mark.parametrize("cache_share", [0.1, 0.25, 0.5, 0.75])
+def test_next_use_comes_within_two_hundredths_of_the_best(shards: int, cache_share: float) -> None:
+    orders, half = Shuffles(KEYS, shards, 1), slice(EPOCHS // 4, -EPOCHS // 4)
+    best = most_hits([orders.order(epoch) for epoch in range(EPOCHS)], int(cache_share * KEYS))
+    found = counted("next-use", orders, cache_share)
+    assert 0.98 * sum(best[half]) <= sum(found[half])
+    assert all(sum(found[:epoch]) <= sum(best[:epoch]) for epoch in range(EPOCHS + 1))
+    assert (
+        sum(best[half])
+        <= (choice.bound(shards, cache_share) + 0.03)
+        * sum(middle(EPOCHS).count(e) for e in range(EPOCHS))
+        * KEYS
+        / shards
+    )
+
+
+@pytest.mark.parametrize("cache_share", [0.1, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("policy", ["minio", "next-use", BLIND])
+def test_one_reader_hits_exactly_what_is_kept(policy: str, cache_share: float) -> None:
+    assert counted(policy, Shuffles(KEYS, 1, 1), cache_share, 6) == [0] + [int(cache_share * KEYS)] * 5
+
+
+@pytest.mark.parametrize("cache_share", [0.1, 0.25, 0.5, 0.75])
+def test_of_shuffles_lru_keeps_less_than_minio(cache_share: float) -> None:
+    """Why it is not chosen where the order is not known."""
+    for shards in (1, 2, 4, 8):
+        orders = Shuffles(KEYS, shards, 1)
+        assert sum(counted("lru", orders, cache_share)[6:]) < sum(counted("minio", orders, cache_share)[6:])
+
+
+def test_ranks_on_one_directory_hit_what_is_kept_whoever_read_it() -> None:
+    """Together they read the whole set each epoch; 402 keys among 4 ranks, two come twice."""
+    policy, items = Minio(100 * 100_000), Items.equal(402)
+    for epoch in range(4):
+        whole = Shuffles(402, 1, 1).order(epoch)
+        order = merged([share(whole, rank, 4) for rank in range(4)], 16)
+        hit = run_epoch(policy, order, items, 0)
+        assert len(order) == 404 and (epoch == 0 or len(set(hit.tolist())) == 100)
+
+
+@pytest.mark.parametrize(("shards", "cache_share"), [(2, 0.5), (4, 0.5), (8, 0.25)])
+def test_less_look_ahead_has_fewer_hits_and_more_has_no_more(
+    shards: int, cache_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, suffices = Shuffles(4000, shards, 1), choice.look_ahead(shards, cache_share)
+    rates = {}
+    for epochs in (suffices // 2, suffices, suffices + 3):
+        monkeypatch.setattr(caches, "look_ahead", lambda shards, cache_share, epochs=epochs: epochs)
+        rates[epochs] = sum(counted("next-use", orders, cache_share)[6:])
+    few, enough, more = rates.values()
+    assert few < 0.98 * enough
+    assert more < 1.005 * enough
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_unlike_items_save_most_seconds_by_what_a_byte_earns(shards: int) -> None:
+    orders, items = Shuffles(KEYS, shards, 1), Items.unlike(KEYS, 1)
+    saved = {
+        policy: sum(float(items.costs_s[hit].sum()) for hit in replay(policy, orders, items, 0.25, EPOCHS)[6:])
+        for policy in (*POLICIES, BLIND)
+    }
+    assert saved["next-use"] >= saved[BLIND] > 1.2 * max(saved["minio"], saved["lru"])

@@ -1,0 +1,75 @@
+"""Bytes to keep, and what of them is on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from minato_gpu.sources.disk.tier import DiskTier
+
+BUDGET = 8 << 20
+SEGMENT = 1 << 20
+VERSION = b"1"
+
+
+def content(number: int, size: int = 50_000) -> bytes:
+    """The bytes that copy ``number`` has."""
+    return random.Random(number).randbytes(size)
+
+
+def keep(tier: DiskTier, *numbers: int, version: bytes = VERSION, size: int = 50_000) -> int:
+    """Write copies; returns how many were taken."""
+    return sum(tier.write(b"%d" % number, version, memoryview(content(number, size)), 0.5) for number in numbers)
+
+
+def held(tier: DiskTier, number: int, version: bytes = VERSION) -> bytes | None:
+    """What the tier serves of copy ``number``; None for a miss."""
+    entry = tier.find(b"%d" % number, version)
+    if entry is None:
+        return None
+    into = bytearray(entry.length + 10)
+    return bytes(into[: entry.length]) if tier.read(entry, memoryview(into)) else None
+
+
+def disk_bytes(path: Path) -> int:
+    """What ``du`` says."""
+    return sum(file.lstat().st_blocks * 512 for file in [path, *path.rglob("*")])
+
+
+def segments(path: Path) -> list[Path]:
+    """The segment files."""
+    return sorted((path / "segments").iterdir())
+
+
+class Elsewhere:
+    """A process of its own, forked now, for something to be done later: LMDB forbids opening in a fork what was open.
+
+    It ends without closing anything.
+    """
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        def run() -> None:
+            os.close(go)
+            os.read(wait, 1)
+            act()
+            os._exit(0)
+
+        wait, go = os.pipe()
+        self._go = go
+        self._child = multiprocessing.get_context("fork").Process(target=run)
+        self._child.start()
+        os.close(wait)
+
+    def succeeds(self) -> bool:
+        """Have it done; False where it has failed."""
+        os.close(self._go)
+        self._child.join()
+        return self._child.exitcode == 0
+
+
+def elsewhere(act: Callable[[], object]) -> bool:
+    """Do it in a process of its own at once; False where it has failed."""
+    return Elsewhere(act).succeeds()

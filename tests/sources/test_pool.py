@@ -1,0 +1,319 @@
+"""The reader pool on a virtual clock, before storage whose latency the test chooses; and before real files."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.hedging import Retries
+from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.source import Source
+from tests.sources.virtual import run
+
+SIZE = 64
+
+
+class Refused(Exception):
+    """As aiohttp's error of a response."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Storage:
+    """Answers after ``latency(now, number of the request)`` seconds; at most ``rate`` answers a second."""
+
+    def __init__(self, latency: Callable[[float, int], float], rate: float | None = None) -> None:
+        self.latency, self.rate = latency, rate
+        self.requests = self.most = self.under_way = self.renewed = self.cancelled = 0
+        self.errors: list[Exception | None] = []  # of the first requests
+        self._free_at = 0.0
+
+    async def read(self, source: Source) -> bytes:
+        loop = asyncio.get_running_loop()
+        number, self.requests = self.requests, self.requests + 1
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(self.latency(loop.time(), number))
+            if self.rate is not None:
+                self._free_at = max(self._free_at, loop.time()) + 1 / self.rate
+                await asyncio.sleep(self._free_at - loop.time())
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.under_way -= 1
+        if number < len(self.errors) and (error := self.errors[number]) is not None:
+            raise error
+        return source.path.encode().ljust(SIZE)
+
+    def renew(self, source: Source) -> None:
+        self.renewed += 1
+
+    async def close(self) -> None:
+        pass
+
+
+class Consumer:
+    """Wants ``window`` sources ahead, and uses one every ``1 / rate`` seconds, in their order."""
+
+    def __init__(self, storage: Storage, rate: float, window: int) -> None:
+        self.arena = Arena("test")
+        self.blocks = Blocks(self.arena)
+        self.pool = ReaderPool(self.blocks, self._done, storage, behind=self._behind)
+        self.rate, self.window = rate, window
+        self.used = self.wanted = 0
+        self.errors: dict[int, BaseException] = {}
+        self._there: dict[int, int] = {}
+        self._came = asyncio.Event()
+
+    def _behind(self) -> bool:
+        return 2 * len(self._there) < self.wanted - self.used
+
+    def _done(self, number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+        if error is None:
+            assert bytes(self.arena.buffer[block + 8 : block + 8 + nbytes]) == f"s3://{number}".encode().ljust(SIZE)
+        else:
+            self.errors[number] = error
+        self._there[number] = block
+        self._came.set()
+
+    async def use(self, until: float) -> int:
+        """Use sources until then; returns how many."""
+        loop, before = asyncio.get_running_loop(), self.used
+        due = loop.time()
+        while loop.time() < until:
+            while self.wanted < self.used + self.window:
+                self.pool.submit(self.wanted, Source(f"s3://{self.wanted}"))
+                self.wanted += 1
+            while self.used not in self._there:
+                self._came.clear()
+                await self._came.wait()
+            block = self._there.pop(self.used)
+            if block >= 0:
+                self.blocks.free(block)
+            self.used += 1
+            due = max(due + 1 / self.rate, loop.time())
+            await asyncio.sleep(due - loop.time())
+        return self.used - before
+
+    async def close(self) -> None:
+        await self.pool.close()
+        self.arena.close()
+
+
+def tailed(median_s: float, seed: int) -> Callable[[float, int], float]:
+    """One in a hundred takes ten times as long."""
+    rng = random.Random(seed)
+    return lambda now, number: median_s * math.exp(rng.gauss(0, 0.1)) * (10 if rng.random() < 0.01 else 1)
+
+
+@pytest.mark.parametrize("rate", [100, 667])
+@pytest.mark.parametrize("latency_ms", [20, 50, 100])
+def test_latency_and_its_tail_are_hidden(latency_ms: int, rate: int) -> None:
+    async def main() -> float:
+        storage = Storage(tailed(latency_ms / 1e3, 1))
+        consumer, now = Consumer(storage, rate, 1024), asyncio.get_running_loop().time()
+        await consumer.use(now + 2)
+        used = await consumer.use(now + 22)
+        assert consumer.pool.stats()["hedges"] <= 0.06 * storage.requests + 16
+        await consumer.close()
+        return used / 20 / rate
+
+    assert run(main()) >= 0.97
+
+
+def test_a_small_window_is_not_held_up_by_the_slowest() -> None:
+    """One that takes a second would hold up 667 samples, and 256 are wanted ahead: second requests are what helps."""
+
+    async def main() -> tuple[float, int]:
+        consumer, now = Consumer(Storage(tailed(0.1, 3)), 667, 256), asyncio.get_running_loop().time()
+        await consumer.use(now + 2)
+        used = await consumer.use(now + 22)
+        won = consumer.pool.stats()["hedges_won"]
+        await consumer.close()
+        return used / 20 / 667, won
+
+    share, won = run(main())
+    assert share >= 0.9
+    assert won > 50
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_latency_that_changes_tenfold_is_met_within_three_seconds(factor: float) -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        change, median = loop.time() + 10, 0.05 if factor > 1 else 0.2
+
+        def latency(now: float, number: int) -> float:
+            return median * (factor if now > change else 1.0)
+
+        consumer = Consumer(Storage(latency), 500, 1024)
+        await consumer.use(change + 3)
+        used = await consumer.use(change + 13)
+        await consumer.close()
+        return used / 10 / 500
+
+    assert run(main()) >= 0.9
+
+
+def test_a_storage_that_gives_no_more_is_not_asked_for_more() -> None:
+    async def main() -> tuple[int, float]:
+        storage = Storage(lambda now, number: 0.05, rate=200)
+        consumer, now = Consumer(storage, 1000, 1024), asyncio.get_running_loop().time()
+        await consumer.use(now + 5)
+        used = await consumer.use(now + 25)
+        await consumer.close()
+        return storage.most, used / 20 / 200
+
+    most, share = run(main())
+    assert most <= 256
+    assert share >= 0.97
+
+
+def test_no_second_request_while_the_storage_is_asked_too_much() -> None:
+    async def main() -> dict[str, int]:
+        storage = Storage(tailed(0.05, 2))
+        storage.errors = [Refused(503)]
+        consumer = Consumer(storage, 200, 256)
+        await consumer.use(asyncio.get_running_loop().time() + 4)
+        stats = consumer.pool.stats()
+        assert consumer.errors == {}
+        await consumer.close()
+        return stats
+
+    stats = run(main())
+    assert (stats["refused"], stats["retries"], stats["hedges"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("errors", "requests", "fails"),
+    [
+        ([ConnectionError("lost")], 2, False),
+        ([Refused(500), Refused(503)], 3, False),
+        ([FileNotFoundError("gone")], 1, True),
+        ([Refused(404)], 1, True),
+        ([EOFError("too short")], 1, True),
+        ([PermissionError("expired")], 2, False),
+        ([Refused(401), Refused(401)], 2, True),
+        ([ConnectionError("lost")] * 9, Retries.attempts, True),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_fails_is_tried_again_where_that_may_help(errors: list[Exception], requests: int, fails: bool) -> None:
+    async def main() -> tuple[Storage, dict[int, BaseException]]:
+        storage = Storage(lambda now, number: 0.01)
+        storage.errors = list(errors)
+        consumer = Consumer(storage, 100, 1)
+        consumer.pool.submit(0, Source("s3://0"))
+        consumer.wanted = 1
+        await consumer._came.wait()
+        await consumer.close()
+        return storage, consumer.errors
+
+    storage, failed = run(main())
+    assert storage.requests == requests
+    assert list(failed.values()) == ([errors[min(requests, len(errors)) - 1]] if fails else [])
+    assert storage.renewed == (type(errors[0]) is PermissionError or getattr(errors[0], "status", 0) == 401)
+
+
+def test_a_request_that_is_never_answered_is_named() -> None:
+    async def main() -> dict[int, BaseException]:
+        consumer = Consumer(Storage(lambda now, number: 1e6), 100, 1)
+        consumer.pool.submit(0, Source("s3://0"))
+        await consumer._came.wait()
+        await consumer.close()
+        return consumer.errors
+
+    assert "s3://0 has not been answered in 60 seconds" in str(run(main())[0])
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def read_all(sources: list[Source]) -> list[bytes | BaseException]:
+    """What the pool makes of these, on a real clock."""
+    arena = Arena("test")
+    blocks = Blocks(arena)
+    found: dict[int, bytes | BaseException] = {}
+
+    async def main() -> None:
+        all_there = asyncio.Event()
+
+        def done(number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+            found[number] = error or bytes(arena.buffer[block + 8 : block + 8 + nbytes])
+            if error is None:
+                blocks.free(block)
+            if len(found) == len(sources):
+                all_there.set()
+
+        pool = ReaderPool(blocks, done)
+        for number, source in enumerate(sources):
+            pool.submit(number, source)
+        await all_there.wait()
+        await pool.close()
+
+    asyncio.run(main())
+    assert arena.allocated == 0
+    arena.close()
+    return [found[number] for number in range(len(sources))]
+
+
+def test_files_and_parts_of_files(tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    for number in range(200):
+        (tmp_path / str(number)).write_bytes(data[number : number + 3000])
+    (tmp_path / "shard").write_bytes(data)
+    (tmp_path / "empty").touch()
+    files = [Source(str(tmp_path / str(number))) for number in range(200)]
+    parts = [Source(str(tmp_path / "shard"), 7 * number, 1000) for number in range(200)]
+    more = [Source(f"file://{tmp_path / 'shard'}", 99_990), Source(str(tmp_path / "empty"))]
+    found = read_all([*files, *parts, *more])
+    assert found[:200] == [data[number : number + 3000] for number in range(200)]
+    assert found[200:400] == [data[7 * number : 7 * number + 1000] for number in range(200)]
+    assert found[400:] == [data[99_990:], b""]
+
+
+def test_errors_of_files(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"12345")
+    missing, short = read_all([Source(str(tmp_path / "missing")), Source(str(tmp_path / "short"), 2, 10)])
+    assert isinstance(missing, FileNotFoundError)
+    assert isinstance(short, EOFError)
+    assert "7 bytes too early" in str(short)
+
+
+def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:
+    arena = Arena("test")
+    blocks = Blocks(arena)
+    found: list[bytes] = []
+
+    async def main() -> None:
+        came = asyncio.Event()
+
+        def done(number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+            assert error is None
+            found.append(bytes(arena.buffer[block + 8 : block + 8 + nbytes]))
+            came.set()
+
+        pool = ReaderPool(blocks, done)
+        for number, content in enumerate([b"before", b"behind"]):
+            (tmp_path / "new").write_bytes(content)
+            (tmp_path / "new").rename(tmp_path / "shard")
+            came.clear()
+            pool.submit(number, Source(str(tmp_path / "shard"), 0, 6))
+            await came.wait()
+        await pool.close()
+
+    asyncio.run(main())
+    arena.close()
+    assert found == [b"before", b"behind"]

@@ -1,0 +1,235 @@
+"""A loader whose data set declares its sources: everything comes as without, and workers wait for no storage."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import DataLoader, Source, read_bytes
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+SAMPLES = 120
+
+
+class Files:
+    """Each sample is the sum of a file's bytes and a drawn number, after its key."""
+
+    def __init__(self, root: Path, declares: bool = True) -> None:
+        self.root = root
+        if declares:
+            self.source = self._source
+
+    def _source(self, key: int) -> Source:
+        return Source(str(self.root / f"{key}.bin"))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, key: int) -> tuple[int, int, float]:
+        data = read_bytes(self.root / f"{key}.bin")
+        return key, int(data.astype(np.int64).sum()), float(torch.rand(()))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for key in range(SAMPLES):
+        np.random.default_rng(key).integers(0, 256, 1000 + 10 * key, np.uint8).tofile(folder / f"{key}.bin")
+    return folder
+
+
+def loader_of(dataset: Any, **more: Any) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(dataset, 8, shuffle=True, **{"num_workers": 2, "generator": generator, **more})
+
+
+def rows(batches: Any) -> list[tuple[Any, ...]]:
+    return [row for batch in batches for row in zip(*(column.tolist() for column in batch), strict=True)]
+
+
+def engine_of(loader: DataLoader[Any]) -> Any:
+    return loader._session.engine
+
+
+def reads(loader: DataLoader[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = loader.stats()["reads"]
+    return found
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "bounded": {"in_order": False},
+    "threads": {"worker_kind": "thread"},
+    "joined by workers": {"collate_fn": torch.utils.data.default_collate, "pin_memory": False},
+    "a budget": {"host_memory_budget": 2000, "in_order": False},
+    "persistent": {"persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+def test_everything_is_as_without_reading_ahead(root: Path, mode: dict[str, Any]) -> None:
+    plain, ahead = loader_of(Files(root, declares=False), **mode), loader_of(Files(root), **mode)
+    for _ in range(2):
+        expected, got = rows(plain), rows(ahead)
+        if "worker_kind" in mode:  # threads draw from one generator
+            expected, got = [row[:2] for row in expected], [row[:2] for row in got]
+        assert (sorted(got) if "in_order" in mode else got) == (sorted(expected) if "in_order" in mode else expected)
+    assert "reads" not in plain.stats()
+    found = reads(ahead)
+    assert found["by_workers"] == 0, "no worker has waited for storage"
+    assert (found["process"], found["failed"]) == ("runs", 0)
+    assert found["reads"] >= SAMPLES
+    for loader in (plain, ahead):
+        if loader._session.engine is not None:
+            engine_of(loader).close()
+
+
+def test_a_sample_is_not_begun_before_its_bytes_are_there(root: Path) -> None:
+    """A named pipe in the place of a file is read once somebody writes; all other samples of the window are done."""
+    dataset = Files(root)
+    late = root / "late"
+    os.mkfifo(late)
+    dataset.source = lambda key: Source(str(late), 0, 4) if key == 0 else Source(str(root / f"{key}.bin"))
+    files: Any = dataset
+    loader: DataLoader[Any] = DataLoader(files, 4, num_workers=2, prefetch_factor=4)
+    iterator = iter(loader)
+    assert wait_until(lambda: iterator._engine.log.lanes["cpu"].samples == 31), "all others of the window"
+    assert iterator._engine.pump.run.scheduler.stall_cause() == "fetch"
+    with late.open("wb") as pipe:
+        pipe.write(b"1234")
+    assert [row[0] for row in rows(iterator)] == list(range(SAMPLES))
+    found = reads(loader)
+    assert found["by_workers"] == 1, "it read the file itself, which was not what had been declared"
+    assert found["workers_idle_s"] > 0
+    late.unlink()
+
+
+def test_leaving_an_epoch_and_beginning_the_next(root: Path) -> None:
+    """What workers are still at finds its bytes gone, and reads them from storage."""
+    loader = loader_of(Files(root), persistent_workers=True)
+    sums = dict(row[:2] for row in rows(loader_of(Files(root, declares=False))))
+    for leave in (0, 1, 3, 7, 0, 2):
+        for number, batch in enumerate(loader):
+            assert all(sums[row[0]] == row[1] for row in rows([batch]))
+            if number == leave:
+                break
+    got = rows(loader)
+    assert sorted(row[0] for row in got) == list(range(SAMPLES))
+    assert all(sums[row[0]] == row[1] for row in got)
+    engine_of(loader).close()
+
+
+def test_going_on_from_a_state(root: Path) -> None:
+    whole = rows(loader_of(Files(root)))
+    loader = loader_of(Files(root))
+    iterator = iter(loader)
+    begun = rows([next(iterator) for _ in range(5)])
+    state = loader.state_dict()
+    del iterator
+    again = loader_of(Files(root))
+    again.load_state_dict(state)
+    assert begun + rows(again) == whole
+
+
+def test_a_worker_that_dies_is_replaced_and_the_bytes_are_still_there(root: Path) -> None:
+    loader = loader_of(Files(root), on_worker_death="replace")
+    iterator = iter(loader)
+    got = rows([next(iterator)])
+    os.kill(iterator._engine.pump.lanes["cpu"].pids[0], signal.SIGKILL)
+    got += rows(iterator)
+    assert sorted(row[0] for row in got) == list(range(SAMPLES))
+
+
+def test_the_reader_process_is_killed(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Workers read for themselves: everything comes all the same, and it is said."""
+    more: dict[str, Any] = {"persistent_workers": True}
+    loader, other = loader_of(Files(root), **more), loader_of(Files(root, declares=False), **more)
+    got = rows(loader)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        os.kill(engine_of(loader).pump.reads.pid, signal.SIGKILL)
+        got += rows(loader) + rows(loader)
+    assert got == rows(other) + rows(other) + rows(other)
+    assert "The process that reads ahead" in caplog.text
+    assert "exit code -9" in caplog.text
+    found = reads(loader)
+    assert found["process"] == "lost"
+    assert found["by_workers"] > 0
+    engine_of(loader).close()
+    engine_of(other).close()
+
+
+def test_a_file_that_is_missing_is_the_data_sets_own_error(root: Path, tmp_path: Path) -> None:
+    for key in range(SAMPLES):
+        if key != 50:
+            (tmp_path / f"{key}.bin").symlink_to(root / f"{key}.bin")
+    loader = loader_of(Files(tmp_path), on_error="skip")
+    assert sorted(row[0] for row in rows(loader)) == [key for key in range(SAMPLES) if key != 50]
+    (failure,) = loader.stats()["failures"]
+    assert (failure["index"], failure["error"].split(":")[0]) == ("50", "FileNotFoundError")
+    assert reads(loader)["failed"] == 1
+
+
+def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Files(root)
+
+    def source(key: int) -> Source:
+        if key % 3 == 0:
+            raise KeyError(key)
+        return dataset._source(key)
+
+    dataset.source = source
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        loader = loader_of(dataset)
+        got = rows(loader)
+    assert sorted(row[0] for row in got) == list(range(SAMPLES))
+    assert caplog.text.count("is not read ahead") == 1
+    assert reads(loader)["by_workers"] == SAMPLES // 3
+
+
+def test_the_reader_ends_with_the_training_process(root: Path) -> None:
+    """Also where that is killed: its socket closes."""
+    child = os.fork()
+    if child == 0:
+        iterator = iter(loader_of(Files(root)))
+        next(iterator)
+        (root / "pids").write_text(str(iterator._engine.pump.reads.pid))
+        time.sleep(600)
+    assert wait_until(lambda: (root / "pids").exists() and (root / "pids").read_text())
+    reader = os.pidfd_open(int((root / "pids").read_text()))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert select.select([reader], [], [], 20.0)[0]
+    os.close(reader)
+    (root / "pids").unlink()
+
+
+def test_what_a_sampler_raises_comes_where_it_came_without_reading_ahead(root: Path) -> None:
+    """Although the sampler is drawn from long before."""
+
+    class Ends:
+        def __iter__(self) -> Any:
+            yield from range(60)
+            raise OSError("the index server is away")
+
+        def __len__(self) -> int:
+            return SAMPLES
+
+    def got(dataset: Any) -> int:
+        loader: DataLoader[Any] = DataLoader(dataset, 4, sampler=Ends(), num_workers=2)
+        batches: list[Any] = []
+        with pytest.raises(OSError, match="the index server is away"):
+            batches.extend(iter(loader))
+        return len(batches)
+
+    assert got(Files(root)) == got(Files(root, declares=False))

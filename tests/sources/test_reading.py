@@ -1,0 +1,131 @@
+"""What ``read_bytes`` gives: what lies ready, else what storage has; and how data sets declare where that is."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from minato_gpu import Source, read_bytes
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources.blocks import Blocks, copy
+from minato_gpu.sources.declared import source_of
+from minato_gpu.sources.reading import AT_HAND, Place
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena("test")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def at_hand(arena: Arena) -> Iterator[Any]:
+    AT_HAND.fd = arena.fd
+    yield AT_HAND
+    AT_HAND.put(())
+    AT_HAND.fd, AT_HAND.direct, AT_HAND.direct_s = -1, 0, 0.0
+
+
+def lay_down(blocks: Blocks, source: Source, data: bytes) -> Place:
+    block, view = blocks.allocate(len(data))
+    view[:] = data
+    return Place(source.path, source.offset, source.length, block, len(data), blocks.publish(block))
+
+
+def test_what_lies_ready_is_copied_and_else_storage_is_read(tmp_path: Path, arena: Arena, at_hand: Any) -> None:
+    (tmp_path / "file").write_bytes(b"from storage")
+    source, blocks = Source(str(tmp_path / "file")), Blocks(arena)
+    place = lay_down(blocks, source, b"read ahead")
+    at_hand.put([place])
+    first = read_bytes(tmp_path / "file")
+    first[:] = 0
+    assert read_bytes(source).tobytes() == b"read ahead"
+    assert at_hand.direct == 0
+    assert read_bytes(Source(source.path, 5)).tobytes() == b"storage", "another part is another source"
+    blocks.free(place.block)
+    assert read_bytes(source).tobytes() == b"from storage"
+    assert at_hand.direct == 2
+    assert at_hand.direct_s > 0
+
+
+def test_a_block_that_is_not_complete_is_none(arena: Arena) -> None:
+    blocks = Blocks(arena)
+    block, view = blocks.allocate(4)
+    view[:] = b"data"
+    assert copy(arena.fd, block, 4, 1) is None
+    stamp = blocks.publish(block)
+    found = copy(arena.fd, block, 4, stamp)
+    assert found is not None
+    assert found.tobytes() == b"data"
+    assert copy(arena.fd, block, 4, stamp + 1) is None
+
+
+def test_urls_and_parts_of_them(tmp_path: Path) -> None:
+    with fsspec.open("memory://bucket/object", "wb") as file:
+        file.write(b"0123456789")
+    assert read_bytes(Source("memory://bucket/object")).tobytes() == b"0123456789"
+    assert read_bytes(Source("memory://bucket/object", 3, 4)).tobytes() == b"3456"
+    assert read_bytes(Source("memory://bucket/object", 7)).tobytes() == b"789"
+    with pytest.raises(EOFError, match=r"object\[8:12\] ends 2 bytes too early"):
+        read_bytes(Source("memory://bucket/object", 8, 4))
+    with pytest.raises(FileNotFoundError):
+        read_bytes(Source("memory://bucket/other"))
+    (tmp_path / "file").write_bytes(b"0123456789")
+    assert read_bytes(Source(f"file://{tmp_path}/file", 2, 3)).tobytes() == b"234"
+
+
+def test_a_source_says_what_it_is() -> None:
+    assert str(Source("a")) == "a"
+    assert str(Source("a", 2, 3)) == "a[2:5]"
+    assert str(Source("a", 2)) == "a[2:]"
+    assert str(Source("a", 2, 3, "member")) == "a: member"
+    assert Source("a", 2, 3, "member") == Source("a", 2, 3, "other")
+    assert pickle.loads(pickle.dumps(Source("a", 2, 3, "member"))).name == "member"
+    with pytest.raises(ValueError, match="must be >= 0, got -1 and None"):
+        Source("a", -1)
+
+
+class Declares(Dataset[int]):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+    def source(self, key: int) -> Source:
+        return Source(f"{self.name}{key}")
+
+
+class Silent(Dataset[int]):
+    def __len__(self) -> int:
+        return 3
+
+
+def test_wrappers_of_torch_are_seen_through() -> None:
+    declared = source_of(Subset(Declares("a"), [2, 0]))
+    assert declared is not None
+    assert [declared(key).path for key in range(2)] == ["a2", "a0"]
+    both = source_of(ConcatDataset([Declares("a"), Subset(Declares("b"), [1, 2])]))
+    assert both is not None
+    assert [both(key).path for key in (0, 2, 3, 4, -1)] == ["a0", "a2", "b1", "b2", "b2"]
+    assert source_of(ConcatDataset([Declares("a"), Silent()])) is None
+    assert source_of(Subset(Silent(), [0])) is None
+    assert source_of([1, 2]) is None
+
+
+def test_descriptors_are_closed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        read_bytes(tmp_path / "file")
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
