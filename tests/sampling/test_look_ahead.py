@@ -29,7 +29,7 @@ class Loader:
     def __init__(self, sampler: Any, batch_sampler: Any = None) -> None:
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.dataset: Any = range(10)
-        self.device, self.drop_last = None, False
+        self.device, self.generator, self.drop_last = None, None, False
 
 
 def ahead(sampler: Any, epoch: int = 0, before: Orders | None = None, **options: Any) -> Orders | None:
