@@ -22,6 +22,8 @@ STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24
 """So many remaining keys are stored; a sampler with more (an endless one, say) must have a state of its own."""
 
+_FAILED = "the sampler has raised when it was asked for keys ahead of need, and what it would yield next is not known"
+
 
 class SamplerSnapshot(NamedTuple):
     """States of the sampler, its iterator and the sampler nested in it (of those that have one), and of the generators.
@@ -68,7 +70,8 @@ class Order:
         self._generators = generators or {}
         self._known = known
         self._begun = False  # it has been asked for something, so that it tells its state
-        self._raised: Exception | None = None  # by the sampler, when it was asked ahead of need
+        self._raised: Exception | None = None  # by the sampler, when it was asked for a save: for who draws next
+        self._failed = False  # the last that was asked of it raised: whether anything comes after that, nobody knows
         self._before: SamplerSnapshot | None = None  # what was last drawn, or should have been
 
     def fill(self, items: int, *, keep: bool = False) -> bool:
@@ -90,7 +93,10 @@ class Order:
                 missing -= 1
             except StopIteration:
                 self.ended = True
-            self._begun = True
+            except Exception:
+                self._failed = True
+                raise
+            self._begun, self._failed = True, False
         return missing <= 0
 
     def begin(self) -> None:
@@ -101,6 +107,8 @@ class Order:
     def foresee(self) -> Coming | None:
         """The item after all that was drawn from the sampler, with the state before it; it comes after those. None at
         the end, also where the sampler raises: then who draws it sees that."""
+        if self._failed:
+            return None
         try:
             return self.coming[-1] if self.fill(len(self.coming) + 1, keep=True) else None
         except Exception as error:
@@ -120,8 +128,8 @@ class Order:
 
     def state(self) -> SamplerSnapshot:
         """The state after all that was drawn from the sampler; see ``begin``."""
-        if self._raised is not None and self._before is not None:
-            return self._before
+        if self._failed:  # whoever drew ahead has its error, which the consumer may not have come to
+            return self._before or SamplerSnapshot(Snapshot(None), {}, _FAILED)
         return self._take() if self._begun or self._known is None else self._known
 
     def _take(self) -> SamplerSnapshot:
@@ -139,12 +147,23 @@ class Order:
         return self.begun_from
 
     def draw_rest(self) -> None:
-        """Let all that is still to come be at hand. Raises ValueError for too many."""
+        """Let all that is still to come be at hand. Raises ValueError for too many, and what the sampler raises; who
+        draws it sees that too."""
         if not self.ended:
-            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - len(self.coming))))
-            self.ended = len(self.coming) < MOST_KEYS
+            self._draw_rest()
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
                 f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "
                 "state_dict() and load_state_dict(), which the loader then uses"
             )
+
+    def _draw_rest(self) -> None:
+        had = len(self.coming)
+        try:
+            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - had)))
+        except Exception as error:
+            self._raised, self._failed = error, True
+            raise
+        if self._failed and len(self.coming) == had:  # a generator that has raised tells of its end, whatever was left
+            raise ValueError(f"this epoch cannot be saved: {_FAILED}")
+        self._failed, self.ended = False, len(self.coming) < MOST_KEYS

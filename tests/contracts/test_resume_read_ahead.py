@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from minato_gpu import Source, read_bytes
 from minato_gpu.engine import building
+from minato_gpu.sampling.sources import OFTEN
 from tests.contracts.datasets import rows
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import generator, through_json
@@ -50,6 +51,24 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     monkeypatch.setattr(building, "READ_AHEAD", request.param)
     count: int = request.param
     return count
+
+
+class Dies(Counting):
+    """A sampler that cannot go on after three quarters of its keys, for as long as ``away`` says so."""
+
+    away = True
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in super().__iter__():
+            yield key
+            if self.away and self.at == 72:
+                raise OSError("the index server is away")
+
+
+class DiesUntold(Dies):
+    """The same, and nothing is known of it."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
 
 
 _ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -120,3 +139,30 @@ def test_the_next_epoch_is_read_ahead_already(path: Path, mode: Mode, more: dict
     assert [_told(epoch, mode) for epoch in others] == [_told(loader, mode) for _ in others]
     for each in (loader, resumed):
         each._session.engine.close()
+
+
+@pytest.mark.parametrize("batches", [2, 12, 17])
+@pytest.mark.parametrize("sampler", [Dies, DiesUntold])
+def test_no_state_takes_a_sampler_that_raised_for_one_that_ended(
+    path: Path, ahead: int, sampler: Any, batches: int
+) -> None:
+    """Its error waits until the consumer comes to it. Until then a state leads to all that is left, or is refused."""
+
+    def make() -> Any:
+        return IN_ORDER.loader(Declared(path), BATCH, sampler=sampler(SAMPLES), num_workers=1)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    if sampler is DiesUntold or batches > OFTEN:  # a state that was kept leads back to where it raised
+        for _ in range(2):
+            with pytest.raises((ValueError, OSError), match=r"cannot be saved|the index server is away"):
+                loader.state_dict()
+    else:
+        resumed = make()
+        resumed.load_state_dict(through_json(loader.state_dict()))
+        resumed.sampler.away = False
+        assert sum(1 for _ in resumed) == BATCHES - batches
+    with pytest.raises(OSError, match="the index server is away"):
+        list(iterator)

@@ -60,6 +60,13 @@ FAULTS = (
         "d244c1e",
     ),
     Fault(
+        "a sampler that has raised ahead of need is taken for one that has ended",
+        "sampling/orders.py",
+        "            except Exception:\n                self._failed = True\n                raise\n",
+        "",
+        ("contracts/test_resume_read_ahead.py",),
+    ),
+    Fault(
         "a mark names the position after its batch",
         "sampling/sources.py",
         "self._remember(Mark(self.place, first, state, keys))",
