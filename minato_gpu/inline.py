@@ -16,18 +16,18 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
 
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import process_generators
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
-from minato_gpu.samples import Position, Ticket, add_note
+from minato_gpu.samples import Ticket, Value, add_note
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.worker_streams import WorkerStreams
@@ -39,7 +39,7 @@ from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 class InlineIterator(EpochIterator):
     """One epoch in the main process."""
 
-    def __init__(self, loader: Any, session: Session, epoch: int, resumption: Resumption | None) -> None:
+    def __init__(self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None) -> None:
         begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
         at_start = process_generators.every() if iterable and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
@@ -80,7 +80,7 @@ class StreamHere(Batches):
         self._samples = samples
         self.log = log
 
-    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Any:
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
         self.handed = None
@@ -121,12 +121,12 @@ class SamplesHere(Batches):
         self._source = source
         self._producer = Producer(0, job)
         self._ahead: deque[Drawn | None] = deque()  # drawn to find a sample to repeat
-        self._kept: tuple[Ticket, Any] | None = None  # the last that did not fail, where some may
+        self._kept: tuple[Ticket, Value] | None = None  # the last that did not fail, where some may
         self._task = Task(0, 0, "run", source.number, source.seed)
         self._many = job.dataset.__getitems__ if asks_once and self._producer.fetches_many(self._task) else None
         self.log = log
 
-    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Any:
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
         self.handed, self.bad, self.survivor = None, [], None
@@ -146,12 +146,12 @@ class SamplesHere(Batches):
         self.log.inline(number, begin, perf_counter(), len(samples))
         return batch
 
-    def _samples(self, piece: Piece) -> list[Any]:
+    def _samples(self, piece: Piece) -> list[Value]:
         """Those of a batch; what fails of them goes to ``bad`` where it may be left out."""
         if self._many is not None:
             return list(self._of_all("__getitems__", piece, self._many, piece.keys))
         produce, last = self._producer.of(self._task, piece, False), -1
-        samples: list[Any] = []
+        samples: list[Value] = []
         bad: list[Failure] = []
         for at in range(len(piece.keys)):  # in a generator, what raised StopIteration would be told without its index
             try:
@@ -172,7 +172,7 @@ class SamplesHere(Batches):
             self._kept = self.survivor, samples[-1]
         return samples
 
-    def _of_all(self, what: str, piece: Piece, function: Callable[[Any], Any], argument: Any) -> Any:
+    def _of_all(self, what: str, piece: Piece, function: Callable[[Value], Value], argument: Value) -> Value:
         """What a function of the user's makes of a whole batch."""
         try:
             return function(argument)
@@ -189,7 +189,7 @@ class SamplesHere(Batches):
 
     # --- a batch that must come, and has lost all its samples ---------------------------------------------------
 
-    def pad(self, number: int, ticket: Ticket | None) -> Any:
+    def pad(self, number: int, ticket: Ticket | None) -> Value:
         """See Batches."""
         begin = perf_counter()
         ticket = ticket or self._next_survivor()
@@ -200,7 +200,7 @@ class SamplesHere(Batches):
         self.log.inline(number, begin, perf_counter(), 0, padded=1)
         return batch
 
-    def _again(self, ticket: Ticket) -> Any:
+    def _again(self, ticket: Ticket) -> Value:
         """This sample once more. What a data set draws without a pipeline is only the same if it is at hand."""
         if self._kept is not None and self._kept[0] == ticket and self._job.pipeline is None:
             return self._kept[1]
@@ -228,7 +228,7 @@ class SamplesHere(Batches):
 def _piece(drawn: Drawn) -> Piece:
     """The samples of a batch; none where the sampler yielded no keys at all."""
     keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
-    return Piece(Position(drawn.positions[0]), keys, drawn.occurrences, -1, 0, 0, True)
+    return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
 
 
 def _ticket(task: Task, piece: Piece, at: int) -> Ticket:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 from minato_gpu.checkpoint import ranks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.packing import packed, packed_state
-from minato_gpu.samples import witness_of
+from minato_gpu.samples import Key, witness_of
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.orders import KEYS, REPLAY, Order
@@ -29,7 +28,7 @@ from minato_gpu.snapshots import Snapshot
 class Cursor:
     """Tells where the order of one epoch stands. ``worlds``: how ranks had shared it out before."""
 
-    def __init__(self, sampling: Sampling, source: Source, worlds: Sequence[Any]) -> None:
+    def __init__(self, sampling: Sampling, source: Source, worlds: Sequence[s.State]) -> None:
         self._sampling = sampling
         self._source = source
         self._worlds = worlds
@@ -87,10 +86,10 @@ def _state_of_sampler(source: Source, marks: list[Mark]) -> s.State:
     return out
 
 
-def _plain_following(following: list[list[Any]], digest: int) -> s.State:
+def _plain_following(following: list[list[Key]], digest: int) -> s.State:
     """What came after a state, so that it can be told again; nothing where that is not known. ``digest``: of the
     generators after all of it."""
-    keys: list[Any] = []
+    keys: list[Key] = []
     items = 0
     while items < len(following) and len(keys) < ENOUGH:
         keys, items = keys + following[items], items + 1
@@ -111,7 +110,7 @@ def _plain_counts(occurrences: Occurrences) -> s.State:
     return {"planes": [[ones, packed(plane)] for ones, plane in planes], "others": plain}
 
 
-def _plain(drawn: list[list[Any]]) -> list[list[Any]]:
+def _plain(drawn: list[list[Key]]) -> list[list[Key]]:
     try:
         return [s.plain_keys(keys) for keys in drawn]
     except ValueError as error:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from minato_gpu.checkpoint import state as s
 from minato_gpu.packing import packed
-from minato_gpu.samples import Position, Ticket
+from minato_gpu.samples import JSON, Position, Ticket
 from minato_gpu.sampling.delivered import DeliveredPositions
 
 _MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
@@ -25,7 +24,7 @@ def plain_positions(delivered: DeliveredPositions) -> s.State:
     return {**out, "failed": delivered.failed} if delivered.failed else out
 
 
-def positions_of(progress: Mapping[str, Any], epoch: int = 0) -> DeliveredPositions:
+def positions_of(progress: Mapping[str, JSON], epoch: int = 0) -> DeliveredPositions:
     """The record that ``plain_positions`` made plain. Raises ValueError for anything else."""
     if len(above := s.unpacked(progress, "above")) > _MOST_BYTES:
         raise ValueError("state: 'above' is longer than any window")

@@ -11,14 +11,16 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
 from minato_gpu.notices import say_once
 from minato_gpu.packing import packed
+from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.samplers import Sampling
 
 TORCH, PYTHON, NUMPY = "torch", "python", "numpy"
@@ -26,7 +28,7 @@ _WORDS = 624  # of Python's and NumPy's generator, both Mersenne twisters
 _REST = struct.Struct("<IId")  # place in the words; whether a normal number was drawn and not asked for yet, and that
 
 
-def concerning(loader: Any, sampling: Sampling) -> tuple[str, ...]:
+def concerning(loader: Arguments, sampling: Sampling) -> tuple[str, ...]:
     """Which of them a loader, or the data set that it calls here, may draw from."""
     if loader.num_workers == 0:
         return TORCH, PYTHON, NUMPY
@@ -61,7 +63,7 @@ def plain(states: Mapping[str, bytes]) -> s.State:
     return {name: packed(state) for name, state in states.items()}
 
 
-def checked(states: Mapping[str, Any]) -> dict[str, bytes]:
+def checked(states: Mapping[str, JSON]) -> dict[str, bytes]:
     """What ``plain`` made plain. Raises ValueError for anything else."""
     for name in states:
         if name not in _PUT:
@@ -76,7 +78,9 @@ def checked(states: Mapping[str, Any]) -> dict[str, bytes]:
 class Waiting:
     """States from ``load_state_dict`` until the next ``iter()``. ``begun``: how they stood as the epoch began."""
 
-    def __init__(self, loader: Any, sampling: Sampling, state: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
+    def __init__(
+        self, loader: Arguments, sampling: Sampling, state: Mapping[str, JSON], begun: Mapping[str, JSON]
+    ) -> None:
         saved, names = checked(state), concerning(loader, sampling)
         self._found = now(name for name in saved if name in names)
         self._saved = {name: saved[name] for name in self._found}
@@ -114,11 +118,11 @@ def _put_torch(state: bytes) -> None:
     torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _twister(words: Any, place: int, gauss: float | None) -> bytes:
+def _twister(words: ArrayLike, place: int, gauss: float | None) -> bytes:
     return np.asarray(words, dtype="<u4").tobytes() + _REST.pack(place, gauss is not None, gauss or 0.0)
 
 
-def _parts(state: bytes) -> tuple[Any, int, float | None]:
+def _parts(state: bytes) -> tuple[NDArray[np.uint32], int, float | None]:
     place, has_gauss, gauss = _REST.unpack(state[4 * _WORDS :])
     return np.frombuffer(state, dtype="<u4", count=_WORDS).astype(np.uint32), place, gauss if has_gauss else None
 
@@ -139,7 +143,7 @@ def _put_python(state: bytes) -> None:
 
 
 def _take_numpy() -> bytes | None:
-    state: Any = np.random.get_state(legacy=False)
+    state: Value = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         return None
     gauss = state["gauss"] if state["has_gauss"] else None

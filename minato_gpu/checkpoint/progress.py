@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import process_generators, ranks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.cursor import Cursor, told_between
@@ -29,7 +29,7 @@ class EpochProgress:
     ``globals_at_start``: how the process's generators stood then, for a stream that draws here."""
 
     def __init__(
-        self, loader: Any, source: Source, workers: tuple[int, int] | None = None, worlds: Sequence[Any] = ()
+        self, loader: Arguments, source: Source, workers: tuple[int, int] | None = None, worlds: Sequence[s.State] = ()
     ) -> None:
         self.source = source
         self.over = False  # the iterator has said so
@@ -103,7 +103,7 @@ class EpochProgress:
         return out
 
 
-def most_drawn_again(loader: Any) -> int:
+def most_drawn_again(loader: Arguments) -> int:
     """So many keys are drawn again: those of a pass over the data set, whatever it takes, and else as many as samples
     of a stream are read again. How many a sampler yields may be a number that nobody could wait for."""
     return max(MOST_READ_AGAIN, length_of(loader.dataset) or 0)
@@ -119,7 +119,7 @@ def check_drawn_again(below: int, most: int) -> None:
 
 
 def before_epoch(
-    loader: Any, number: int, workers: tuple[int, int], last: EpochProgress | None, streams: Sequence[StreamState]
+    loader: Arguments, number: int, workers: tuple[int, int], last: EpochProgress | None, streams: Sequence[StreamState]
 ) -> s.State:
     """The state of a loader whose epoch ``number`` has not begun.
 

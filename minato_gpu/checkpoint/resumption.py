@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import checks, process_generators, ranks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.positions import positions_of
 from minato_gpu.checkpoint.progress import EpochProgress, check_drawn_again, most_drawn_again
 from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts_between, tell_read_again
 from minato_gpu.lanes.streams import StreamState
+from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling import sampler_restore as ways
 from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.orders import KEYS, REPLAY, STATE, Order
@@ -28,10 +29,10 @@ _LENGTH = {"length": "length of the sampler"}
 
 
 def begin_epoch(
-    loader: Any,
+    loader: Arguments,
     number: int,
     seed: int,
-    batches: Any,
+    batches: Iterator[Value],
     resumption: Resumption | None,
     workers: tuple[int, int] | None = None,
 ) -> EpochProgress:
@@ -57,7 +58,7 @@ class Resumption:
     """A checked state, on its way to the next iterator; a copy, which nobody changes."""
 
     @s.within_depth()
-    def __init__(self, loader: Any, state: Any) -> None:
+    def __init__(self, loader: Arguments, state: JSON) -> None:
         self._sampling = Sampling(loader)
         self._persistent = loader.persistent_workers and loader.num_workers > 0
         if isinstance(state, Mapping):
@@ -67,9 +68,9 @@ class Resumption:
         self.number: int = self.state["epoch"]
         self.begun: bool = self.state["begun"]
         self._between = not self.begun  # the state is one of a loader between two epochs
-        self._stored: list[list[Any]] = []
-        self._counted: tuple[list[Plane], dict[Any, int]] = ([], {})
-        self.worlds: list[Any] = []  # how the epoch was shared out among ranks before, if it was merged
+        self._stored: list[list[Key]] = []
+        self._counted: tuple[list[Plane], dict[Key, int]] = ([], {})
+        self.worlds: list[s.State] = []  # how the epoch was shared out among ranks before, if it was merged
         self.starts: list[StreamState] = []  # of an iterable data set's streams
         self._epoch_of_sampler = self._check(loader) if self.begun else None
         if not self.begun and self._sampling.iterable:
@@ -80,7 +81,7 @@ class Resumption:
         if self._epoch_of_sampler is not None:
             self._sampling.inner.set_epoch(self._epoch_of_sampler)
 
-    def _check(self, loader: Any) -> int | None:
+    def _check(self, loader: Arguments) -> int | None:
         """Whether the state fits this loader; returns the epoch that its sampler had been told of, if it has one."""
         if (self.state["kind"] == "iterable") != self._sampling.iterable:
             raise ValueError(
@@ -102,7 +103,7 @@ class Resumption:
                 theirs = s.quoted(source.get(name))
                 raise ValueError(f"the state was saved with {meaning} {theirs}, this loader has {s.quoted(mine[name])}")
 
-    def _check_source(self, loader: Any) -> int | None:
+    def _check_source(self, loader: Arguments) -> int | None:
         source = self.state["source"]
         s.choice(source, "way", (STATE, REPLAY, KEYS))
         if source["way"] == REPLAY and not self._sampling.replays:
@@ -164,7 +165,7 @@ class Resumption:
         own = _own(s.mapping(self.state["source"], "state"))
         ways.load_ended(self._sampling, own, self.order_states())
 
-    def source(self, loader: Any) -> Source:
+    def source(self, loader: Arguments) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
         saved, number, seed = self.state["source"], self.number, self.state["seed"]
         if self.state["kind"] == "iterable":
@@ -174,7 +175,7 @@ class Resumption:
             return source
         replays = saved["way"] == REPLAY
         order = self._replayed() if replays else self._from_state(saved)
-        begin = {} if replays else {name: saved[name] for name in ("place", "position")}
+        begin: dict[str, int] = {} if replays else {name: saved[name] for name in ("place", "position")}
         source = source_of(loader, number, seed, order, delivered=self.delivered, **begin)
         if source.occurrences.used and saved.get("counted") is False:
             raise ValueError(
@@ -201,7 +202,7 @@ class Resumption:
         default = self.order_states().get("default") if self._sampling.uses_default_generator else None
         return ways.replayed_order(self._sampling, default, begun_from)
 
-    def _from_state(self, saved: Mapping[str, Any]) -> Order:
+    def _from_state(self, saved: Mapping[str, JSON]) -> Order:
         """What is stored, and after that what the sampler yields from its state."""
         own = _own(saved["state"])
         taken = {} if saved.get("generators") is None else s.generators(saved["generators"])
@@ -215,6 +216,6 @@ class Resumption:
 
 
 @s.within_depth()
-def _own(saved: Mapping[str, Any]) -> Snapshot:
+def _own(saved: Mapping[str, JSON]) -> Snapshot:
     """A copy of the states of the sampler, its iterator and the sampler in it."""
     return Snapshot({name: saved.get(name) for name in ("sampler", "iterator", "nested")})

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from minato_gpu.checkpoint import state as s
 from minato_gpu.lanes.streams import ITSELF, StreamState, is_stateful
 from minato_gpu.notices import LOGGER
+from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.snapshots import dumps
 
@@ -49,7 +49,7 @@ def _plain(places: Sequence[StreamState]) -> list[s.State]:
     return plain
 
 
-def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
+def _pickled(given: Mapping[str, JSON] | None) -> bytes | None:
     if given is None:
         return None
     with s.within_depth():
@@ -62,7 +62,7 @@ def between(tolds: Sequence[StreamState]) -> s.State:
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
 
-def resumed_streams(saved: Mapping[str, Any], places: list[StreamState]) -> WorkerStreams:
+def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> WorkerStreams:
     """The streams of a checked state, each to be taken up at its place."""
     streams = WorkerStreams(len(places), saved["batches"], saved["turn"])
     streams.shared_seed = saved.get("shared_seed")
@@ -70,7 +70,7 @@ def resumed_streams(saved: Mapping[str, Any], places: list[StreamState]) -> Work
     return streams
 
 
-def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples: int) -> list[StreamState]:
+def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: int) -> list[StreamState]:
     """Where the streams of a state stand. Raises ValueError where they are damaged, those of another data set or number
     of workers, or too far on to be read again. ``samples``: of a batch."""
     places = _places(saved, dataset, workers)
@@ -84,7 +84,7 @@ def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples:
     return places
 
 
-def starts_between(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamState]:
+def starts_between(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
     """Where the epoch after a state between two begins; empty where it says nothing. Raises ValueError as above."""
     places = [] if saved.get("streams") is None else _places(saved, dataset, workers)
     for at in places:
@@ -92,7 +92,7 @@ def starts_between(saved: Mapping[str, Any], dataset: Any, workers: int) -> list
     return [at._replace(ended=False) for at in places]
 
 
-def _places(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamState]:
+def _places(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
     streams = s.sequence(saved, "streams")
     if len(streams) != max(1, workers):
         raise ValueError(
@@ -113,13 +113,13 @@ def _places(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Stream
     return [_place(own) for own in streams]
 
 
-def _place(own: Mapping[str, Any]) -> StreamState:
+def _place(own: Mapping[str, JSON]) -> StreamState:
     over = own["batches"] > 0 if own["ended"] else own.get("over") is True
     state, since = _pickled(own.get("state")), own.get("since") or 0
     return StreamState(state, own["ended"], since=since, over=over, batches=own["batches"])
 
 
-def _check_owner(given: Mapping[str, Any], dataset: Any) -> None:
+def _check_owner(given: Mapping[str, JSON], dataset: Value) -> None:
     """Raises ValueError where the data set does not take such a state."""
     s.choice(given, "of", ("iterator", "dataset", ITSELF))
     name = type(dataset).__name__

@@ -9,10 +9,9 @@ one raises then has nothing to do with that batch: the consumer gets it, and the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import cast
 
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.settings import Settings
@@ -165,8 +164,7 @@ class Epochs:
             epoch.end = OutputBatch(self._drawn)
             self._ahead.append((epoch, ()))
             return
-        positions = cast("Sequence[Position]", drawn.positions)
-        record = Record(epoch.number, self._serial, positions, drawn.keys, drawn.occurrences, epoch.first_order)
+        record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
         self._drawn = SourceBatch(self._drawn + 1)
         if self._reads is not None:

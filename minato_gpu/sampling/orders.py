@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
 
 from minato_gpu.packing import packed_states
+from minato_gpu.samples import Value
 from minato_gpu.snapshots import Snapshot
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
@@ -36,7 +37,7 @@ class SamplerSnapshot(NamedTuple):
     error: str | None = None
 
 
-Coming = tuple[SamplerSnapshot | None, Any]
+Coming = tuple[SamplerSnapshot | None, Value]
 """What a sampler has yielded, and the state before that, where it is known."""
 
 
@@ -51,10 +52,10 @@ class Order:
 
     def __init__(
         self,
-        batches: Iterator[Any],
+        batches: Iterator[Value],
         way: str = REPLAY,
         *,
-        parts: tuple[Any, Any, Any] = (None, None, None),
+        parts: tuple[Value, Value, Value] = (None, None, None),
         generators: Mapping[str, torch.Generator] | None = None,
         begun_from: dict[str, str] | None = None,
         known: SamplerSnapshot | None = None,

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.packing import packed_states
-from minato_gpu.samples import witness_of
+from minato_gpu.samples import Value, witness_of
 from minato_gpu.sampling.orders import KEYS, STATE, Order, SamplerSnapshot
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.snapshots import Snapshot
@@ -47,7 +47,7 @@ class Following(NamedTuple):
     generators: int | None = None
 
 
-def fresh_order(sampling: Sampling, batches: Iterator[Any]) -> Order:
+def fresh_order(sampling: Sampling, batches: Iterator[Value]) -> Order:
     """The order of an epoch that begins. ``batches``: an iterator over the loader's batch sampler, not yet advanced."""
     if sampling.replays:
         return Order(batches, generators=sampling.generators)
@@ -132,7 +132,7 @@ def load_ended(sampling: Sampling, own: Snapshot, taken: _States) -> Snapshot | 
     return untold
 
 
-def _load(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Any:
+def _load(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Value:
     """Give the sampler its own state back, if there is one; ``nested``: the one inside it. Returns that sampler. Raises
     ValueError where it takes none."""
     sampler, name = (sampling.nested, "nested") if nested else (sampling.inner, "sampler")
@@ -143,9 +143,9 @@ def _load(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Any:
     return sampler
 
 
-def _taken_up(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Iterator[Any]:
+def _taken_up(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Iterator[Value]:
     """The iterator of a sampler that has its state back, with its own if it has one. Raises ValueError as above."""
-    keys: Iterator[Any] = iter(_load(sampling, own, nested=nested))
+    keys: Iterator[Value] = iter(_load(sampling, own, nested=nested))
     if not nested and (state := own.copy()["iterator"]) is not None:
         if not is_stateful(keys):
             raise ValueError("the state holds one of the sampler's iterator, but this sampler's iterator takes none")
@@ -158,7 +158,7 @@ def _now(sampling: Sampling) -> _States:
 
 
 def _known_or_stored(
-    sampling: Sampling, keys: Iterator[Any], begun_from: dict[str, str], known: SamplerSnapshot | None = None
+    sampling: Sampling, keys: Iterator[Value], begun_from: dict[str, str], known: SamplerSnapshot | None = None
 ) -> Order:
     generators = sampling.generators
     sampler = sampling.inner if is_stateful(sampling.inner) else None

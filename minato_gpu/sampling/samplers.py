@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -17,7 +16,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.streams import is_stateful
+from minato_gpu.samples import JSON, Key, Value
 
 _REPLAYED = (
     *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
@@ -33,11 +34,11 @@ class Sampling:
     each of several devices. ``iterable``: nothing is sampled, workers iterate the data set for themselves.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Arguments) -> None:
         batches = loader.batch_sampler
         self.size: int | None = None
         self.drop_last = False
-        self.inner: Any = loader.sampler if batches is None else batches
+        self.inner: Value = loader.sampler if batches is None else batches
         self.batched = batches is not None
         self.multiple = _devices(loader.device) if loader.drop_last else 1
         self.iterable = isinstance(loader.dataset, IterableDataset)
@@ -69,7 +70,7 @@ class Sampling:
         )
 
     @property
-    def nested(self) -> Any:
+    def nested(self) -> Value:
         """The stateful sampler inside a batch sampler that has no state itself, though its iterator may."""
         inside = getattr(self.inner, "sampler", None)
         return inside if not is_stateful(self.inner) and is_stateful(inside) else None
@@ -114,11 +115,11 @@ class Sampling:
         epoch = getattr(self.inner, "epoch", None)
         return epoch if callable(getattr(self.inner, "set_epoch", None)) and isinstance(epoch, int) else None
 
-    def cut(self, keys: Iterable[Any]) -> Iterator[Any]:
+    def cut(self, keys: Iterable[Value]) -> Iterator[Value]:
         """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""
         return iter(keys) if self.size is None else _cut(iter(keys), self.size, self.drop_last)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, JSON]:
         """What a saved state and the loader that takes it must agree on."""
         return {
             "sampler": type(self.inner).__name__,
@@ -127,12 +128,12 @@ class Sampling:
         }
 
     @property
-    def cutting(self) -> dict[str, Any]:
+    def cutting(self) -> dict[str, JSON]:
         """How keys, or the samples of an iterable data set, become batches."""
         return {"batch_size": self.size, "drop_last": self.drop_last}
 
 
-def length_of(sized: Any) -> int | None:
+def length_of(sized: Value) -> int | None:
     """The length of a data set or sampler, where it tells."""
     try:
         return len(sized)
@@ -140,12 +141,12 @@ def length_of(sized: Any) -> int | None:
         return None
 
 
-def _devices(device: Any) -> int:
+def _devices(device: str | torch.device | Sequence[str | torch.device] | None) -> int:
     """How many the loader's argument ``device`` names."""
     return len(device) if isinstance(device, Sequence) and not isinstance(device, str) else 1
 
 
-def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+def _cut(keys: Iterator[Key], size: int, drop_last: bool) -> Iterator[list[Key]]:
     while batch := list(islice(keys, size)):
         if len(batch) == size or not drop_last:
             yield batch

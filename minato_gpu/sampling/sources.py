@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
-from minato_gpu.samples import witness_of
+from minato_gpu.samples import Key, Position, Value, witness_of
 from minato_gpu.sampling.delivered import DeliveredPositions
-from minato_gpu.sampling.occurrences import Occurrences
+from minato_gpu.sampling.occurrences import Occurrences, occurrences_of
 from minato_gpu.sampling.orders import REPLAY, Order, SamplerSnapshot
-from minato_gpu.sampling.samplers import Sampling, length_of
-from minato_gpu.sampling.speculation import yields_once
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling.messages import Span
 
@@ -27,8 +28,8 @@ class Drawn(NamedTuple):
     ``left``: where an earlier run delivered some of it, the offsets of what it left, as half-open ranges.
     """
 
-    positions: range | list[int]
-    keys: list[Any]
+    positions: Sequence[Position]
+    keys: list[Key]
     occurrences: list[int] | None
     left: tuple[Span, ...] | None = None
 
@@ -45,7 +46,7 @@ class Mark(NamedTuple):
     place: int
     position: int
     state: SamplerSnapshot | None
-    keys: list[Any]
+    keys: list[Key]
 
     @property
     def end(self) -> int:
@@ -53,18 +54,19 @@ class Mark(NamedTuple):
         return self.position + len(self.keys)
 
 
-def occurrences_of(loader: Any) -> Occurrences:
-    """Counts how often each key comes in an epoch of this loader."""
-    # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
-    # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
-    seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
-    counts = seeds or not (sampling.iterable or sampling.replays)
-    return Occurrences(length_of(loader.dataset), unique=not counts or yields_once(loader), used=seeds)
-
-
-def source_of(loader: Any, number: int, seed: int, order: Order, **more: Any) -> Source:
-    """An epoch of this loader, from its beginning or (``more``) from where the order begins; see ``Source``."""
-    return Source(number, seed, order, Sampling(loader), occurrences_of(loader), **more)
+def source_of(
+    loader: Arguments,
+    number: int,
+    seed: int,
+    order: Order,
+    *,
+    place: int = 0,
+    position: int = 0,
+    delivered: DeliveredPositions | None = None,
+) -> Source:
+    """An epoch of this loader, from its beginning or from where the order begins; see ``Source``."""
+    begin = {"place": place, "position": position}
+    return Source(number, seed, order, Sampling(loader), occurrences_of(loader), delivered=delivered, **begin)
 
 
 class Source:
@@ -134,9 +136,10 @@ class Source:
             self._gone += not left
             if self._whole:
                 self._check_whole(left, len(keys))
-        return Drawn(range(first, self.position), keys, occurrences, left)
+        # of positions, as a cast would say, in one call more for every batch
+        return Drawn(range(first, self.position), keys, occurrences, left)  # type: ignore[arg-type]
 
-    def _take(self, keys: list[Any]) -> list[int] | None:
+    def _take(self, keys: list[Key]) -> list[int] | None:
         """The next batch, of these keys, counts as drawn. Returns how often each has come before."""
         self.order.coming.popleft()
         if self.place == 0:
@@ -183,7 +186,7 @@ class Source:
         self._behind = place, behind
         return behind
 
-    def keys_of(self, item: Any) -> list[Any]:
+    def keys_of(self, item: Value) -> list[Key]:
         """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
         return (list(item) or [NoSample()]) if self._batched else [item]
 
@@ -231,7 +234,7 @@ class Source:
                 f"sampler's batch {self.place} begins at {self.position}; it is damaged, or belongs to another sampler"
             )
 
-    def _digest(self, keys: list[Any]) -> None:
+    def _digest(self, keys: list[Key]) -> None:
         """These keys were the last. Raises ValueError where an earlier run had others up to there."""
         self.digests.append((self.position, crc32(repr(keys).encode(), self.digests[-1][1])))
         if self.expected is not None and self.expected[0] == self.position and self.expected != self.digests[-1]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from minato_gpu.lanes.streams import EVERY, StreamState, dataset_part, share_seed
+from minato_gpu.samples import Value
 from minato_gpu.sampling.delivered import HISTORY
 
 _NOTHING = StreamState(None)
@@ -67,7 +67,7 @@ class WorkerStreams:
         self.ended.add(worker)
         self.turns.pop(ticket, None)  # last: a state that is made meanwhile then takes the stream to be under way
 
-    def share_seed(self, drawn: int | None, pipe: Any) -> None:
+    def share_seed(self, drawn: int | None, pipe: Value) -> None:
         """``drawn``: what PyTorch's loader has drawn, and set, for this epoch of a data pipe (None: it is none). One
         that goes on has its own."""
         if drawn is None or self.shared_seed is None:

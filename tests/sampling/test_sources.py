@@ -37,8 +37,8 @@ def source(order: Any, *, batched: bool = True, number: int = 0, length: int | N
     """A source over ``order``."""
     data: Any = [None]
     arguments: dict[str, Any] = {"batch_sampler": order} if batched else {"batch_size": None, "sampler": order}
-    sampling = Sampling(DataLoader(data, **arguments))
-    return Source(number, 5, Order(iter(order)), sampling, Occurrences(length, unique=False))
+    loader: Any = DataLoader(data, **arguments)
+    return Source(number, 5, Order(iter(order)), Sampling(loader), Occurrences(length, unique=False))
 
 
 def drain(draw: Callable[[], Drawn | None]) -> list[Drawn]:
