@@ -16,7 +16,7 @@ from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling import sampler_restore as ways
-from minato_gpu.sampling.occurrences import Plane
+from minato_gpu.sampling.occurrences import Plane, occurrences_of
 from minato_gpu.sampling.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source, source_of
@@ -176,7 +176,8 @@ class Resumption:
         replays = saved["way"] == REPLAY
         order = self._replayed() if replays else self._from_state(saved)
         begin: dict[str, int] = {} if replays else {name: saved[name] for name in ("place", "position")}
-        source = source_of(loader, number, seed, order, delivered=self.delivered, **begin)
+        occurrences = occurrences_of(loader)
+        source = Source(number, seed, order, self._sampling, occurrences, delivered=self.delivered, **begin)
         if source.occurrences.used and saved.get("counted") is False:
             raise ValueError(
                 "the state was saved without workers and holds no count of the keys that have come, which cannot be "

@@ -54,19 +54,9 @@ class Mark(NamedTuple):
         return self.position + len(self.keys)
 
 
-def source_of(
-    loader: Arguments,
-    number: int,
-    seed: int,
-    order: Order,
-    *,
-    place: int = 0,
-    position: int = 0,
-    delivered: DeliveredPositions | None = None,
-) -> Source:
-    """An epoch of this loader, from its beginning or from where the order begins; see ``Source``."""
-    begin = {"place": place, "position": position}
-    return Source(number, seed, order, Sampling(loader), occurrences_of(loader), delivered=delivered, **begin)
+def source_of(loader: Arguments, number: int, seed: int, order: Order) -> Source:
+    """An epoch of this loader from its beginning."""
+    return Source(number, seed, order, Sampling(loader), occurrences_of(loader))
 
 
 class Source:
