@@ -5,18 +5,21 @@ The same with workers and without; only where batches come from differs, see win
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence, Sized
+from typing import NamedTuple, cast
 
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress
 from minato_gpu.faults.failures import FailurePolicy
 from minato_gpu.lanes.base import reraise
 from minato_gpu.memory.values import mapped
 from minato_gpu.options import Options, pads_batches
+from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.telemetry import Telemetry
@@ -28,10 +31,10 @@ class EpochView(NamedTuple):
 
     log: Telemetry
     failures: FailurePolicy
-    memory: Callable[[], dict[str, Any]]
+    memory: Callable[[], dict[str, JSON]]
 
 
-def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, Any] | None = None) -> dict[str, Any]:
+def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, JSON] | None = None) -> dict[str, JSON]:
     """Bytes in flight, and how good the predictions of costs were."""
     nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
     return {"prediction": prediction or nothing, "bytes_in_flight": nbytes, "bytes_in_flight_peak": peak}
@@ -42,14 +45,28 @@ class EpochIterator(_BaseDataLoaderIter):
 
     _base_seed: int
     ended = False
+    view: EpochView
+
+    def __init__(self, loader: Arguments, seed: int | None) -> None:
+        """``seed``: the base seed, where it is known; then no generator moves."""
+        generator = torch.default_generator if loader.generator is None else loader.generator
+        before = generator.get_state()
+        super().__init__(cast("DataLoader[Value]", loader))
+        if seed is not None:
+            generator.set_state(before)
+        self._base_seed = int(self._base_seed if seed is None else seed)
+        self._loader = loader
 
     def _deliver(
-        self, loader: Any, options: Options, number: int, batches: Batches, progress: EpochProgress
-    ) -> FailurePolicy:
-        """Deliver these batches of epoch ``number`` from now on; to be called by the constructor, last."""
-        assert progress.source is not None
-        self._loader = loader
-        self._number = number
+        self,
+        options: Options,
+        batches: Batches,
+        progress: EpochProgress,
+        memory: Callable[[], dict[str, JSON]] = in_memory,
+    ) -> None:
+        """Deliver these batches from now on; to be called by the constructor, last."""
+        loader = self._loader
+        self._number = progress.source.number
         self._batches = batches
         self._devices = options.devices
         self._progress = progress
@@ -58,13 +75,13 @@ class EpochIterator(_BaseDataLoaderIter):
         self._pads = pads_batches(loader, options)
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
         self._failures = FailurePolicy(*limits, batches.log, progress.source.delivered)
-        return self._failures
+        self.view = EpochView(batches.log, self._failures, memory)
 
     def __len__(self) -> int:
         """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
-        return len(self._loader) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
+        return len(cast("Sized", self._loader)) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Value:
         if torch._C._autograd._profiler_enabled() or self._IterableDataset_len_called is not None:
             return super().__next__()
         # PyTorch's own __next__ with nothing to record and no length to compare: 20 microseconds of a cheap batch
@@ -72,7 +89,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._num_yielded += 1
         return data
 
-    def _next_data(self) -> Any:
+    def _next_data(self) -> Value:
         if self.ended:
             raise StopIteration
         self._go_on()
@@ -91,13 +108,12 @@ class EpochIterator(_BaseDataLoaderIter):
         self._progress.delivered(self._batches.handed, survivor, self._failures.count)
         return data
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self) -> Value:
         """The next batch of which anything is left, or which ranks must have all the same."""
         batches = self._batches
         while True:
             data = batches.next(self._number, self._failures.take, self._progress.asked)
             if data is NOTHING and self._pads:
-                assert self._progress.source is not None
                 data = batches.pad(self._number, self._progress.source.delivered.survivor)
                 if data is NOTHING:  # no sample of this rank is left to repeat
                     reraise(batches.bad[0].error)
@@ -106,7 +122,7 @@ class EpochIterator(_BaseDataLoaderIter):
             assert batches.handed is not None
             self._progress.delivered(batches.handed, failed=self._failures.count, returned=False)
 
-    def _placed(self, data: Any) -> Any:
+    def _placed(self, data: Value) -> Value:
         """The batch where the training loop wants it."""
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
@@ -131,6 +147,6 @@ def _said_by(error: StopIteration) -> str:
     return said or "StopIteration was raised while a batch was handed over"
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Value, device: torch.device) -> Value:
     """Tensors of a nested batch on ``device``; everything else as it is."""
     return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))

@@ -16,20 +16,19 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
 
-import torch
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import process_generators
-from minato_gpu.checkpoint.progress import is_iterable
-from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
-from minato_gpu.delivery import EpochIterator, EpochView, in_memory
+from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
+from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
-from minato_gpu.lanes.streams import Stream, StreamStart
-from minato_gpu.samples import Position, Ticket, add_note
+from minato_gpu.lanes.streams import Stream
+from minato_gpu.samples import Ticket, Value, add_note
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.session import Session
@@ -40,92 +39,72 @@ from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 class InlineIterator(EpochIterator):
     """One epoch in the main process."""
 
-    def __init__(self, loader: Any, session: Session, epoch: int, resumption: Resumption | None) -> None:
-        begun = resumption is not None and resumption.begun
-        generator = torch.default_generator if loader.generator is None else loader.generator
-        before = generator.get_state() if begun else None
-        at_start = process_generators.every() if is_iterable(loader) and not begun else None
+    def __init__(self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None) -> None:
+        begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
+        at_start = process_generators.every() if iterable and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
-        first = (
-            None
-            if begun or not is_iterable(loader)
-            else session.told_here(loader, resumption.starts if resumption else [])
-        )
-        super().__init__(loader)
+        known = begun and not (rewound and loader.generator is None)
+        super().__init__(loader, session.base_seed if known else None)
         if loader.timeout != 0:
             raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
-        if before is not None:
-            if not rewound or loader.generator is not None:
-                generator.set_state(before)
-            self._base_seed = session.base_seed
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
         log = Telemetry(None, perf_counter())
         log.lanes["cpu"].slots = 1
-        source, progress = begin_source(loader, epoch, int(self._base_seed), self._sampler_iter, resumption)
+        progress = begin_epoch(loader, epoch, self._base_seed, self._sampler_iter, resumption)
+        source, log.expected = progress.source, progress.expected
         job = Job.of(loader, source.seed, seeds_samples=False, skips=session.options.skips)
-        if source.streams is not None:
+        if source.streams is None:
+            batches: Batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
+        else:
+            if resumption is None:
+                source.streams.begin(session.streams_between(loader), session.left_here(loader))
             source.streams.share_seed(self._shared_seed, self._dataset)
-            if first is not None:
-                source.streams.begin([first])
-            stream = _opened(loader, session, job, source.starts if begun else [])
-            stream.fetcher.ended = stream.fetcher.ended or bool(source.streams.ended)
-            batches: Batches = StreamHere(stream, source.streams, loader.batch_size or 1, log)
+            batches = StreamHere(job, source.streams, loader.batch_size or 1, log)
             if at_start is not None:
                 progress.globals_at_start = process_generators.plain(at_start)
             elif resumption is not None:
                 resumption.globals.put_again()  # what was read again has drawn from them
-        else:
-            batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
-        log.expected = expected_of(loader, source, resumption)
         session.progress = progress
-        self.view = EpochView(log, self._deliver(loader, session.options, epoch, batches, progress), in_memory)
-
-
-def _opened(loader: Any, session: Session, job: Job, starts: list[StreamStart]) -> Stream:
-    """The stream of an iterable data set, which goes on where an earlier run left it."""
-    samples = loader.batch_size or 1
-    over, session.over = session.over, None
-    if starts:
-        stream = Stream.open(job, starts[0], samples)
-        session.over = (stream.before or b"") if starts[0].over else None
-        return stream
-    start = None if over is None else StreamStart(0, None, over=True)
-    return Stream.open(job, start, samples, before=over)
+        self._deliver(session.options, batches, progress)
 
 
 class StreamHere(Batches):
     """The batches of an iterable data set that is iterated here. See ``Batches``: nothing is left out of a stream."""
 
-    def __init__(self, stream: Stream, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
-        """``streams``: told where this only one stands; ``samples`` of a batch."""
-        self._stream = stream
+    def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
+        """``streams``: say where this only one begins, and are told where it stands; ``samples`` of a batch."""
+        start = streams.starts[0] if streams.starts else None
+        self._stream = None if streams.left else Stream(job, start, samples)  # else the next epoch has its state
         self._streams = streams
         self._samples = samples
         self.log = log
 
-    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Any:
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
         self.handed = None
         asked()
+        if (stream := self._stream) is None:
+            self.log.end = begin
+            raise EndOfEpoch
         try:
-            batch = self._stream.fetch(self._samples)
+            batch = stream.fetch(self._samples)
         except StopIteration:
             self.log.end = perf_counter()
             raise EndOfEpoch from None
         except BaseException:  # nobody knows how far into the batch
-            self._taken(exactly=True)
+            self._taken(stream, exactly=True)
             raise
-        self._taken(exactly=self._streams.saves_come)
+        self._taken(stream, exactly=self._streams.saves_come)
         self.log.inline(number, begin, perf_counter(), size_of(batch))
         return batch
 
-    def _taken(self, *, exactly: bool) -> None:
+    def _taken(self, stream: Stream, *, exactly: bool) -> None:
         """What the batch took from the stream is gone from it."""
         ticket = self._streams.batches
         self.handed = [(ticket, ticket + 1)]
-        self._streams.told[ticket] = self._stream.told(exactly=exactly)
+        self._streams.told[ticket] = stream.told(exactly=exactly)
         self._streams.turns[ticket] = 0
 
 
@@ -142,12 +121,12 @@ class SamplesHere(Batches):
         self._source = source
         self._producer = Producer(0, job)
         self._ahead: deque[Drawn | None] = deque()  # drawn to find a sample to repeat
-        self._kept: tuple[Ticket, Any] | None = None  # the last that did not fail, where some may
+        self._kept: tuple[Ticket, Value] | None = None  # the last that did not fail, where some may
         self._task = Task(0, 0, "run", source.number, source.seed)
         self._many = job.dataset.__getitems__ if asks_once and self._producer.fetches_many(self._task) else None
         self.log = log
 
-    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Any:
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
         self.handed, self.bad, self.survivor = None, [], None
@@ -167,12 +146,12 @@ class SamplesHere(Batches):
         self.log.inline(number, begin, perf_counter(), len(samples))
         return batch
 
-    def _samples(self, piece: Piece) -> list[Any]:
+    def _samples(self, piece: Piece) -> list[Value]:
         """Those of a batch; what fails of them goes to ``bad`` where it may be left out."""
         if self._many is not None:
             return list(self._of_all("__getitems__", piece, self._many, piece.keys))
         produce, last = self._producer.of(self._task, piece, False), -1
-        samples: list[Any] = []
+        samples: list[Value] = []
         bad: list[Failure] = []
         for at in range(len(piece.keys)):  # in a generator, what raised StopIteration would be told without its index
             try:
@@ -193,7 +172,7 @@ class SamplesHere(Batches):
             self._kept = self.survivor, samples[-1]
         return samples
 
-    def _of_all(self, what: str, piece: Piece, function: Callable[[Any], Any], argument: Any) -> Any:
+    def _of_all(self, what: str, piece: Piece, function: Callable[[Value], Value], argument: Value) -> Value:
         """What a function of the user's makes of a whole batch."""
         try:
             return function(argument)
@@ -210,7 +189,7 @@ class SamplesHere(Batches):
 
     # --- a batch that must come, and has lost all its samples ---------------------------------------------------
 
-    def pad(self, number: int, ticket: Ticket | None) -> Any:
+    def pad(self, number: int, ticket: Ticket | None) -> Value:
         """See Batches."""
         begin = perf_counter()
         ticket = ticket or self._next_survivor()
@@ -221,7 +200,7 @@ class SamplesHere(Batches):
         self.log.inline(number, begin, perf_counter(), 0, padded=1)
         return batch
 
-    def _again(self, ticket: Ticket) -> Any:
+    def _again(self, ticket: Ticket) -> Value:
         """This sample once more. What a data set draws without a pipeline is only the same if it is at hand."""
         if self._kept is not None and self._kept[0] == ticket and self._job.pipeline is None:
             return self._kept[1]
@@ -249,7 +228,7 @@ class SamplesHere(Batches):
 def _piece(drawn: Drawn) -> Piece:
     """The samples of a batch; none where the sampler yielded no keys at all."""
     keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
-    return Piece(Position(drawn.positions[0]), keys, drawn.occurrences, -1, 0, 0, True)
+    return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
 
 
 def _ticket(task: Task, piece: Piece, at: int) -> Ticket:

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 
 from minato_gpu import nvjpeg
-from minato_gpu.checkpoint.progress import EpochProgress, generators_of
-from minato_gpu.checkpoint.resumption import Resumption, begin_source, expected_of
-from minato_gpu.delivery import EpochIterator, EpochView, in_memory
+from minato_gpu.checkpoint.progress import EpochProgress
+from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
+from minato_gpu.delivery import EpochIterator, in_memory
 from minato_gpu.engine.building import build_engine
 from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import sample_seed
+from minato_gpu.sampling.orders import Order
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Source, fresh_source
+from minato_gpu.sampling.sources import Source, source_of
 from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -60,37 +61,30 @@ class EngineIterator(EpochIterator):
         holds = ahead is not None and ahead[0].number == number and engine is not None and engine.delivered_all
         holds = holds and ahead is not None and ahead[1].holds()
         knows_seed = resumption.knows_seed if resumption is not None else goes_on and loader.persistent_workers
-        generator = torch.default_generator if loader.generator is None else loader.generator
-        before = generator.get_state() if knows_seed else None
-        super().__init__(loader)
-        if before is not None:  # PyTorch draws a seed when persistent workers start, not for every epoch
-            generator.set_state(before)
-            self._base_seed = session.base_seed
+        # PyTorch draws a seed when persistent workers start, not for every epoch
+        super().__init__(loader, session.base_seed if knows_seed else None)
         if self._shared_seed is not None and not (resumption is not None and resumption.begun):
             # PyTorch draws a data pipe's for every epoch, and once more when workers start
-            torch.empty((), dtype=torch.int64).random_(generator=generator)
-        self._base_seed = int(self._base_seed)
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._number = number
-        self._loader = loader
         self._session = session
         self._keeps = keeps
         self._raised = DeferredError()  # by the sampler for the next epoch, while a batch lay at hand
         follows = keeps and loader.persistent_workers and bool(knows_seed)
         workers = (session.base_seed, session.first_epoch) if follows else None
         if ahead is not None and holds:
-            source, progress = self._prepared(*ahead, workers)
+            progress = self._prepared(*ahead, workers)
         else:
-            source, progress = self._fresh(resumption, workers, goes_on=goes_on)
+            progress = self._fresh(resumption, workers, goes_on=goes_on)
         begins_anew = resumption is not None and not knows_seed
         self._engine = engine if engine is not None and goes_on else self._new_engine(knows_seed=bool(knows_seed))
         if goes_on and begins_anew:  # workers that stay are told to
             session.base_seed, session.first_epoch = self._base_seed, number
         if keeps:
             session.keep(self._engine, self)
-        self._begin(source, expected_of(loader, source, resumption), ahead, holds=holds)
+        self._begin(progress, ahead, holds=holds)
         session.progress = progress
-        failures = self._deliver(loader, session.options, number, self._engine, progress)
-        self.view = EpochView(self._engine.log, failures, _memory_of(self._engine))
+        self._deliver(session.options, self._engine, progress, _memory_of(self._engine))
 
     def _new_engine(self, *, knows_seed: bool) -> Engine:
         """With workers of its own, which end with the loader if they are kept, else with this iterator."""
@@ -103,40 +97,30 @@ class EngineIterator(EpochIterator):
             session.first_epoch = session.first_epoch if knows_seed else self._number
         return engine
 
-    def _prepared(
-        self, source: Source, speculation: Speculation, workers: tuple[int, int] | None
-    ) -> tuple[Source, EpochProgress]:
-        """The epoch's batches as they were drawn ahead."""
-        loader, number = self._loader, self._number
-        source.order.begun_from = speculation.begun_from(generators_of(loader, Sampling(loader)))
-        progress = EpochProgress(loader, number, (source.seed, *(workers or (source.seed, number))))
-        progress.source = source
-        return source, progress
+    def _prepared(self, source: Source, speculation: Speculation, workers: tuple[int, int] | None) -> EpochProgress:
+        """The epoch as it was drawn ahead."""
+        source.order.begun_from = speculation.begun_from(Sampling(self._loader).generators)
+        return EpochProgress(self._loader, source, workers)
 
-    def _fresh(
-        self, resumption: Resumption | None, workers: tuple[int, int] | None, *, goes_on: bool
-    ) -> tuple[Source, EpochProgress]:
-        """The epoch's batches, and where it stands for ``state_dict``. ``workers``: the seed of those that persist,
-        and the epoch in which they started; ``goes_on``: workers have stayed."""
+    def _fresh(self, resumption: Resumption | None, workers: tuple[int, int] | None, *, goes_on: bool) -> EpochProgress:
+        """The epoch as it begins, or goes on. ``workers``: the seed of those that persist, and the epoch in which they
+        started; ``goes_on``: workers have stayed."""
         loader, session, number, seed = self._loader, self._session, self._number, self._base_seed
         if workers is not None and session.first_epoch != number:
             seed = sample_seed(seed, number - session.first_epoch, "epoch")
-        source, progress = begin_source(loader, number, seed, self._sampler_iter, resumption, workers)
-        if source.streams is not None:
-            source.streams.share_seed(self._shared_seed, self._dataset)
+        progress = begin_epoch(loader, number, seed, self._sampler_iter, resumption, workers)
+        if (streams := progress.source.streams) is not None:
+            streams.share_seed(self._shared_seed, self._dataset)
             if resumption is None and (told := session.streams_between(loader, keeps=self._keeps)):
-                source.streams.begin(told)
-                source.starts = [] if goes_on else session.left_of_thread(loader)
-        return source, progress
+                streams.begin(told, () if goes_on else session.left_here(loader))
+        return progress
 
     def leave(self, engine: Engine) -> None:
         """See session.User."""
         self._keeps = False
         weakref.finalize(self, engine.close)
 
-    def _begin(
-        self, source: Source, expected: int | None, ahead: tuple[Source, Speculation] | None, *, holds: bool
-    ) -> None:
+    def _begin(self, progress: EpochProgress, ahead: tuple[Source, Speculation] | None, *, holds: bool) -> None:
         session = self._session
         session.ahead = None
         if ahead is not None and holds:
@@ -144,7 +128,7 @@ class EngineIterator(EpochIterator):
         elif ahead is not None:
             session.discarded += 1
             session.speculates = False  # the generators move between epochs: the next guess would be wrong too
-        self._engine.begin(source, expected, prefetched=holds)
+        self._engine.begin(progress.source, progress.expected, prefetched=holds)
 
     def _next_batch(self) -> Any:
         try:
@@ -183,7 +167,7 @@ class EngineIterator(EpochIterator):
         seed = ahead.seed
         if loader.persistent_workers:
             seed = sample_seed(session.base_seed, number - session.first_epoch, "epoch")
-        source = fresh_source(loader, number, seed, ahead)
+        source = source_of(loader, number, seed, Order(ahead))
         session.speculates = False  # should the sampler raise: the next epoch then begins when it does
         self._engine.prefetch(source)
         session.speculates, session.ahead = True, (source, ahead)

@@ -6,19 +6,19 @@ The loader is handed in with every call and never kept: who drops a loader drops
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
-from minato_gpu.checkpoint.progress import EpochProgress, before_epoch, is_iterable
+from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
 from minato_gpu.delivery import EpochView
 from minato_gpu.engine.engine import Engine
-from minato_gpu.lanes.streams import StreamStart, StreamState, told_of
+from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation, never_repeats
 from minato_gpu.sources.kept_memory import KeptMemory
@@ -42,8 +42,7 @@ class Session:
 
     ``engine``: the one that is kept (persistent workers, or a declared number of epochs); ``base_seed`` and
     ``first_epoch``: the seed of its workers, and the epoch in which they started. ``ahead``: the next epoch, where its
-    order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands. ``over``: what the
-    data set of this process told (b"": nothing) before it was given the state of an epoch's end.
+    order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands.
     """
 
     def __init__(self, loader: Any, options: Options) -> None:
@@ -55,7 +54,6 @@ class Session:
         self.speculates = (loader.persistent_workers or loader.epochs is not None) and never_repeats(loader)
         self.prepared = self.discarded = 0  # epochs ahead
         self.progress: EpochProgress | None = None
-        self.over: bytes | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._user: weakref.ref[User] | None = None
@@ -84,12 +82,10 @@ class Session:
         if self.ahead is not None:
             self.ahead, self.discarded = None, self.discarded + 1
         if resumption.knows_seed:
-            _, self.base_seed, self.first_epoch = resumption.seeds
+            self.base_seed, self.first_epoch = resumption.workers
         if not resumption.begun:
-            resumption.set_generators(loader)
-            resumption.load_sampler(loader)
-            if resumption.starts and loader.num_workers == 0:
-                self.over = resumption.load_dataset(loader)
+            resumption.set_generators()
+            resumption.load_sampler()
         return resumption
 
     def may_keep(self, loader: Any, resumption: Resumption | None) -> bool:
@@ -129,7 +125,7 @@ class Session:
         if self.progress is None or (self.progress.over and ahead == 0):
             number = self._next_epoch
             workers = self.base_seed, self.first_epoch if loader.persistent_workers and number else number
-            streams = self.streams_between(loader) if is_iterable(loader) else []
+            streams = self.streams_between(loader) if Sampling(loader).iterable else []
             return before_epoch(loader, number, workers, self.progress, streams)
         return self.progress.state(ahead)
 
@@ -145,34 +141,23 @@ class Session:
         """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``:
         workers that have stayed are its own; where they do not, a thread has the data set of this process, as the
         loader has."""
-        engine = self.engine if keeps else None
-        if self.progress is not None and engine is not None and not engine.closed:
-            return list(self.progress.streams_at_end)
-        if left := self.left_of_thread(loader):
-            return [start.told for start in left]
-        if loader.num_workers == 0 or self.options.threads:
-            return [self.told_here(loader)]
-        return []
+        engine, last = self.engine if keeps else None, self.progress
+        streams = None if last is None else last.source.streams
+        if streams is not None and engine is not None and not engine.closed:
+            return streams.at_end()
+        if loader.num_workers > 0 and not self.options.threads:
+            return []
+        if left := self.left_here(loader):
+            return left
+        told = told_of(loader.dataset, over=last is not None and last.ended_with_batches)
+        return [StreamState(None) if last is None and told.error else told]  # it may be able to once it is iterated
 
-    def told_here(self, loader: Any, given: Sequence[StreamStart] = ()) -> StreamState:
-        """Where the data set of this process stands before an epoch. One that still tells what it told before it was
-        ``given`` its state, or left with that of a stream at its end, or nothing, takes that up when it is iterated.
-        Before its first ``iter()`` it need not be able to tell."""
-        last = self.progress
-        told = told_of(loader.dataset, over=self.over is not None or (last is not None and last.ended_with_batches))
-        starts = given or self._left()
-        if starts and (told.state is None or told.state == self.over):
-            return starts[0].told
-        return StreamState(None, False) if last is None and told.error else told
-
-    def left_of_thread(self, loader: Any) -> list[StreamStart]:
-        """Where the data set begins the next epoch, if no thread has seen the state that the last was resumed from."""
-        return self._left() if loader.num_workers > 0 and self.options.threads else []
-
-    def _left(self) -> list[StreamStart]:
-        """Where the next epoch begins of streams that were at their end when the last was resumed."""
-        source = None if self.progress is None else self.progress.source
-        return source.streams.left if source is not None and source.streams is not None else []
+    def left_here(self, loader: Any) -> list[StreamState]:
+        """Where the data set of this process begins the next epoch, if that has not been given the state which the last
+        one was resumed from: its stream had ended."""
+        streams = None if self.progress is None else self.progress.source.streams
+        here = loader.num_workers == 0 or self.options.threads
+        return streams.left if here and streams is not None else []
 
     # --- looking -------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ checkpoint
 window
 estimates
 faults
+cache_options
 options
 engine
 delivery

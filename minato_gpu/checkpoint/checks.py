@@ -6,22 +6,23 @@ What only the sampler can tell is checked while it is drawn (sampling/sources.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.progress import is_iterable
+from minato_gpu.samples import JSON, Key
 from minato_gpu.sampling.delivered import DeliveredPositions
-from minato_gpu.sampling.orders import REPLAY
+from minato_gpu.sampling.occurrences import Plane, name_of
+from minato_gpu.sampling.orders import KEYS, REPLAY
+from minato_gpu.sampling.sampler_restore import ENOUGH, Following
 from minato_gpu.sampling.samplers import Sampling
 
-
-def match_kind(loader: Any, state: s.State) -> None:
-    """A data set of the same kind."""
-    if (state["kind"] == "iterable") != is_iterable(loader):
-        raise ValueError(f"the state is one of a data set of kind {state['kind']!r}, and this loader has another")
+Counted = tuple[list[Plane], dict[Key, int]]
+_MOST_PLANES = 255  # indices that come more often are counted in 'others'
 
 
-def match_progress(loader: Any, delivered: DeliveredPositions, sampling: Sampling, source: Mapping[str, Any]) -> None:
+def match_progress(
+    loader: Arguments, delivered: DeliveredPositions, sampling: Sampling, source: Mapping[str, JSON]
+) -> None:
     """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
     if delivered.above and (loader.in_order or loader.max_lateness == 0):
         raise ValueError(
@@ -43,7 +44,27 @@ def match_progress(loader: Any, delivered: DeliveredPositions, sampling: Samplin
         raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")
 
 
-def match_place(source: Mapping[str, Any], delivered: DeliveredPositions, size: int | None) -> None:
+def stored(
+    source: Mapping[str, JSON], delivered: DeliveredPositions, sampling: Sampling
+) -> tuple[list[list[Key]], Counted]:
+    """Of an order that is not drawn again: the keys that come before what the sampler yields from its own state, and
+    how often each had come before those. Raises ValueError where they do not fit."""
+    _match_place(source, delivered, sampling.size)
+    stores = source["way"] == KEYS
+    s.mapping(source, "state")
+    ended = s.choice(source, "ended", (True,) if stores else (True, False))
+    if source.get("generators") is not None:
+        s.generators(s.mapping(source, "generators"))
+    following(source)
+    name = "batches" if stores else "drawn"
+    batches = _stored_batches(source, name) if stores or source.get(name) is not None else []
+    _match_size(batches, sampling.size if sampling.batched else 1, short=ended and not sampling.drop_last)
+    if stores:
+        _match_stored(source, delivered, batches)
+    return batches, ([], _stored_counts(source, batches)) if stores else _counts(source)
+
+
+def _match_place(source: Mapping[str, JSON], delivered: DeliveredPositions, size: int | None) -> None:
     """The batch at which a stored order begins is the first that was not delivered whole."""
     place = s.number(source, "place", largest=delivered.batches)
     position = s.number(source, "position", largest=delivered.low)
@@ -51,7 +72,7 @@ def match_place(source: Mapping[str, Any], delivered: DeliveredPositions, size: 
         raise ValueError(f"state: place {place} of batches of {size} is not at position {position}")
 
 
-def match_stored(source: Mapping[str, Any], delivered: DeliveredPositions, stored: list[list[Any]]) -> None:
+def _match_stored(source: Mapping[str, JSON], delivered: DeliveredPositions, stored: list[list[Key]]) -> None:
     """What was delivered lies before the end of the stored order."""
     batches, end = source["place"] + len(stored), source["position"] + sum(map(len, stored))
     if delivered.batches > batches or delivered.top > end:
@@ -61,7 +82,7 @@ def match_stored(source: Mapping[str, Any], delivered: DeliveredPositions, store
         )
 
 
-def stored_batches(saved: Mapping[str, Any], name: str) -> list[list[Any]]:
+def _stored_batches(saved: Mapping[str, JSON], name: str) -> list[list[Key]]:
     """Keys that are stored batch by batch."""
     batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, name)]
     if not all(batches):
@@ -69,9 +90,47 @@ def stored_batches(saved: Mapping[str, Any], name: str) -> list[list[Any]]:
     return [[s.key_of(key) for key in keys] for keys in batches]
 
 
-def match_size(stored: list[list[Any]], size: int | None, *, short: bool) -> None:
+def _match_size(stored: list[list[Key]], size: int | None, *, short: bool) -> None:
     """Stored batches are as a sampler's keys are cut; ``short``: they may end with the epoch's last, a short one."""
     for number, keys in enumerate(stored, 1):
         last = short and number == len(stored)
         if size is not None and len(keys) != size and not (last and len(keys) < size):
             raise ValueError(f"state: a stored batch of {len(keys)} keys among batches of {size}")
+
+
+def following(saved: Mapping[str, JSON]) -> Following | None:
+    """What came after the sampler's own state, where it says so."""
+    if saved.get("next") is None:
+        return None
+    plain = s.mapping(saved, "next")
+    left = None if plain.get("generators") is None else s.number(plain, "generators")
+    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1), left)
+
+
+def _counts(saved: Mapping[str, JSON]) -> Counted:
+    """How often each key had come before, from a state with the sampler's own."""
+    others: dict[Key, int] = {}
+    for pair in s.sequence(saved, "others"):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise ValueError(f"state: 'others' must hold pairs of a key and a count, got {s.quoted(pair)}")
+        others[name_of(s.key_of(pair[0]))] = s.number({"count": pair[1]}, "count")
+    if len(planes := s.sequence(saved, "planes")) > _MOST_PLANES:
+        raise ValueError(f"state: 'planes' has {len(planes)} entries, {_MOST_PLANES} at most")
+    return [_plane(plane) for plane in planes], others
+
+
+def _plane(plane: JSON) -> Plane:
+    if not isinstance(plane, (list, tuple)) or len(plane) != 2:
+        raise ValueError(f"state: 'planes' must hold pairs of a number and bits, got {s.quoted(plane)}")
+    return s.number({"planes": plane[0]}, "planes"), s.unpacked({"planes": plane[1]}, "planes")
+
+
+def _stored_counts(saved: Mapping[str, JSON], stored: list[list[Key]]) -> dict[Key, int]:
+    """The same from a state with the remaining keys: the first of each that remains says how many came before."""
+    keys, counts = [key for batch in stored for key in batch], s.sequence(saved, "occurrences")
+    if counts and len(counts) != len(keys):
+        raise ValueError(f"state: {len(counts)} occurrences for {len(keys)} keys")
+    before: dict[Key, int] = {}
+    for key, count in zip(keys, counts, strict=False):
+        before.setdefault(name_of(key), s.number({"occurrences": count}, "occurrences"))
+    return {key: count for key, count in before.items() if count}

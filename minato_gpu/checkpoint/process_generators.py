@@ -11,24 +11,24 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
 from minato_gpu.notices import say_once
 from minato_gpu.packing import packed
+from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.samplers import Sampling
 
 TORCH, PYTHON, NUMPY = "torch", "python", "numpy"
-_WORDS = 624  # of Python's and NumPy's generator, both of the same kind
-_KEY_BYTES = 4 * _WORDS
-_GAUSS = struct.Struct("<d")  # a normal number that was drawn and not asked for yet
-_REST = struct.Struct("<IId")  # NumPy's: place in the key, whether there is such a number, and that
+_WORDS = 624  # of Python's and NumPy's generator, both Mersenne twisters
+_REST = struct.Struct("<IId")  # place in the words; whether a normal number was drawn and not asked for yet, and that
 
 
-def concerning(loader: Any, sampling: Sampling) -> tuple[str, ...]:
+def concerning(loader: Arguments, sampling: Sampling) -> tuple[str, ...]:
     """Which of them a loader, or the data set that it calls here, may draw from."""
     if loader.num_workers == 0:
         return TORCH, PYTHON, NUMPY
@@ -63,12 +63,14 @@ def plain(states: Mapping[str, bytes]) -> s.State:
     return {name: packed(state) for name, state in states.items()}
 
 
-def checked(states: Mapping[str, Any]) -> dict[str, bytes]:
+def checked(states: Mapping[str, JSON]) -> dict[str, bytes]:
     """What ``plain`` made plain. Raises ValueError for anything else."""
     for name in states:
-        if name not in _CHECK:
+        if name not in _PUT:
             raise ValueError(f"state: 'global' names {s.quoted(name)}; it may name 'torch', 'python' and 'numpy'")
-        if not _CHECK[name](states):
+        if name == TORCH:
+            s.generator_state(states, name)
+        elif not _is_twister(s.unpacked(states, name)):
             raise ValueError(f"state: {name!r} holds no state of that generator")
     return {name: s.unpacked(states, name) for name in states}
 
@@ -76,7 +78,9 @@ def checked(states: Mapping[str, Any]) -> dict[str, bytes]:
 class Waiting:
     """States from ``load_state_dict`` until the next ``iter()``. ``begun``: how they stood as the epoch began."""
 
-    def __init__(self, loader: Any, sampling: Sampling, state: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
+    def __init__(
+        self, loader: Arguments, sampling: Sampling, state: Mapping[str, JSON], begun: Mapping[str, JSON]
+    ) -> None:
         saved, names = checked(state), concerning(loader, sampling)
         self._found = now(name for name in saved if name in names)
         self._saved = {name: saved[name] for name in self._found}
@@ -114,49 +118,43 @@ def _put_torch(state: bytes) -> None:
     torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _check_torch(states: Mapping[str, Any]) -> bool:
-    s.generator_state(states, TORCH)
-    return True
+def _twister(words: ArrayLike, place: int, gauss: float | None) -> bytes:
+    return np.asarray(words, dtype="<u4").tobytes() + _REST.pack(place, gauss is not None, gauss or 0.0)
+
+
+def _parts(state: bytes) -> tuple[NDArray[np.uint32], int, float | None]:
+    place, has_gauss, gauss = _REST.unpack(state[4 * _WORDS :])
+    return np.frombuffer(state, dtype="<u4", count=_WORDS).astype(np.uint32), place, gauss if has_gauss else None
+
+
+def _is_twister(state: bytes) -> bool:
+    """Beyond its words NumPy would read other memory."""
+    return len(state) == 4 * _WORDS + _REST.size and _parts(state)[1] <= _WORDS
 
 
 def _take_python() -> bytes:
     _, words, gauss = random.getstate()
-    return np.array(words, dtype="<u4").tobytes() + (b"" if gauss is None else _GAUSS.pack(gauss))
+    return _twister(words[:-1], words[-1], gauss)
 
 
 def _put_python(state: bytes) -> None:
-    words, gauss = np.frombuffer(state[: _KEY_BYTES + 4], dtype="<u4").tolist(), state[_KEY_BYTES + 4 :]
-    random.setstate((3, tuple(words), *(_GAUSS.unpack(gauss) if gauss else (None,))))
-
-
-def _check_python(states: Mapping[str, Any]) -> bool:
-    state = s.unpacked(states, PYTHON)
-    place = int.from_bytes(state[_KEY_BYTES : _KEY_BYTES + 4], "little")
-    return len(state) in (_KEY_BYTES + 4, _KEY_BYTES + 4 + _GAUSS.size) and place <= _WORDS
+    words, place, gauss = _parts(state)
+    random.setstate((3, (*words.tolist(), place), gauss))
 
 
 def _take_numpy() -> bytes | None:
-    state: Any = np.random.get_state(legacy=False)
+    state: Value = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         return None
-    place, key = state["state"]["pos"], np.asarray(state["state"]["key"], dtype="<u4")
-    return key.tobytes() + _REST.pack(place, state["has_gauss"], state["gauss"])
+    gauss = state["gauss"] if state["has_gauss"] else None
+    return _twister(state["state"]["key"], state["state"]["pos"], gauss)
 
 
 def _put_numpy(state: bytes) -> None:
-    key = np.frombuffer(state[:_KEY_BYTES], dtype="<u4").astype(np.uint32)
-    np.random.set_state(("MT19937", key, *_REST.unpack(state[_KEY_BYTES:])))
-
-
-def _check_numpy(states: Mapping[str, Any]) -> bool:
-    state = s.unpacked(states, NUMPY)
-    if len(state) != _KEY_BYTES + _REST.size:
-        return False
-    place, has_gauss, _ = _REST.unpack(state[_KEY_BYTES:])
-    return bool(place <= _WORDS and has_gauss <= 1)  # beyond its key NumPy would read other memory
+    words, place, gauss = _parts(state)
+    np.random.set_state(("MT19937", words, place, int(gauss is not None), gauss or 0.0))
 
 
 _TAKE = {TORCH: torch_now, PYTHON: _take_python, NUMPY: _take_numpy}
 _PUT = {TORCH: _put_torch, PYTHON: _put_python, NUMPY: _put_numpy}
-_CHECK = {TORCH: _check_torch, PYTHON: _check_python, NUMPY: _check_numpy}
 _SAID = {TORCH: "torch's", PYTHON: "Python's", NUMPY: "NumPy's"}

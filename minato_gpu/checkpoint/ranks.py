@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch.utils.data import DistributedSampler
 
 from minato_gpu.checkpoint import state as s
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.checkpoint.positions import positions_of
+from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
@@ -23,7 +23,7 @@ _MOST_RANKS = 1 << 20
 _MOST_WORLDS = 256  # each takes a pass over the whole order
 
 
-def rank_of(sampler: Any) -> dict[str, Any] | None:
+def rank_of(sampler: Value) -> s.State | None:
     """Which share of the order a sampler has; None where it has all, as far as is known.
 
     Known are torch's DistributedSampler, and batch samplers that say it as Accelerate's do.
@@ -41,7 +41,7 @@ def rank_of(sampler: Any) -> dict[str, Any] | None:
 
 
 @s.within_depth()
-def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
     Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
@@ -82,7 +82,7 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if not same or {**share, "rank": 0} != {**shares[0], "rank": 0}:
             raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
     by_rank = sorted(zip(shares, all_, strict=True), key=lambda pair: int(pair[0]["rank"]))
-    parts = [{**state["progress"], "witness": state["source"].get("witness")} for _, state in by_rank]
+    parts = [{**s.mapping(state, "progress"), "witness": state["source"].get("witness")} for _, state in by_rank]
     world = {"replicas": replicas, "parts": parts}
     worlds = [*(source.get("worlds") or []), world]
     if len(worlds) > _MOST_WORLDS:
@@ -104,7 +104,7 @@ def _globals_of(states: list[s.State]) -> s.State:
     return {"global": None, "globals": [found[ranks.index(rank)] for rank in range(len(states))] if known else None}
 
 
-def _share(state: s.State) -> Mapping[str, Any]:
+def _share(state: s.State) -> Mapping[str, JSON]:
     source = state["source"]
     if state["kind"] != "map" or source.get("way") != REPLAY or source.get("rank") is None:
         raise ValueError(
@@ -147,21 +147,21 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     worlds = checked_worlds(source, sampling)
     if not worlds:
         raise ValueError("state: 'worlds' of a merged state must not be empty")
-    failed = _shared_out(sum(s.failed_of(part) for part in worlds[-1]["parts"]), mine)
-    progress: Mapping[str, Any] = {"batches": 0, "below": 0, "above": "", "witness": None, "failed": failed}
+    failed = _shared_out(sum(positions_of(part).failed for part in worlds[-1]["parts"]), mine)
+    progress: Mapping[str, JSON] = {"batches": 0, "below": 0, "above": "", "witness": None, "failed": failed}
     if worlds[-1]["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
         progress = worlds.pop()["parts"][mine["rank"]]
     source.update(worlds=worlds, witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
 
 
-def _shared_out(count: int, share: Mapping[str, Any]) -> int:
+def _shared_out(count: int, share: Mapping[str, JSON]) -> int:
     """One rank's part of a count of all, so that together they have it once."""
     whole, rest = divmod(count, share["replicas"])
     return int(whole + (share["rank"] < rest))
 
 
-def checked_worlds(source: Mapping[str, Any], sampling: Sampling) -> list[dict[str, Any]]:
+def checked_worlds(source: Mapping[str, JSON], sampling: Sampling) -> list[s.State]:
     """How an epoch was shared out before, oldest first. Raises ValueError where that is damaged, or no sampler shares
     it out."""
     if len(found := s.sequence(source, "worlds")) > _MOST_WORLDS:
@@ -175,7 +175,7 @@ def checked_worlds(source: Mapping[str, Any], sampling: Sampling) -> list[dict[s
     return worlds
 
 
-def _world(world: Any) -> dict[str, Any]:
+def _world(world: JSON) -> s.State:
     if not isinstance(world, Mapping):
         raise ValueError(f"state: 'worlds' must hold dicts, got {s.quoted(world)}")
     replicas, parts = s.number(world, "replicas", 1, _MOST_RANKS), s.sequence(world, "parts")
@@ -184,17 +184,17 @@ def _world(world: Any) -> dict[str, Any]:
     for part in parts:
         if not isinstance(part, Mapping):
             raise ValueError(f"state: 'parts' must hold dicts, got {s.quoted(part)}")
-        s.check_progress(part)
+        positions_of(part)
     return {"replicas": replicas, "parts": parts}
 
 
-def _said(share: Any) -> str:
+def _said(share: JSON) -> str:
     return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{s.quoted(share)}"
 
 
-def dealt(sampler: DistributedSampler[Any], worlds: Iterable[Mapping[str, Any]]) -> list[Any]:
+def dealt(sampler: DistributedSampler[Value], worlds: Iterable[Mapping[str, JSON]]) -> list[Key]:
     """This rank's share of what all the worlds before have left, in the sampler's order."""
-    whole: DistributedSampler[Any] = DistributedSampler(
+    whole: DistributedSampler[Value] = DistributedSampler(
         sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
     )
     whole.set_epoch(sampler.epoch)
@@ -210,11 +210,11 @@ def dealt(sampler: DistributedSampler[Any], worlds: Iterable[Mapping[str, Any]])
     return left[rank::replicas]
 
 
-def _left(order: list[Any], world: Mapping[str, Any]) -> list[Any]:
+def _left(order: list[Key], world: Mapping[str, JSON]) -> list[Key]:
     replicas = world["replicas"]
     gone = bytearray(len(order))
     for rank, part in enumerate(world["parts"]):
-        delivered = DeliveredPositions.of_bits(part["batches"], part["below"], s.unpacked(part, "above"))
+        delivered = positions_of(part)
         for lo, hi in [(0, delivered.low), *delivered.above]:
             for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):
                 gone[entry] = 1

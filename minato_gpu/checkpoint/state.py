@@ -11,27 +11,31 @@ import binascii
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.packing import packed
-from minato_gpu.samples import Position, Ticket
+from minato_gpu.samples import JSON, Key
 
-FORMAT, VERSION = "minato_gpu.DataLoader", 1
+FORMAT, VERSION = "minato_gpu.DataLoader", 2
 _LARGEST = (1 << 63) - 1
-_MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
 _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message
 
 _AS_THEY_ARE = {int, str, bool, float, type(None)}  # keys that are plain data
 
-State = dict[str, Any]
+State = dict[str, JSON]
 
 
-def check(state: Any) -> State:
+def header(kind: str, epoch: int, seeds: tuple[int, int, int], *, begun: bool) -> State:
+    """What every state begins with. ``seeds``: the epoch's, the workers' and the epoch in which those started."""
+    names = ("format", "version", "kind", "epoch", "begun", "seed", "workers_seed", "workers_epoch")
+    return dict(zip(names, (FORMAT, VERSION, kind, epoch, begun, *seeds), strict=True))
+
+
+def check(state: JSON) -> State:
     """The state, if it is one of this version. Raises TypeError or ValueError that says what is wrong with it."""
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict() takes what state_dict() returned, a dict, not {type(state).__name__}")
@@ -49,22 +53,10 @@ def check(state: Any) -> State:
     number(out, "workers_epoch", least=-_LARGEST)
     generators(mapping(out, "generators"))
     mapping(out, "source")
-    if out["kind"] == "map":
-        check_progress(mapping(out, "progress"))
     return out
 
 
-def check_progress(progress: Mapping[str, Any]) -> None:
-    """How far an epoch has come. Raises ValueError."""
-    for name in ("batches", "below"):
-        number(progress, name)
-    survivor_of(progress, 0)
-    failed_of(progress)
-    if len(unpacked(progress, "above")) > _MOST_BYTES:
-        raise ValueError("state: 'above' is longer than any window")
-
-
-def generators(states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def generators(states: Mapping[str, JSON]) -> dict[str, torch.Tensor]:
     """The states of generators by role. Raises ValueError."""
     for name in states:
         if name not in ("loader", "sampler", "default"):
@@ -72,7 +64,7 @@ def generators(states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: generator_state(states, name) for name in states}
 
 
-def generator_state(states: Mapping[str, Any], name: str) -> torch.Tensor:
+def generator_state(states: Mapping[str, JSON], name: str) -> torch.Tensor:
     """The state of a torch generator, tried on one. Raises ValueError where it is none."""
     data = torch.frombuffer(bytearray(unpacked(states, name) or b"\0"), dtype=torch.uint8)
     try:
@@ -95,11 +87,11 @@ class _Quoted(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         return int.__repr__(x) if x.bit_length() < 4 * _QUOTED else f"a number of {x.bit_length()} bits"
 
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+    def repr_dict(self, x: dict[Key, JSON], level: int) -> str:
         return super().repr_dict(x, level) if len(x) < _QUOTED else f"a dict of {len(x)} entries"  # which it sorts
 
 
-def quoted(value: Any) -> str:
+def quoted(value: JSON) -> str:
     """A value of an untrusted state, for a message: its ``repr`` may be as long as a file, or end in RecursionError."""
     return _Quoted().repr(value)[:_QUOTED]
 
@@ -113,7 +105,7 @@ def within_depth() -> Iterator[None]:
         raise ValueError("state: nested too deeply") from error
 
 
-def number(data: Mapping[str, Any], name: str, least: int = 0, largest: int = _LARGEST) -> int:
+def number(data: Mapping[str, JSON], name: str, least: int = 0, largest: int = _LARGEST) -> int:
     """A whole number within bounds. Raises ValueError."""
     value = data.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
@@ -121,7 +113,7 @@ def number(data: Mapping[str, Any], name: str, least: int = 0, largest: int = _L
     return value
 
 
-def choice(data: Mapping[str, Any], name: str, choices: Iterable[Any]) -> Any:
+def choice(data: Mapping[str, JSON], name: str, choices: Iterable[JSON]) -> JSON:
     """One of the values, of its very type. Raises ValueError."""
     value, choices = data.get(name), list(choices)
     if not any(type(value) is type(each) and value == each for each in choices):
@@ -129,7 +121,7 @@ def choice(data: Mapping[str, Any], name: str, choices: Iterable[Any]) -> Any:
     return value
 
 
-def mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def mapping(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
     """A dict. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, Mapping):
@@ -137,7 +129,7 @@ def mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def sequence(data: Mapping[str, Any], name: str) -> list[Any]:
+def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
     """A list. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, (list, tuple)):
@@ -145,12 +137,12 @@ def sequence(data: Mapping[str, Any], name: str) -> list[Any]:
     return list(value)
 
 
-def unpacked(data: Mapping[str, Any], name: str) -> bytes:
+def unpacked(data: Mapping[str, JSON], name: str) -> bytes:
     """The bytes of a string. Raises ValueError."""
     return _bytes_of(data.get(name), name)
 
 
-def _bytes_of(value: Any, name: str) -> bytes:
+def _bytes_of(value: JSON, name: str) -> bytes:
     try:
         if isinstance(value, str):
             return base64.b64decode(value, validate=True)
@@ -159,44 +151,17 @@ def _bytes_of(value: Any, name: str) -> bytes:
     raise ValueError(f"state: {name!r} must be a base64 string, got {quoted(value)}")
 
 
-# --- survivors ----------------------------------------------------------------------------------------------
-
-
-def plain_survivor(ticket: Ticket | None) -> State | None:
-    """A ticket as plain data; None where its key cannot be stored, as after an epoch's start."""
-    if ticket is None:
-        return None
-    try:
-        key = plain_key(ticket.index)
-    except ValueError:
-        return None
-    return {"position": ticket.position, "key": key, "occurrence": ticket.occurrence}
-
-
-def survivor_of(progress: Mapping[str, Any], epoch: int) -> Ticket | None:
-    """The ticket that ``plain_survivor`` made plain. Raises ValueError for anything else."""
-    if progress.get("survivor") is None:
-        return None
-    plain = mapping(progress, "survivor")
-    return Ticket(epoch, Position(number(plain, "position")), key_of(plain.get("key")), number(plain, "occurrence"))
-
-
-def failed_of(progress: Mapping[str, Any]) -> int:
-    """How many samples had been left out; states that do not say it tell of none. Raises ValueError."""
-    return 0 if progress.get("failed") is None else number(progress, "failed")
-
-
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
-def plain_keys(keys: list[Any]) -> list[Any]:
+def plain_keys(keys: list[Key]) -> list[JSON]:
     """``plain_key`` of each, as a new list."""
     if _AS_THEY_ARE.issuperset(map(type, keys)):  # a window of them with every save
         return keys.copy()
     return [plain_key(key) for key in keys]
 
 
-def plain_key(key: Any) -> Any:
+def plain_key(key: Key) -> JSON:
     """A data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
 
     Numbers and strings of other classes become Python's own, of the same ``key_digest``. Raises ValueError for a key
@@ -223,7 +188,7 @@ def plain_key(key: Any) -> Any:
     )
 
 
-def key_of(plain: Any, depth: int = 0) -> Any:
+def key_of(plain: JSON, depth: int = 0) -> Key:
     """The key that ``plain_key`` made plain. Raises ValueError for anything else."""
     if plain is None or isinstance(plain, (bool, int, float, str)):
         return plain

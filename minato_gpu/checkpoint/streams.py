@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from minato_gpu.checkpoint import state as s
-from minato_gpu.lanes.streams import ITSELF, StreamStart, StreamState, is_stateful
+from minato_gpu.lanes.streams import ITSELF, StreamState, is_stateful
 from minato_gpu.notices import LOGGER
-from minato_gpu.sampling.worker_streams import StreamPlace, WorkerStreams
+from minato_gpu.samples import JSON, Value
+from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.snapshots import dumps
 
 MOST_READ_AGAIN = 1 << 28
@@ -21,44 +21,35 @@ MOST_READ_AGAIN = 1 << 28
 _MANY = 1 << 20  # a wait that should be explained
 
 
-def plain_streams(streams: WorkerStreams, ahead: int) -> s.State:
-    """Where the streams stood ``ahead`` batches ago: plain data but for the data set's own states.
+def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
+    """Where the streams stood ``ahead`` batches ago: plain data but for the data set's own states. ``samples``: of a
+    batch.
 
-    Raises ValueError for an ``ahead`` that goes too far back, and where a data set could not tell its state.
+    Raises ValueError for an ``ahead`` that goes too far back, where a data set could not tell its state, and where it
+    has none and is too far on to be read again.
     """
     turn, places = streams.before(ahead)
-    plain = [{"batches": at.batches, "ended": at.ended, **_plain(number, at.told)} for number, at in enumerate(places)]
+    plain = _plain(places)
+    check_read_again(places, samples)
     shared = {} if streams.shared_seed is None else {"shared_seed": streams.shared_seed}
     return {"batches": streams.batches - ahead, "turn": turn, "streams": plain, **shared}
 
 
-def resumed_streams(saved: Mapping[str, Any]) -> tuple[WorkerStreams, list[StreamStart]]:
-    """The streams that a checked state tells of, and where each is to start."""
-    streams = WorkerStreams(len(saved["streams"]), saved["batches"], saved["turn"])
-    streams.shared_seed = saved.get("shared_seed")
-    places, starts = [], []
-    for own in saved["streams"]:
-        since = _since(own)
-        over = own["batches"] > 0 if own["ended"] else bool(own.get("over"))
-        told = StreamState(_pickled(own.get("state")), own["ended"], since=since, over=over)
-        places.append(StreamPlace(own["batches"], own["ended"], told))
-        starts.append(StreamStart(own["batches"], told.state, since, over))
-    streams.go_on(places, starts)
-    return streams, starts
+def _plain(places: Sequence[StreamState]) -> list[s.State]:
+    """What a state says of streams. Raises ValueError where a data set could not tell."""
+    plain: list[s.State] = []
+    for number, at in enumerate(places):
+        if at.error is not None:
+            raise ValueError(f"the stream of worker {number} cannot be saved: {at.error}")
+        own: s.State = {"batches": at.batches, "ended": at.ended, "state": None}
+        if at.state is not None:
+            kind, state, dataset = pickle.loads(at.state)
+            own["state"] = {"of": kind, "state": state, **({} if dataset is None else {"dataset": dataset})}
+        plain.append({**own, **({"since": at.since} if at.since else {}), **({"over": True} if at.over else {})})
+    return plain
 
 
-def _plain(number: int, told: StreamState) -> s.State:
-    """What a state says of a stream besides its batches. Raises ValueError where the data set could not tell."""
-    if told.error is not None:
-        raise ValueError(f"the stream of worker {number} cannot be saved: {told.error}")
-    state = None
-    if told.state is not None:
-        kind, own, dataset = pickle.loads(told.state)
-        state = {"of": kind, "state": own, **({} if dataset is None else {"dataset": dataset})}
-    return {"state": state, **({"since": told.since} if told.since else {}), **({"over": True} if told.over else {})}
-
-
-def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
+def _pickled(given: Mapping[str, JSON] | None) -> bytes | None:
     if given is None:
         return None
     with s.within_depth():
@@ -67,39 +58,41 @@ def _pickled(given: Mapping[str, Any] | None) -> bytes | None:
 
 def between(tolds: Sequence[StreamState]) -> s.State:
     """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
-    plain = [{"batches": 0, "ended": False, **_plain(number, told)} for number, told in enumerate(tolds)]
+    plain = _plain(tolds)
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
 
-def starts_between(source: Mapping[str, Any], dataset: Any, workers: int) -> list[StreamStart]:
-    """Where the epoch after such a state begins; empty where it says nothing. Raises ValueError where it is damaged, or
-    one of another number of workers."""
-    if source.get("streams") is None:
-        return []
-    for own in _checked(source, dataset, workers):
-        s.number(own, "batches", largest=0)
-    return [StreamStart(0, _pickled(own.get("state")), over=own.get("over") is True) for own in source["streams"]]
+def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> WorkerStreams:
+    """The streams of a checked state, each to be taken up at its place."""
+    streams = WorkerStreams(len(places), saved["batches"], saved["turn"])
+    streams.shared_seed = saved.get("shared_seed")
+    streams.begin(places, places)
+    return streams
 
 
-def _since(own: Mapping[str, Any]) -> Any:
-    """Batches since the data set told its state; most states say nothing of it."""
-    return own.get("since") or 0
-
-
-def check_streams(saved: Mapping[str, Any], dataset: Any, workers: int, samples: int) -> None:
-    """Raises ValueError where a state's streams are damaged, those of another data set or number of workers, or too far
-    on to be read again. ``samples``: of a batch."""
-    streams = _checked(saved, dataset, workers)
-    total = sum(own["batches"] for own in streams)
+def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: int) -> list[StreamState]:
+    """Where the streams of a state stand. Raises ValueError where they are damaged, those of another data set or number
+    of workers, or too far on to be read again. ``samples``: of a batch."""
+    places = _places(saved, dataset, workers)
+    total = sum(at.batches for at in places)
     if s.number(saved, "batches") != total:
         raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
-    s.number(saved, "turn", 0, len(streams) - 1)
+    s.number(saved, "turn", 0, len(places) - 1)
     if saved.get("shared_seed") is not None:
         s.number(saved, "shared_seed")
-    check_read_again(saved, samples)
+    check_read_again(places, samples)
+    return places
 
 
-def _checked(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Any]:
+def starts_between(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
+    """Where the epoch after a state between two begins; empty where it says nothing. Raises ValueError as above."""
+    places = [] if saved.get("streams") is None else _places(saved, dataset, workers)
+    for at in places:
+        s.number({"batches": at.batches}, "batches", largest=0)
+    return [at._replace(ended=False) for at in places]
+
+
+def _places(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
     streams = s.sequence(saved, "streams")
     if len(streams) != max(1, workers):
         raise ValueError(
@@ -111,24 +104,34 @@ def _checked(saved: Mapping[str, Any], dataset: Any, workers: int) -> list[Any]:
             raise ValueError(f"state: 'streams' must hold dicts, got {s.quoted(own)}")
         s.number(own, "batches")
         s.choice(own, "ended", (True, False))
-        if own.get("state") is not None:
-            given = s.mapping(own, "state")
-            s.choice(given, "of", ("iterator", "dataset", ITSELF))
-            name = type(dataset).__name__
-            if given["of"] == ITSELF and not isinstance(dataset, Iterator):
-                raise ValueError(f"the state is of a data set that is its own iterator, and {name} is none")
-            if (given["of"] == "dataset" or given.get("dataset") is not None) and not is_stateful(dataset):
-                raise ValueError(f"the state holds one of the data set, but {name} takes none")
         if own.get("over") is not None:
             s.choice(own, "over", (True, False))
-        if _since(own):
+        if own.get("since"):
             s.number(own, "since", largest=own["batches"])
-    return streams
+        if own.get("state") is not None:
+            _check_owner(s.mapping(own, "state"), dataset)
+    return [_place(own) for own in streams]
 
 
-def check_read_again(saved: Mapping[str, Any], samples: int) -> int:
+def _place(own: Mapping[str, JSON]) -> StreamState:
+    over = own["batches"] > 0 if own["ended"] else own.get("over") is True
+    state, since = _pickled(own.get("state")), own.get("since") or 0
+    return StreamState(state, own["ended"], since=since, over=over, batches=own["batches"])
+
+
+def _check_owner(given: Mapping[str, JSON], dataset: Value) -> None:
+    """Raises ValueError where the data set does not take such a state."""
+    s.choice(given, "of", ("iterator", "dataset", ITSELF))
+    name = type(dataset).__name__
+    if given["of"] == ITSELF and not isinstance(dataset, Iterator):
+        raise ValueError(f"the state is of a data set that is its own iterator, and {name} is none")
+    if (given["of"] == "dataset" or given.get("dataset") is not None) and not is_stateful(dataset):
+        raise ValueError(f"the state holds one of the data set, but {name} takes none")
+
+
+def check_read_again(places: Sequence[StreamState], samples: int) -> int:
     """How many samples will be read again and dropped, of all streams. Raises ValueError for too many of one."""
-    counts = [samples * (own["batches"] if own.get("state") is None else _since(own)) for own in saved["streams"]]
+    counts = [samples * at.again for at in places]
     most = max(counts, default=0)
     if most > MOST_READ_AGAIN:
         raise ValueError(
@@ -139,9 +142,9 @@ def check_read_again(saved: Mapping[str, Any], samples: int) -> int:
     return sum(counts)
 
 
-def tell_read_again(saved: Mapping[str, Any], samples: int) -> None:
+def tell_read_again(places: Sequence[StreamState], samples: int) -> None:
     """Say why the first batch will take its time."""
-    count = check_read_again(saved, samples)
+    count = check_read_again(places, samples)
     if count >= _MANY:
         LOGGER.warning(
             "%d samples of the data set are read again and dropped before the first batch, as 'batches' of the state "

@@ -55,7 +55,7 @@ _MICRO_BATCH = 16
 _MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond
 _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
 _BESIDE = 4  # threads beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
-_READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
+READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
@@ -314,7 +314,7 @@ def _engine(
         timeout=loader.timeout,
         order_log=order_log,
         replaces=loader.on_worker_death == "replace",
-        read_ahead=0 if reads is None else -(-_READ_AHEAD // plan.batch),
+        read_ahead=0 if reads is None else -(-READ_AHEAD // plan.batch),
     )
     watchdog = None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout)
     return Engine(links, pump, settings, watchdog)

@@ -9,10 +9,9 @@ one raises then has nothing to do with that batch: the consumer gets it, and the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import cast
 
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.settings import Settings
@@ -125,7 +124,7 @@ class Epochs:
 
     def _resume(self, source: Source) -> None:
         """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
-        starts = dict(enumerate(source.starts))
+        starts = {} if source.streams is None else dict(enumerate(source.streams.starts))
         for worker, start in self._pump.run.stream_starts.items():  # of streams that had ended: their workers stay
             if worker not in starts and (following := start.next_epoch) is not None:
                 starts[worker] = following
@@ -167,8 +166,7 @@ class Epochs:
             epoch.end = OutputBatch(self._drawn)
             self._ahead.append((epoch, ()))
             return
-        positions = cast("Sequence[Position]", drawn.positions)
-        record = Record(epoch.number, self._serial, positions, drawn.keys, drawn.occurrences, epoch.first_order)
+        record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
         self._drawn = SourceBatch(self._drawn + 1)
         if self._reads is not None:

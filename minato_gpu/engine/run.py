@@ -19,7 +19,7 @@ from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.event_log import EventLog
 from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
-from minato_gpu.lanes.streams import StreamStart
+from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
@@ -96,7 +96,7 @@ class Run:
         self.logs: dict[int, Telemetry] = {}
         self.sent: dict[int, Sent] = {}
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
-        self.stream_starts: dict[int, StreamStart] = {}  # by worker: where its stream is to begin
+        self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
         self.awaits_answer = False  # something was revoked
         self._ended: dict[int, int] = {}  # by worker: its last chunk that has ended, where chunks have a credit
         self._lanes, self._assembly = parts.lanes, parts.assembly

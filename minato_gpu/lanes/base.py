@@ -74,7 +74,7 @@ class Task(NamedTuple):
     pieces: tuple[Piece, ...] = ()
     layout: bytes | None = None
     items: list[Reference] | None = None
-    start: Any = None  # lanes.streams.StreamStart: that file imports this one
+    start: Any = None  # lanes.streams.StreamState: that file imports this one
     stop: int = -1
     singly: bool = False
     shared_seed: int | None = None

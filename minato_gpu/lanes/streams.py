@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -43,25 +44,27 @@ def share_seed(pipe: Any, seed: int) -> None:
     apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
 
-class StreamStart(NamedTuple):
-    """Where one worker's stream begins: ``batches`` of it were delivered; ``state``: its own, pickled by the parent, as
-    it was ``since`` batches before that."""
+class StreamState(NamedTuple):
+    """Where one worker's stream stands: ``batches`` of it were delivered, and no more come if it has ``ended``.
 
-    batches: int
+    It is taken up from ``state``: its own, pickled, as it was ``since`` batches before (None: all is read again). A
+    worker tells one after each batch, the parent keeps those of what was delivered, and a stream is opened at one.
+    ``error``: what asking for the state raised; it matters to nobody but who saves. ``over``: the state is one of the
+    end of an epoch that had batches; the epoch after it begins, or has ended too.
+    """
+
     state: bytes | None
+    ended: bool = False
+    error: str | None = None
     since: int = 0
-    over: bool = False  # the state is one of the end of an epoch that had batches; this one begins, or has ended too
+    over: bool = False
+    batches: int = 0
 
     @property
-    def next_epoch(self) -> StreamStart | None:
+    def next_epoch(self) -> StreamState | None:
         """Where the epoch after this begins, if this stream is never opened."""
         state = dataset_part(self.state)
-        return None if state is None else StreamStart(0, state, over=self.over)
-
-    @property
-    def told(self) -> StreamState:
-        """What is said of it before its first batch."""
-        return StreamState(self.state, False, over=self.over)
+        return None if state is None else StreamState(state, over=self.over)
 
     @property
     def within_itself(self) -> bool:
@@ -73,23 +76,9 @@ class StreamStart(NamedTuple):
         """So many batches are read again and dropped."""
         return self.batches if self.state is None else self.since
 
-
-class StreamState(NamedTuple):
-    """What a worker says of its stream after a batch: ``state`` pickled (None: it cannot tell), ``ended``: no more.
-
-    ``error``: what asking for the state raised; it matters to nobody but who saves. ``since``: the state is one of so
-    many batches ago, and was told then.
-    """
-
-    state: bytes | None
-    ended: bool
-    error: str | None = None
-    since: int = 0
-    over: bool = False  # the state is one of an earlier epoch's end
-
     @property
     def nbytes(self) -> int:
-        """Bytes of the state that came with it."""
+        """Bytes of the state, where it was told with the last batch."""
         return 0 if self.state is None or self.since else len(self.state)
 
 
@@ -99,13 +88,9 @@ EVERY = 16
 """Batches between two such, and batches without a save after which nobody is taken to."""
 
 
-def _always() -> bool:
-    return True
-
-
 def dataset_part(state: bytes | None) -> bytes | None:
     """Of a stream's state that of its data set, if it has one."""
-    if not state:
+    if state is None:
         return None
     kind, _, dataset = pickle.loads(state)
     if kind in ("dataset", ITSELF):
@@ -116,12 +101,12 @@ def dataset_part(state: bytes | None) -> bytes | None:
 def told_of(dataset: Any, *, over: bool = False) -> StreamState:
     """The state of a data set that is not being iterated."""
     if not is_stateful(dataset):
-        return StreamState(None, False)
+        return StreamState(None)
     try:
         kind = ITSELF if isinstance(dataset, Iterator) else "dataset"
-        return StreamState(dumps((kind, dataset.state_dict(), None)), False, over=over)
+        return StreamState(dumps((kind, dataset.state_dict(), None)), over=over)
     except Exception as error:
-        return StreamState(None, False, _said(dataset, error))
+        return StreamState(None, error=_said(dataset, error))
 
 
 def load_dataset(dataset: Any, state: bytes | None) -> bytes | None:
@@ -190,49 +175,33 @@ class _Fetcher(_IterableDatasetFetcher):
 
 
 class Stream:
-    """A worker's side: the batches of its own stream, from where it is to start."""
+    """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
+
+    ``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream any more.
+
+    Raises ValueError where the stream has less than was delivered of it, or was broken off.
+    """
 
     def __init__(
         self,
-        fetcher: Any,
-        dataset: Any,
-        start: StreamStart | None,
+        job: Job,
+        start: StreamState | None,
         samples: int,
-        goes_on: Callable[[], bool] = _always,
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.fetcher = fetcher
-        fetcher.collate_fn = no_end(fetcher.collate_fn, "collate_fn")
-        self._dataset = dataset
-        self.before: bytes | None = None  # the data set's state before one was loaded
+        self._dataset = job.dataset
         self._since: int | None = None  # batches since a large state was told, the last one
+        before = None
+        if start is not None and not start.within_itself:
+            before = load_dataset(job.dataset, start.state)
+        arguments = job.dataset, job.auto_collation, no_end(job.collate_fn, "collate_fn"), job.drop_last
+        begins = start is not None and start.over and not start.batches
+        fetcher: Any = partial(_Fetcher, before=before) if begins else _IterableDatasetFetcher
+        self.fetcher = fetcher(*arguments)
         if start is not None:
             self._go_on(start, samples, goes_on)
 
-    @classmethod
-    def open(
-        cls,
-        job: Job,
-        start: StreamStart | None,
-        samples: int,
-        goes_on: Callable[[], bool] = _always,
-        before: bytes | None = None,
-    ) -> Stream:
-        """The stream of a worker's copy of the data set; a batch takes ``samples``. ``goes_on`` is asked at every
-        sample that is read again, and says no where nobody wants the stream any more. ``before``: the data set's state
-        before one was loaded, if that has been done already.
-
-        Raises ValueError where the stream has less than was delivered of it, or was broken off.
-        """
-        if start is not None and not start.within_itself:
-            before = load_dataset(job.dataset, start.state) or before
-        arguments = job.dataset, job.auto_collation, job.collate_fn, job.drop_last
-        begins = start is not None and start.over and not start.batches
-        fetcher = _Fetcher(*arguments, before=before) if begins else _IterableDatasetFetcher(*arguments)
-        stream = cls(fetcher, job.dataset, start, samples, goes_on)
-        stream.before = before
-        return stream
-
-    def _go_on(self, start: StreamStart, samples: int, goes_on: Callable[[], bool]) -> None:
+    def _go_on(self, start: StreamState, samples: int, goes_on: Callable[[], bool]) -> None:
         iterator = self.fetcher.dataset_iter
         if start.state is not None:
             kind, state, _ = pickle.loads(start.state)
@@ -248,7 +217,7 @@ class Stream:
                 f"the state has {start.again} batches of this stream delivered, but it yields only {dropped} "
                 "samples; it belongs to another data set"
             )
-        self.fetcher.ended = dropped < delivered
+        self.fetcher.ended = start.ended or dropped < delivered
 
     def fetch(self, samples: int) -> Any:
         """The next batch. Raises StopIteration at the end."""
@@ -257,22 +226,26 @@ class Stream:
     def told(self, *, exactly: bool = True) -> StreamState:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
-        iterator, ended = self.fetcher.dataset_iter, bool(getattr(self.fetcher, "ended", False))
+        part, kind = self.fetcher.dataset_iter, "iterator"
+        if part is self._dataset:
+            kind = ITSELF
+        elif not is_stateful(part):
+            part, kind = self._dataset, "dataset"
+        ended = bool(getattr(self.fetcher, "ended", False))
         exactly = exactly or ended  # the next epoch may begin from here
-        since, self._since = self._since, None
-        of = ITSELF if iterator is self._dataset else "iterator"
-        for name, part in ((of, iterator), ("dataset", self._dataset)):
-            if is_stateful(part):
-                if since is not None and since + 1 < EVERY and not exactly:
-                    self._since = since + 1
-                    return StreamState(None, ended, since=self._since)
-                both = part is not self._dataset and is_stateful(self._dataset)
-                try:
-                    own = part.state_dict()
-                    part = self._dataset if both else part
-                    state = dumps((name, own, part.state_dict() if both else None))
-                except Exception as error:
-                    return StreamState(None, ended, _said(part, error))
-                self._since = 0 if len(state) > LARGE else None
-                return StreamState(state, ended)
-        return StreamState(None, ended)
+        if not is_stateful(part):
+            return StreamState(None, ended)
+        if self._since is not None and self._since + 1 < EVERY and not exactly:
+            self._since += 1
+            return StreamState(None, ended, since=self._since)
+        self._since = None
+        try:
+            own, beside = part.state_dict(), None
+            if part is not self._dataset and is_stateful(self._dataset):
+                part = self._dataset
+                beside = part.state_dict()
+            state = dumps((kind, own, beside))
+        except Exception as error:
+            return StreamState(None, ended, _said(part, error))
+        self._since = 0 if len(state) > LARGE else None
+        return StreamState(state, ended)

@@ -181,7 +181,7 @@ class Worker:
                 self._stream = None
                 if task.shared_seed is not None:
                     share_seed(self._job.dataset, task.shared_seed)
-                opened = no_end(Stream.open, "iter() of the data set")
+                opened = no_end(Stream, "iter() of the data set")
                 self._stream = opened(self._job, task.start, task.samples, self._goes_on)
             if self._stream is None:
                 raise StopIteration

@@ -6,10 +6,8 @@ what they use: ``rewound(n)`` is the record as it was n batches ago.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -18,6 +16,7 @@ from minato_gpu.scheduling.messages import Span
 from minato_gpu.spans import without
 
 HISTORY = 256  # batches that can be taken back
+_Record = tuple[int, int, Sequence[Span], Ticket | None, int]
 _MOST_SPANS = 1 << 17  # above the line, in a state from a file
 
 
@@ -32,22 +31,22 @@ class DeliveredPositions:
         self,
         batches: int = 0,
         low: int = 0,
-        above: Iterable[Span] = (),
+        above: Sequence[Span] = (),
         survivor: Ticket | None = None,
         failed: int = 0,
     ) -> None:
         self.batches = batches
         self.low = low
         self.survivor = survivor
-        self.above: list[Span] = sorted(above)  # disjoint, not touching, all above ``low``
+        self.above = list(above)  # disjoint, not touching, rising, all above ``low``; never changed in place
         self.failed = failed
-        # what came before a batch (low, the survivor, failed), the batch, and whether the consumer got it
-        self._recent: deque[tuple[int, Ticket | None, int, Sequence[Span], bool]] = deque(maxlen=HISTORY)
+        # the record before each of the last batches, and whether the consumer got that
+        self._recent: deque[tuple[_Record, bool]] = deque(maxlen=HISTORY)
 
     @property
     def floor(self) -> int:
         """No record that ``rewound`` can return has a lower ``low``."""
-        return self._recent[0][0] if self._recent else self.low
+        return self._recent[0][0][1] if self._recent else self.low
 
     @property
     def samples(self) -> int:
@@ -64,27 +63,25 @@ class DeliveredPositions:
     ) -> None:
         """A batch of these positions was delivered; ``survivor``: the last of them that did not fail; ``failed``: how
         many samples of the epoch have been left out now; ``returned``: or dealt with otherwise: left out, or raised."""
-        self._recent.append((self.low, self.survivor, self.failed, batch, returned))
+        self._recent.append(((self.batches, self.low, self.above, self.survivor, self.failed), returned))
         self.batches += 1
         self.failed = failed
         self.survivor = survivor or self.survivor
         if not self.above and len(batch) == 1 and batch[0][0] == self.low:  # in order
             self.low = batch[0][1]
-            return
-        for span in batch:
-            insort(self.above, span)
-        self._settle()
+        else:
+            self._settle(sorted([*self.above, *batch]))
 
-    def _settle(self) -> None:
-        """Join neighbours, and lift the line over what begins at it."""
+    def _settle(self, spans: Iterable[Span]) -> None:
+        """These are above the line: join neighbours, and lift the line over what begins at it."""
         joined: list[Span] = []
-        for lo, hi in self.above:
-            if lo <= self.low:
-                self.low = max(self.low, hi)
-            elif joined and lo <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
+        for span in spans:
+            if span[0] <= self.low:
+                self.low = max(self.low, span[1])
+            elif joined and span[0] <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(span[1], joined[-1][1]))
             else:
-                joined.append((lo, hi))
+                joined.append(span)
         self.above = joined
 
     def rewound(self, batches: int) -> DeliveredPositions:
@@ -92,17 +89,13 @@ class DeliveredPositions:
         further back than is remembered."""
         if batches == 0:
             return self
-        got = [at for at, (*_, returned) in enumerate(self._recent) if returned]
+        got = [before for before, returned in self._recent if returned]
         if batches > len(got):
             raise ValueError(
                 f"ahead={batches}: this iterator has delivered {self.batches} batches, and the last {len(got)} can be "
                 "taken back"
             )
-        taken = list(islice(self._recent, got[-batches], None))
-        back = sorted(span for *_, spans, _ in taken for span in spans)
-        low, survivor, failed, *_ = taken[0]
-        spans = [(low, self.low), *self.above] if self.low > low else self.above
-        return DeliveredPositions(self.batches - len(taken), low, without(spans, back), survivor, failed)
+        return DeliveredPositions(*got[-batches])
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
         """What is still to be delivered of the positions ``lo`` to ``hi``."""
@@ -128,6 +121,6 @@ class DeliveredPositions:
         if (found := int(np.count_nonzero(changes)) // 2) > _MOST_SPANS:
             raise ValueError(f"state: 'above' has {found} spans, more than a run leaves behind")
         ends = [low + edge for edge in np.flatnonzero(changes).tolist()]
-        delivered = cls(batches, low, zip(ends[::2], ends[1::2], strict=True))
-        delivered._settle()
+        delivered = cls(batches, low)
+        delivered._settle(zip(ends[::2], ends[1::2], strict=True))
         return delivered

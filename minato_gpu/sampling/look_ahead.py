@@ -10,8 +10,8 @@ A guess that fails costs misses, never content: a cache holds what a source says
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, merged, share
+from minato_gpu.samples import Key, Value
 from minato_gpu.sampling.samplers import Sampling, length_of
 from minato_gpu.sources.memory_tier import Begun
 
@@ -67,7 +68,7 @@ class DrawnOrders:
     ``draws_seed``: the loader draws each epoch's seed from the same generator, before the order.
     """
 
-    def __init__(self, sampler: Any, first: int, *, draws_seed: bool) -> None:
+    def __init__(self, sampler: Value, first: int, *, draws_seed: bool) -> None:
         self._generator: torch.Generator = sampler.generator
         self._sampler, self._length = sampler, length_of(sampler)
         self._twin = copy.copy(sampler)
@@ -88,7 +89,7 @@ class DrawnOrders:
             torch.empty((), dtype=torch.int64).random_(generator=self._twin.generator)
         self._before[epoch + 1] = self._twin.generator.get_state()
 
-    def holds(self, sampler: Any, epoch: int) -> bool:
+    def holds(self, sampler: Value, epoch: int) -> bool:
         """Whether the epoch that now begins will be as it was drawn; those before it are forgotten."""
         self._drawn = {number: keys for number, keys in self._drawn.items() if number >= epoch}
         self._before = {number: state for number, state in self._before.items() if number >= epoch}
@@ -156,7 +157,7 @@ class SharesAhead:
         return Begun(epoch, orders, orders.ranks if isinstance(orders, DistributedOrders) else 1)
 
 
-def _distributed(sampler: Any, epoch: int, before: Orders | None, step: int | None) -> DistributedOrders:
+def _distributed(sampler: Value, epoch: int, before: Orders | None, step: int | None) -> DistributedOrders:
     stride = 1
     if isinstance(before, DistributedOrders) and before.first + before.stride * (epoch - 1) == sampler.epoch:
         stride = 0  # nobody has called set_epoch: every epoch is the same
@@ -173,7 +174,7 @@ def _distributed(sampler: Any, epoch: int, before: Orders | None, step: int | No
     )
 
 
-def _whole_numbers(keys: Any) -> Integers | None:
+def _whole_numbers(keys: Iterable[Key]) -> Integers | None:
     """The keys as an array, shape (keys,); None where one of them is something else than a whole number."""
     listed = list(keys)
     if not all(type(key) is int for key in listed):
@@ -181,5 +182,5 @@ def _whole_numbers(keys: Any) -> Integers | None:
     return np.array(listed, np.int64)
 
 
-def _name(sampler: Any) -> str:
+def _name(sampler: Value) -> str:
     return f"{type(sampler).__module__}.{type(sampler).__qualname__}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
+from minato_gpu.samples import Key
+from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sampling.speculation import yields_once
 
 Plane = tuple[int, bytes]
 """A bit for each index, in bytes: so many that are all ones, those that follow, and then only zeros."""
@@ -26,16 +30,16 @@ class Occurrences:
         self.used = used
         self._unique = unique
         self._seen = None if unique or length is None or length > _MOST else bytearray(length)
-        self._others: Counter[Any] = Counter()
+        self._others: Counter[Key] = Counter()
 
-    def count(self, keys: list[Any]) -> list[int] | None:
+    def count(self, keys: list[Key]) -> list[int] | None:
         """The occurrence of each key, in order; None when all are 0."""
         if self._unique:
             return None
         out = [self._one(key) for key in keys]
         return out if any(out) else None
 
-    def before(self, keys: list[Any]) -> Occurrences:
+    def before(self, keys: list[Key]) -> Occurrences:
         """A copy, as it was before the last of these keys were counted (all of them were)."""
         copy = Occurrences(None, unique=self._unique, used=self.used)
         copy._seen = None if self._seen is None else bytearray(self._seen)
@@ -46,7 +50,7 @@ class Occurrences:
             copy._others = +copy._others
         return copy
 
-    def planes(self) -> tuple[list[Plane], dict[Any, int]]:
+    def planes(self) -> tuple[list[Plane], dict[Key, int]]:
         """How often each key has come: for integers plane j has a bit for each that came more than j times."""
         others = {key: count for key, count in self._others.items() if not isinstance(key, NoSample)}
         if self._seen is None:
@@ -55,7 +59,7 @@ class Occurrences:
         most = int(seen.max(initial=0))
         return [_trimmed(np.packbits(seen > j)) for j in range(most)], others
 
-    def restore(self, planes: list[Plane], others: dict[Any, int]) -> None:
+    def restore(self, planes: list[Plane], others: dict[Key, int]) -> None:
         """Count on from what ``planes`` said. Raises ValueError where it was said of another data set.
 
         Where every key is known to come once, there is nothing to count.
@@ -83,7 +87,7 @@ class Occurrences:
             if count:
                 self._others[key] = count
 
-    def _uncounted_at_once(self, keys: list[Any]) -> bool:
+    def _uncounted_at_once(self, keys: list[Key]) -> bool:
         """A window of them with every save: the usual ones together, if they all are."""
         if self._seen is None or self._others or not keys or not {int}.issuperset(map(type, keys)):
             return False
@@ -93,39 +97,49 @@ class Occurrences:
         np.subtract.at(np.frombuffer(self._seen, dtype=np.uint8), indices, 1)
         return True
 
-    def _uncount(self, key: Any) -> None:
-        key = int(key) if isinstance(key, np.integer) else key
-        seen, small = self._seen, self._is_small(key)
-        try:
-            hash(key)
-        except TypeError:
-            key = repr(key)
+    def _uncount(self, key: Key) -> None:
+        key = int(key) if isinstance(key, np.integer) else name_of(key)
         if self._others[key]:
             self._others[key] -= 1
-        elif small:
-            assert seen is not None
-            seen[key] -= 1
+        elif self._is_small(key):
+            assert self._seen is not None
+            self._seen[key] -= 1
 
-    def _is_small(self, key: Any) -> bool:
+    def _is_small(self, key: Key) -> bool:
         return self._seen is not None and type(key) is int and 0 <= key < len(self._seen)
 
-    def _one(self, key: Any) -> int:
+    def _one(self, key: Key) -> int:
         seen = self._seen
         if seen is not None and type(key) is int and 0 <= key < len(seen) and seen[key] < 255:
             seen[key] += 1
             return seen[key] - 1
         if isinstance(key, np.integer):  # the same key as Python's: the same sample, with the same draws
             return self._one(int(key))
-        try:
-            hash(key)
-        except TypeError:
-            key = repr(key)
+        key = name_of(key)
         before = self._others[key]
         self._others[key] += 1
-        return before + (255 if seen is not None and type(key) is int and 0 <= key < len(seen) else 0)
+        return before + (255 if self._is_small(key) else 0)
 
 
-def _trimmed(bits: np.ndarray[Any, np.dtype[np.uint8]]) -> Plane:
+def occurrences_of(loader: Arguments) -> Occurrences:
+    """Counts how often each key comes in an epoch of this loader."""
+    # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
+    # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
+    seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
+    counts = seeds or not (sampling.iterable or sampling.replays)
+    return Occurrences(length_of(loader.dataset), unique=not counts or yields_once(loader), used=seeds)
+
+
+def name_of(key: Key) -> Key:
+    """What counts as the same key: keys that cannot be hashed go by what they look like."""
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key
+
+
+def _trimmed(bits: NDArray[np.uint8]) -> Plane:
     """A sequence, or a shuffle of a window, then takes a few bytes, whatever the data set's length."""
     end = len(bits) - int(np.argmax(bits[::-1] != 0))  # there is one, or the plane would not be
     ones = int(np.argmax(bits[:end] != 0xFF)) if (bits[:end] != 0xFF).any() else end

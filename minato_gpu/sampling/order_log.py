@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from minato_gpu.samples import Key, Position
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling.messages import Span
 
@@ -43,9 +43,9 @@ class OrderLog:
         batches = self._batches.get(source.number)
         if batches is None:
             raise ValueError(f"order_log: {self.path} has no epoch {source.number}; it ends before")
-        waiting: dict[int, tuple[Any, int]] = {}
+        waiting: dict[int, tuple[Key, int]] = {}
         for spans in batches:
-            positions = [position for lo, hi in spans for position in range(lo, hi)]
+            positions = [Position(position) for lo, hi in spans for position in range(lo, hi)]
             while any(position not in waiting for position in positions):
                 drawn = source.draw()
                 if drawn is None:

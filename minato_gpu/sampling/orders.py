@@ -8,20 +8,22 @@ given is applied before anything else is done with it: by drawing what comes nex
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
 
 from minato_gpu.packing import packed_states
+from minato_gpu.samples import Value
 from minato_gpu.snapshots import Snapshot
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24
 """So many remaining keys are stored; a sampler with more (an endless one, say) must have a state of its own."""
+
+_FAILED = "the sampler has raised when it was asked for keys ahead of need, and what it would yield next is not known"
 
 
 class SamplerSnapshot(NamedTuple):
@@ -35,13 +37,14 @@ class SamplerSnapshot(NamedTuple):
     error: str | None = None
 
 
-Coming = tuple[SamplerSnapshot | None, Any]
+Coming = tuple[SamplerSnapshot | None, Value]
 """What a sampler has yielded, and the state before that, where it is known."""
 
 
 class Order:
-    """An iterator over one epoch's batches (or single keys) that knows the way back.
+    """One epoch's batches (or single keys) as they are drawn, and the way back to any of them.
 
+    ``coming``: what has been drawn and is no ticket yet, the next first, each with the state before it, where known.
     ``generators``: those that it may draw from, by role; ``begun_from``: their states just before it did, packed. None
     where it has not begun: a sampler draws its order when it is first asked, and others may draw until then.
     ``known``: the state before the first item, which the sampler itself may not tell: the one that it was given.
@@ -49,17 +52,18 @@ class Order:
 
     def __init__(
         self,
-        batches: Iterator[Any],
+        batches: Iterator[Value],
         way: str = REPLAY,
         *,
-        parts: tuple[Any, Any, Any] = (None, None, None),
+        parts: tuple[Value, Value, Value] = (None, None, None),
         generators: Mapping[str, torch.Generator] | None = None,
         begun_from: dict[str, str] | None = None,
         known: SamplerSnapshot | None = None,
+        coming: Iterable[Coming] = (),
     ) -> None:
         self.way = way
         self.begun_from = begun_from
-        self.coming: deque[Coming] = deque()  # drawn from the sampler and not yielded: it comes next
+        self.coming: deque[Coming] = deque(coming)
         self.ended = False  # the sampler has said so; it is not asked again, as it may then begin anew
         self.untold: Snapshot | None = None  # states given for the next iter(): until then the samplers may tell others
         self._batches = batches
@@ -67,60 +71,50 @@ class Order:
         self._generators = generators or {}
         self._known = known
         self._begun = False  # it has been asked for something, so that it tells its state
-        self._raised: Exception | None = None  # by the sampler, when it was asked ahead of need
+        self._raised: Exception | None = None  # by the sampler, when it was asked for a save: for who draws next
+        self._failed = False  # the last that was asked of it raised: whether anything comes after that, nobody knows
         self._before: SamplerSnapshot | None = None  # what was last drawn, or should have been
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.draw()[1]
-
-    def draw(self, *, keep: bool = False) -> Coming:
-        """The next item and, with ``keep``, the state before it. Raises StopIteration at the end."""
-        return self.coming.popleft() if self.coming else self._draw(keep=keep)
-
-    def _draw(self, *, keep: bool) -> Coming:
-        if self.ended:
-            raise StopIteration
-        if self._raised is not None:
-            raised, self._raised = self._raised, None
-            raise raised
-        before = self._known
-        if self._begun:
-            before = self._take() if keep and self.way == STATE else None
-        elif self.begun_from is None:
-            self.begun_from = packed_states(self._generators)
-        self._before = before
-        try:
-            item = next(self._batches)
-        except StopIteration:
-            self.ended = self._begun = True
-            raise
-        self._begun = True
-        return before, item
-
-    def draw_ahead(self) -> None:
-        """Draw one item, which comes next; where there is none, the sampler is at its end."""
-        with suppress(StopIteration):
-            self.coming.append(self._draw(keep=False))
+    def fill(self, items: int, *, keep: bool = False) -> bool:
+        """Let so many items be at hand; False where the sampler has ended before. ``keep``: with the state before each
+        that is drawn now. What the sampler raises passes through."""
+        missing = items - len(self.coming)
+        while missing > 0 and not self.ended:
+            if self._raised is not None:
+                raised, self._raised = self._raised, None
+                raise raised
+            before = self._known
+            if self._begun:
+                before = self._take() if keep and self.way == STATE else None
+            elif self.begun_from is None:
+                self.begun_from = packed_states(self._generators)
+            self._before = before
+            try:
+                self.coming.append((before, next(self._batches)))
+                missing -= 1
+            except StopIteration:
+                self.ended = True
+            except Exception:
+                self._failed = True
+                raise
+            self._begun, self._failed = True, False
+        return missing <= 0
 
     def begin(self) -> None:
         """Let the sampler tell its state, unless that is known: the first item is drawn now, if none has been."""
         if not self._begun and self._known is None:
-            self.draw_ahead()
+            self.fill(1)
 
     def foresee(self) -> Coming | None:
         """The item after all that was drawn from the sampler, with the state before it; it comes after those. None at
         the end, also where the sampler raises: then who draws it sees that."""
-        try:
-            self.coming.append(self._draw(keep=True))
-        except StopIteration:
+        if self._failed:
             return None
+        try:
+            return self.coming[-1] if self.fill(len(self.coming) + 1, keep=True) else None
         except Exception as error:
             self._raised = error
             return None
-        return self.coming[-1]
 
     @property
     def moved(self) -> bool:
@@ -130,17 +124,13 @@ class Order:
     @property
     def digest(self) -> int:
         """Of the generators' states now."""
-        return digest_of(self._generators)
-
-    def put_back(self, item: Any, before: SamplerSnapshot | None = None) -> None:
-        """The next one will be ``item``; ``before``: the state before that."""
-        self.coming.appendleft((before, item))
+        states = [self._generators[role].get_state() for role in sorted(self._generators)]
+        return crc32(b"".join(state.numpy().tobytes() for state in states))
 
     def state(self) -> SamplerSnapshot:
-        """The state after all that was drawn from the sampler; if that is nothing yet, the first item is drawn now."""
-        self.begin()
-        if self._raised is not None and self._before is not None:
-            return self._before
+        """The state after all that was drawn from the sampler; see ``begin``."""
+        if self._failed:  # whoever drew ahead has its error, which the consumer may not have come to
+            return self._before or SamplerSnapshot(Snapshot(None), {}, _FAILED)
         return self._take() if self._begun or self._known is None else self._known
 
     def _take(self) -> SamplerSnapshot:
@@ -157,22 +147,24 @@ class Order:
             return packed_states(self._generators)
         return self.begun_from
 
-    def rest(self) -> list[Any]:
-        """All that is still to come, drawn now; it will be yielded all the same. Raises ValueError for too many."""
+    def draw_rest(self) -> None:
+        """Let all that is still to come be at hand. Raises ValueError for too many, and what the sampler raises; who
+        draws it sees that too."""
         if not self.ended:
-            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - len(self.coming))))
-            self.ended = len(self.coming) < MOST_KEYS
+            self._draw_rest()
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
                 f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "
                 "state_dict() and load_state_dict(), which the loader then uses"
             )
-        return [item for _, item in self.coming]
 
-
-def digest_of(generators: Mapping[str, torch.Generator]) -> int:
-    """Of their states now."""
-    digest = 0
-    for role in sorted(generators):
-        digest = crc32(generators[role].get_state().numpy().tobytes(), digest)
-    return digest
+    def _draw_rest(self) -> None:
+        had = len(self.coming)
+        try:
+            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - had)))
+        except Exception as error:
+            self._raised, self._failed = error, True
+            raise
+        if self._failed and len(self.coming) == had:  # a generator that has raised tells of its end, whatever was left
+            raise ValueError(f"this epoch cannot be saved: {_FAILED}")
+        self._failed, self.ended = False, len(self.coming) < MOST_KEYS

@@ -21,19 +21,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from minato_gpu.lanes.streams import is_stateful
-from minato_gpu.packing import packed_state, packed_states
-from minato_gpu.samples import witness_of
+from minato_gpu.packing import packed_states
+from minato_gpu.samples import Value, witness_of
 from minato_gpu.sampling.orders import KEYS, STATE, Order, SamplerSnapshot
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.snapshots import Snapshot
 
 ENOUGH = 16
 """So many keys tell what came next; ``witness_of`` looks at no more."""
+
+_States = Mapping[str, torch.Tensor]
 
 
 class Following(NamedTuple):
@@ -45,48 +47,42 @@ class Following(NamedTuple):
     generators: int | None = None
 
 
-def fresh_order(sampling: Sampling, batches: Iterator[Any], generators: Mapping[str, torch.Generator]) -> Order:
+def fresh_order(sampling: Sampling, batches: Iterator[Value]) -> Order:
     """The order of an epoch that begins. ``batches``: an iterator over the loader's batch sampler, not yet advanced."""
     if sampling.replays:
-        return Order(batches, generators=generators)
-    begun_from = packed_states(generators)  # iter() may draw
+        return Order(batches, generators=sampling.generators)
+    begun_from = packed_states(sampling.generators)  # iter() may draw
     keys = iter(sampling.inner) if sampling.size is not None else batches
-    return _known_or_stored(sampling, keys, generators, begun_from)
+    return _known_or_stored(sampling, keys, begun_from)
 
 
-def order_from_state(
-    sampling: Sampling,
-    own: Snapshot,
-    generators: Mapping[str, torch.Generator],
-    taken: Mapping[str, torch.Tensor],
-    *,
-    ended: bool,
-    following: Following | None = None,
-    batched: bool = True,
-) -> Order:
-    """The order from where the sampler's own state says; ``ended``: nothing, and the state is one of an epoch's end.
+def order_at_end(sampling: Sampling, own: Snapshot, way: str, taken: _States) -> Order:
+    """The order of which all has been drawn; the sampler's state is one of an epoch's end. For the rest see below."""
+    known = SamplerSnapshot(own, {**_now(sampling), **taken})
+    packed = packed_states(sampling.generators)
+    order = Order(iter(()), way, generators=sampling.generators, begun_from=packed, known=known)
+    order.untold = load_ended(sampling, own, known.generators)
+    order.ended = True
+    return order
+
+
+def order_from_state(sampling: Sampling, own: Snapshot, taken: _States, following: Following | None) -> Order:
+    """The order from where the sampler's own state says.
 
     The generators are as they were when the epoch began; ``taken``: their states when the sampler's was taken. A
     sampler that draws something once more on its way back needs the former, any other goes on from the latter: what is
-    ``following`` tells. ``batched``: an item is a list of keys. Raises ValueError where the sampler does not take that
-    state, or something else follows.
+    ``following`` tells. Raises ValueError where the sampler does not take that state, or something else follows.
     """
-    begun_from = {role: generator.get_state() for role, generator in generators.items()}
-    packed = {role: packed_state(state) for role, state in begun_from.items()}
+    begun_from = _now(sampling)
     known = SamplerSnapshot(own, {**begun_from, **taken})
-    if ended:
-        order = Order(iter(()), STATE, generators=generators, begun_from=packed, known=known)
-        order.untold = load_ended(sampling, own, generators, known.generators)
-        order.ended = True
-        return order
+    packed = packed_states(sampling.generators)
     both = (begun_from, known.generators)
     for states, alike in ((each, alike) for alike in (True, False) for each in both):
-        _set(generators, states)
-        _load_sampler(sampling, own)
-        begun = _known_or_stored(sampling, _iterator(sampling, own), generators, packed, known)
-        follows = _follows(begun, following, batched=batched, alike=alike)
+        sampling.set_generators(states)
+        begun = _known_or_stored(sampling, _taken_up(sampling, own), packed, known)
+        follows = _follows(begun, following, batched=sampling.batched, alike=alike)
         if follows and states is begun_from and not begun.moved:  # nothing was drawn: the sampler goes on from there
-            _set(generators, known.generators)
+            sampling.set_generators(known.generators)
             for at, (before, item) in enumerate(begun.coming):
                 begun.coming[at] = before and before._replace(generators=known.generators), item
         if follows:
@@ -104,11 +100,11 @@ def _follows(order: Order, following: Following | None, *, batched: bool, alike:
 
     Few keys come by chance, too. But where others drew from the generators before the save, they are never left alike.
     """
-    order.draw_ahead()
+    order.fill(1)
     if following is None:
         return True
-    for _ in range(1, following.items):
-        order.foresee()
+    while len(order.coming) < following.items and order.foresee() is not None:
+        pass
     keys = [key for _, item in order.coming for key in (item if batched else [item])]
     return (
         len(order.coming) == following.items
@@ -117,70 +113,54 @@ def _follows(order: Order, following: Following | None, *, batched: bool, alike:
     )
 
 
-def load_ended(
-    sampling: Sampling, own: Snapshot, generators: Mapping[str, torch.Generator], taken: Mapping[str, torch.Tensor]
-) -> Snapshot | None:
+def load_ended(sampling: Sampling, own: Snapshot, taken: _States) -> Snapshot | None:
     """Give the sampler the state that it had at an epoch's end, or between two: the next iter() begins the next epoch.
 
     The generators come to where they were then, ``taken``. Returns the state where it waits for the next iter(): the
     sampler need not tell it before.
     """
     states, untold = own.copy(), None
-    nested = states.get("nested") is not None
     if any(state is not None for state in states.values()):
-        load = _load_nested if nested else _load_sampler
-        load(sampling, own)
-        keys = iter(sampling.nested) if nested else _iterator(sampling, own)
+        nested = states["nested"] is not None
+        keys = _taken_up(sampling, own, nested=nested)
         more = next(keys, own) is not own
         del keys  # what it does when it is dropped it does now
         if more:
-            load(sampling, own)
+            _load(sampling, own, nested=nested)
             untold = own
-    _set(generators, taken)
+    sampling.set_generators(taken)
     return untold
 
 
-def _load_sampler(sampling: Sampling, own: Snapshot) -> None:
-    """Give the sampler its own state back, if there is one. Raises ValueError where it takes none."""
-    state = own.copy()["sampler"]
-    if state is not None:
-        if not is_stateful(sampling.inner):
-            raise ValueError(f"the state holds one of the sampler, but {type(sampling.inner).__name__} takes none")
-        sampling.inner.load_state_dict(state)
+def _load(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Value:
+    """Give the sampler its own state back, if there is one; ``nested``: the one inside it. Returns that sampler. Raises
+    ValueError where it takes none."""
+    sampler, name = (sampling.nested, "nested") if nested else (sampling.inner, "sampler")
+    if (state := own.copy()[name]) is not None:
+        if not is_stateful(sampler):
+            raise ValueError(f"the state holds one of the {name} sampler, but this loader's takes none")
+        sampler.load_state_dict(state)
+    return sampler
 
 
-def _load_nested(sampling: Sampling, own: Snapshot) -> None:
-    """The same of the sampler inside it."""
-    if sampling.nested is None:
-        raise ValueError("the state holds one of the sampler inside the batch sampler, but this loader has no such one")
-    sampling.nested.load_state_dict(own.copy()["nested"])
-
-
-def _iterator(sampling: Sampling, own: Snapshot) -> Iterator[Any]:
-    """The sampler's iterator, with its own state if it has one. Raises ValueError where it takes none."""
-    keys: Iterator[Any] = iter(sampling.inner)
-    state = own.copy()["iterator"]
-    if state is not None:
+def _taken_up(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Iterator[Value]:
+    """The iterator of a sampler that has its state back, with its own if it has one. Raises ValueError as above."""
+    keys: Iterator[Value] = iter(_load(sampling, own, nested=nested))
+    if not nested and (state := own.copy()["iterator"]) is not None:
         if not is_stateful(keys):
             raise ValueError("the state holds one of the sampler's iterator, but this sampler's iterator takes none")
         keys.load_state_dict(state)  # type: ignore[attr-defined]
     return keys
 
 
-def _set(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:
-    """The global generator is the user's, and stays."""
-    for role, generator in generators.items():
-        if role != "default" and role in states:
-            generator.set_state(states[role])
+def _now(sampling: Sampling) -> _States:
+    return {role: generator.get_state() for role, generator in sampling.generators.items()}
 
 
 def _known_or_stored(
-    sampling: Sampling,
-    keys: Iterator[Any],
-    generators: Mapping[str, torch.Generator],
-    begun_from: dict[str, str],
-    known: SamplerSnapshot | None = None,
+    sampling: Sampling, keys: Iterator[Value], begun_from: dict[str, str], known: SamplerSnapshot | None = None
 ) -> Order:
+    generators = sampling.generators
     sampler = sampling.inner if is_stateful(sampling.inner) else None
     iterator = keys if is_stateful(keys) else None
     way = KEYS if sampler is None and iterator is None else STATE
@@ -205,7 +185,4 @@ def replayed_order(sampling: Sampling, default_state: torch.Tensor | None, begun
     finally:
         if drawn:
             torch.set_rng_state(outside)
-    order = Order(batches, begun_from=begun_from)
-    for item in first:
-        order.put_back(item)
-    return order
+    return Order(batches, begun_from=begun_from, coming=[(None, item) for item in first])

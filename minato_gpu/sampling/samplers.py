@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -17,7 +16,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.streams import is_stateful
+from minato_gpu.samples import JSON, Key, Value
 
 _REPLAYED = (
     *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
@@ -33,14 +34,15 @@ class Sampling:
     each of several devices. ``iterable``: nothing is sampled, workers iterate the data set for themselves.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Arguments) -> None:
         batches = loader.batch_sampler
         self.size: int | None = None
         self.drop_last = False
-        self.inner: Any = loader.sampler if batches is None else batches
+        self.inner: Value = loader.sampler if batches is None else batches
         self.batched = batches is not None
         self.multiple = _devices(loader.device) if loader.drop_last else 1
         self.iterable = isinstance(loader.dataset, IterableDataset)
+        self._loaders: torch.Generator | None = loader.generator
         if type(batches) is BatchSampler:
             self.inner, self.size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
 
@@ -68,7 +70,7 @@ class Sampling:
         )
 
     @property
-    def nested(self) -> Any:
+    def nested(self) -> Value:
         """The stateful sampler inside a batch sampler that has no state itself, though its iterator may."""
         inside = getattr(self.inner, "sampler", None)
         return inside if not is_stateful(self.inner) and is_stateful(inside) else None
@@ -91,11 +93,33 @@ class Sampling:
         """Whether the order is drawn from torch's global generator."""
         return getattr(self.inner, "generator", self) is None
 
-    def cut(self, keys: Iterable[Any]) -> Iterator[Any]:
+    @property
+    def generators(self) -> dict[str, torch.Generator]:
+        """The generators that the loader's epochs are drawn from, by their role."""
+        found = {} if self._loaders is None else {"loader": self._loaders}
+        if self.generator is not None and self.generator is not self._loaders:
+            found["sampler"] = self.generator
+        if self.replays and self.uses_default_generator:
+            found["default"] = torch.default_generator
+        return found
+
+    def set_generators(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Set them to these states, but the global one: it is the user's, and stays."""
+        for role, generator in self.generators.items():
+            if role != "default" and role in states:
+                generator.set_state(states[role])
+
+    @property
+    def told_epoch(self) -> int | None:
+        """What ``set_epoch`` was last told, where the sampler has it."""
+        epoch = getattr(self.inner, "epoch", None)
+        return epoch if callable(getattr(self.inner, "set_epoch", None)) and isinstance(epoch, int) else None
+
+    def cut(self, keys: Iterable[Value]) -> Iterator[Value]:
         """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""
         return iter(keys) if self.size is None else _cut(iter(keys), self.size, self.drop_last)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, JSON]:
         """What a saved state and the loader that takes it must agree on."""
         return {
             "sampler": type(self.inner).__name__,
@@ -104,12 +128,12 @@ class Sampling:
         }
 
     @property
-    def cutting(self) -> dict[str, Any]:
+    def cutting(self) -> dict[str, JSON]:
         """How keys, or the samples of an iterable data set, become batches."""
         return {"batch_size": self.size, "drop_last": self.drop_last}
 
 
-def length_of(sized: Any) -> int | None:
+def length_of(sized: Value) -> int | None:
     """The length of a data set or sampler, where it tells."""
     try:
         return len(sized)
@@ -117,12 +141,12 @@ def length_of(sized: Any) -> int | None:
         return None
 
 
-def _devices(device: Any) -> int:
+def _devices(device: str | torch.device | Sequence[str | torch.device] | None) -> int:
     """How many the loader's argument ``device`` names."""
     return len(device) if isinstance(device, Sequence) and not isinstance(device, str) else 1
 
 
-def _cut(keys: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+def _cut(keys: Iterator[Key], size: int, drop_last: bool) -> Iterator[list[Key]]:
     while batch := list(islice(keys, size)):
         if len(batch) == size or not drop_last:
             yield batch

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
-from minato_gpu.lanes.streams import StreamStart
-from minato_gpu.samples import witness_of
+from minato_gpu.samples import Key, Position, Value, witness_of
 from minato_gpu.sampling.delivered import DeliveredPositions
-from minato_gpu.sampling.occurrences import Occurrences
-from minato_gpu.sampling.orders import REPLAY, Coming, Order, SamplerSnapshot
-from minato_gpu.sampling.samplers import Sampling, length_of
-from minato_gpu.sampling.speculation import yields_once
+from minato_gpu.sampling.occurrences import Occurrences, occurrences_of
+from minato_gpu.sampling.orders import REPLAY, Order, SamplerSnapshot
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling.messages import Span
 
@@ -29,8 +28,8 @@ class Drawn(NamedTuple):
     ``left``: where an earlier run delivered some of it, the offsets of what it left, as half-open ranges.
     """
 
-    positions: range | list[int]
-    keys: list[Any]
+    positions: Sequence[Position]
+    keys: list[Key]
     occurrences: list[int] | None
     left: tuple[Span, ...] | None = None
 
@@ -47,7 +46,7 @@ class Mark(NamedTuple):
     place: int
     position: int
     state: SamplerSnapshot | None
-    keys: list[Any]
+    keys: list[Key]
 
     @property
     def end(self) -> int:
@@ -55,73 +54,56 @@ class Mark(NamedTuple):
         return self.position + len(self.keys)
 
 
-def occurrences_of(loader: Any) -> Occurrences:
-    """Counts how often each key comes in an epoch of this loader."""
-    # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
-    # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
-    seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
-    counts = seeds or not (sampling.iterable or sampling.replays)
-    return Occurrences(length_of(loader.dataset), unique=not counts or yields_once(loader), used=seeds)
-
-
-def fresh_source(loader: Any, number: int, seed: int, order: Iterator[Any]) -> Source:
-    """An epoch from its beginning."""
-    sampling = Sampling(loader)
-    more: dict[str, Any] = {"batched": sampling.batched, "multiple": sampling.multiple, "digests": sampling.draws_on}
-    return Source(number, seed, order, occurrences=occurrences_of(loader), **more)
+def source_of(loader: Arguments, number: int, seed: int, order: Order) -> Source:
+    """An epoch of this loader from its beginning."""
+    return Source(number, seed, order, Sampling(loader), occurrences_of(loader))
 
 
 class Source:
-    """The batches of one epoch. ``batched``: the sampler yields lists of keys, else single keys.
+    """The batches of one epoch.
 
     ``place`` and ``position``: number and first position of the batch to draw next. ``delivered``: what the consumer
     has; an epoch that goes on where an earlier run left it begins with that run's. ``marks``: for a sampler that
-    cannot be replayed, the batches that may still have to be delivered. ``multiple``: batches come in a multiple of so
-    many; those that are left over in the end are dropped, unless an earlier run has delivered some of them.
-    ``digests``: keep a digest of all keys up to each batch that may still be asked for. ``whole``: the sampler's
-    batches are delivered as they are, none in parts. ``lock``: over what a save looks at, which any thread may ask for
-    while the consumer's goes on.
+    cannot be replayed, the batches that may still have to be delivered. ``lock``: over what a save looks at, which any
+    thread may ask for while the consumer's goes on.
+
+    Batches come in a multiple of as many as there are devices, where the last are dropped; those that are left over in
+    the end are dropped too, unless an earlier run has delivered some of them.
     """
 
     def __init__(
         self,
         number: int,
         seed: int,
-        order: Iterator[Any],
-        *,
-        batched: bool,
+        order: Order,
+        sampling: Sampling,
         occurrences: Occurrences,
+        *,
         place: int = 0,
         position: int = 0,
         delivered: DeliveredPositions | None = None,
-        multiple: int = 1,
-        digests: bool = False,
-        whole: bool = False,
     ) -> None:
         self.lock = threading.RLock()
         self.number = number
         self.seed = seed
-        self.order = order if isinstance(order, Order) else Order(order)
+        self.order = order
         self.occurrences = occurrences
         self.place = place
         self.position = position
         self.delivered = DeliveredPositions() if delivered is None else delivered
         self.marks: deque[Mark] = deque()
-        self.digests = deque([(0, 0)] if digests else [])  # position, and digest of all before it
+        self.digests = deque([(0, 0)] if sampling.draws_on else [])  # position, and digest of all keys before it
         self.expected: tuple[int, int] | None = None  # one of those, of an earlier run
-        self.ended = False  # the sampler has said so
         self.witness: int | None = None  # of the epoch's first keys
-        self.streams: WorkerStreams | None = None  # of an iterable data set: its workers' own, and where each starts
-        self.starts: list[StreamStart] = []
+        self.streams: WorkerStreams | None = None  # of an iterable data set: its workers' own
         self._saved = place  # when a state was last asked for, or might have been: what came next then
         self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
         self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
-        self._batched = batched
-        self._whole = whole
+        self._batched = sampling.batched
+        self._whole = sampling.size is None  # batches are delivered as they are, none in parts
         self._gone = place  # batches drawn that an earlier run has delivered whole
-        self._multiple = multiple
+        self._multiple = sampling.multiple
         self._behind: tuple[int, Occurrences] | None = None  # at an earlier place; kept while saves come often
-        self._ahead: deque[Coming] = deque()  # drawn to see whether the round is whole
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
@@ -129,58 +111,47 @@ class Source:
             return self._draw()
 
     def _draw(self) -> Drawn | None:
-        if not self._ahead or (len(self._ahead) + self.place) % self._multiple:
-            self._look_ahead()
-        if not self._ahead:
+        if not self._fill():
             self._check_end()
             return None
-        state, item = self._ahead.popleft()
-        keys = self.keys_of(item)
-        first, self.position = self.position, self.position + len(keys)
-        if self.place == 0:
-            self.witness = witness_of(keys)
+        state, item = self.order.coming[0]
+        keys, first = self.keys_of(item), self.position
         if self.order.way != REPLAY:
             self._remember(Mark(self.place, first, state, keys))
-        if self.digests:
-            self._digest(keys)
-        self.place += 1
+            self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, keys))
+        occurrences = self._take(keys)
         left = None
-        if self._before.above and first < self._before.above[-1][1]:
+        if self._before.above and first < self._before.top:
             left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
             self._gone += not left
             if self._whole:
                 self._check_whole(left, len(keys))
-        return Drawn(range(first, self.position), keys, self.occurrences.count(keys), left)
+        # of positions, as a cast would say, in one call more for every batch
+        return Drawn(range(first, self.position), keys, occurrences, left)  # type: ignore[arg-type]
 
-    def _look_ahead(self) -> None:
-        """Draw the rest of the round; nothing of it if it is not whole."""
-        while not self.ended or self.order.coming:  # a state may hold what comes before its end
-            often = self.place + len(self._ahead) - self._saved < OFTEN
-            try:
-                self._ahead.append(self.order.draw(keep=often or not self._stores_keys))
-            except StopIteration:
-                self.ended = True
-                break
-            if self.order.way != REPLAY:
-                keys = self.keys_of(self._ahead[-1][1])
-                self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, keys))
-            if (len(self._ahead) + self.place) % self._multiple == 0:
-                return
+    def _take(self, keys: list[Key]) -> list[int] | None:
+        """The next batch, of these keys, counts as drawn. Returns how often each has come before."""
+        self.order.coming.popleft()
+        if self.place == 0:
+            self.witness = witness_of(keys)
+        self.place, self.position = self.place + 1, self.position + len(keys)
+        if self.digests:
+            self._digest(keys)
+        return self.occurrences.count(keys)
+
+    def _fill(self) -> bool:
+        """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""
+        coming, rest = self.order.coming, self._multiple - self.place % self._multiple
+        often = self.place - self._saved < OFTEN
+        if self.order.fill(rest, keep=often or not self._stores_keys):
+            return True
         kept, end = 0, self.position
-        while kept < len(self._ahead) and (end < self._before.top or self._multiple == 1):
-            end += len(self.keys_of(self._ahead[kept][1]))
+        while kept < len(coming) and end < self._before.top:
+            end += len(self.keys_of(coming[kept][1]))
             kept += 1
-        while len(self._ahead) > kept:
-            self._ahead.pop()
-
-    @property
-    def coming(self) -> list[Coming]:
-        """What has been drawn from the sampler and is no ticket yet: it comes next."""
-        return [*self._ahead, *self.order.coming]
-
-    def rest(self) -> list[Any]:
-        """What the sampler still yields after the batches drawn: see ``Order.rest``."""
-        return [item for _, item in self._ahead] + self.order.rest()
+        while len(coming) > kept:
+            coming.pop()
+        return kept > 0
 
     def saved(self, marks: list[Mark]) -> Occurrences:
         """A state is made that begins with these marks, the last ones, or else now; there may be more of them soon.
@@ -205,7 +176,7 @@ class Source:
         self._behind = place, behind
         return behind
 
-    def keys_of(self, item: Any) -> list[Any]:
+    def keys_of(self, item: Value) -> list[Key]:
         """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
         return (list(item) or [NoSample()]) if self._batched else [item]
 
@@ -233,25 +204,19 @@ class Source:
         A state with the sampler's own or with the keys begins at the first batch that is not delivered whole.
         """
         while self.position < self.delivered.low:
-            try:
-                before, item = self.order.draw()
-            except StopIteration:
+            if not self.order.fill(1):
                 raise ValueError(
                     f"the state has {self.delivered.low} samples delivered, but the sampler yields {self.position}; it "
                     "belongs to another data set or sampler"
-                ) from None
-            keys = self.keys_of(item)
-            if self.place == 0:
-                self.witness = witness_of(keys)
+                )
+            keys = self.keys_of(self.order.coming[0][1])
             if self.position + len(keys) > self.delivered.low:
-                self.order.put_back(item, before)
+                if self.place == 0:
+                    self.witness = witness_of(keys)
                 break
             if self.order.way != REPLAY:
                 raise ValueError(f"state: {self.delivered.low} samples delivered, and its order begins long before")
-            self.occurrences.count(keys)
-            self.place, self.position = self.place + 1, self.position + len(keys)
-            if self.digests:
-                self._digest(keys)
+            self._take(keys)
         self._gone = self.place
         if not self.delivered.above and (self.place, self.position) != (self.delivered.batches, self.delivered.low):
             raise ValueError(
@@ -259,7 +224,7 @@ class Source:
                 f"sampler's batch {self.place} begins at {self.position}; it is damaged, or belongs to another sampler"
             )
 
-    def _digest(self, keys: list[Any]) -> None:
+    def _digest(self, keys: list[Key]) -> None:
         """These keys were the last. Raises ValueError where an earlier run had others up to there."""
         self.digests.append((self.position, crc32(repr(keys).encode(), self.digests[-1][1])))
         if self.expected is not None and self.expected[0] == self.position and self.expected != self.digests[-1]:

@@ -8,46 +8,48 @@ when the epoch really begins, it is used only if they still are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.packing import packed_state
+from minato_gpu.samples import Value
+from minato_gpu.sampling.samplers import Sampling
 
 T = TypeVar("T")
 
 
-def never_repeats(loader: DataLoader[Any]) -> bool:
+def never_repeats(loader: Arguments) -> bool:
     """Whether the sampler is one of torch's own that yields every index at most once."""
-    sampler = loader.sampler
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        return False
-    if loader.batch_sampler is not None:
-        sampler = loader.batch_sampler.sampler
-    if type(sampler) is SequentialSampler:
-        return True
-    return type(sampler) is RandomSampler and not sampler.replacement and _one_permutation(sampler)
+    return _never_repeats(Sampling(loader).inner)
 
 
-def yields_once(loader: DataLoader[Any]) -> bool:
+def _never_repeats(sampler: Value) -> bool:
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and _one_permutation(sampler)
+    return type(sampler) is SequentialSampler
+
+
+def yields_once(loader: Arguments) -> bool:
     """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
-    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler = Sampling(loader).inner
     if type(sampler) is BatchSampler or _name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
         sampler = sampler.sampler
     if _name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
         return not sampler.replacement and _one_permutation(sampler)
-    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or never_repeats(loader)
+    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or _never_repeats(sampler)
 
 
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"
 
 
-def _name_of(sampler: Any) -> str:
+def _name_of(sampler: Value) -> str:
     return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
 
 
-def _one_permutation(sampler: Any) -> bool:
+def _one_permutation(sampler: Value) -> bool:
     return bool(sampler.num_samples <= len(sampler.data_source))
 
 
@@ -58,7 +60,7 @@ class Speculation:
     they were. ``adopt`` then leaves them as drawing the same now would have left them.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, draws_seed: bool) -> None:
+    def __init__(self, loader: Arguments, *, draws_seed: bool) -> None:
         self._generators = _generators(loader)
         self._before = self._states = [g.get_state() for g in self._generators]
         self._ahead = True
@@ -67,13 +69,13 @@ class Speculation:
             seed = torch.empty((), dtype=torch.int64)
             self.seed = int(self._apart(lambda: seed.random_(generator=loader.generator)).item())
         self._begun_from = self._states
-        sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        sampler: Value = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._order = self._apart(lambda: iter(sampler))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Value]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Value:
         return self._apart(lambda: next(self._order)) if self._ahead else next(self._order)
 
     def _apart(self, act: Callable[[], T]) -> T:
@@ -104,11 +106,6 @@ class Speculation:
         self._set(self._states)
 
 
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
-    found: list[torch.Generator] = []
-    for generator in (loader.generator, getattr(sampler, "generator", None)):
-        generator = torch.default_generator if generator is None else generator
-        if all(generator is not other for other in found):
-            found.append(generator)
-    return found
+def _generators(loader: Arguments) -> list[torch.Generator]:
+    given = (loader.generator, Sampling(loader).generator)
+    return list(dict.fromkeys(torch.default_generator if each is None else each for each in given))

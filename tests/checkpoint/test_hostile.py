@@ -82,6 +82,14 @@ def test_merging_states_nested_deeply() -> None:
         merge_state_dicts(both)
 
 
+@pytest.mark.parametrize("progress", [None, [], {}, {"batches": -1, "below": 0, "above": ""}])
+def test_merging_states_of_damaged_progress(progress: Any) -> None:
+    """Refused when they are merged, or when what came of that is loaded."""
+    both = [{**_state("ranks", rank), "progress": progress} for rank in (0, 1)]
+    with pytest.raises(ValueError, match="state: '"):
+        _loader("ranks").load_state_dict(merge_state_dicts(both))
+
+
 @given(
     st.recursive(
         st.none() | st.integers() | st.text() | st.binary() | st.floats(),

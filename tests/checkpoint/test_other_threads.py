@@ -73,12 +73,12 @@ def test_a_state_says_that_a_stream_is_at_its_end_only_with_what_it_told_there()
     class Asked(set[int]):
         def add(self, worker: int) -> None:
             super().add(worker)
-            states.append(plain_streams(streams, 0))
+            states.append(plain_streams(streams, 0, 1))
 
     class Popped(dict[int, int]):
         def pop(self, *given: Any) -> Any:
             found = super().pop(*given)
-            states.append(plain_streams(streams, 0))
+            states.append(plain_streams(streams, 0, 1))
             return found
 
     streams.turns[0] = 0
@@ -86,7 +86,7 @@ def test_a_state_says_that_a_stream_is_at_its_end_only_with_what_it_told_there()
     streams.delivered(0)
     streams.ended, streams.turns = Asked(), Popped({1: 0})
     streams.exhausted(1, 0, _told(7, ended=True))
-    states.append(plain_streams(streams, 0))
+    states.append(plain_streams(streams, 0, 1))
     found = [(state["streams"][0]["ended"], state["streams"][0]["state"]["state"]["at"]) for state in states]
     assert found[-1] == (True, 7) and set(found) <= {(False, 1), (True, 7)}
 

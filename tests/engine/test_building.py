@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from minato_gpu.cache_options import CacheOptions
 from minato_gpu.engine import building
 from minato_gpu.options import Options
 
 
 def plan(device: str, batch_size: int | None = 256, lanes: tuple[str, ...] = ("cpu", "device")) -> building.Plan:
-    options = Options(0, free=False, threads=False, lanes=lanes, devices=(torch.device(device),), skips=False)
+    devices = (torch.device(device),)
+    options = Options(0, free=False, threads=False, lanes=lanes, devices=devices, skips=False, cache=CacheOptions())
     loader = SimpleNamespace(batch_size=batch_size, pipeline="pipeline", dataset=(), batch_sampler=None)
     return building.Plan(loader, options)
 

@@ -29,11 +29,16 @@ class Loader:
     def __init__(self, sampler: Any, batch_sampler: Any = None) -> None:
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.dataset: Any = range(10)
-        self.device, self.drop_last = None, False
+        self.device, self.generator, self.drop_last = None, None, False
+
+
+def sampling(sampler: Any, batch_sampler: Any = None) -> Sampling:
+    loader: Any = Loader(sampler, batch_sampler)
+    return Sampling(loader)
 
 
 def ahead(sampler: Any, epoch: int = 0, before: Orders | None = None, **options: Any) -> Orders | None:
-    return orders_ahead(Sampling(Loader(sampler)), epoch, before, **options)
+    return orders_ahead(sampling(sampler), epoch, before, **options)
 
 
 def listed(orders: Orders | None, *epochs: int) -> list[list[int]]:
@@ -172,6 +177,6 @@ def test_what_is_not_known(sampler: Any) -> None:
 def test_nothing_is_known_of_batches_that_others_make_or_of_other_samplers_on_a_shared_directory() -> None:
     sampler = RandomSampler(range(9), generator=torch.Generator())
     own: Any = [[1, 2], [3]]
-    assert orders_ahead(Sampling(Loader(None, own)), 0) is None
-    assert orders_ahead(Sampling(Loader(None, BatchSampler(sampler, 2, False))), 0) is not None
+    assert orders_ahead(sampling(None, own), 0) is None
+    assert orders_ahead(sampling(None, BatchSampler(sampler, 2, False)), 0) is not None
     assert ahead(sampler, step=4) is None

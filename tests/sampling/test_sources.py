@@ -20,6 +20,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.sampling.orders import Order
+from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.speculation import Speculation, never_repeats
 
@@ -33,7 +35,10 @@ def the_generator_is_put_back() -> Iterator[None]:
 
 def source(order: Any, *, batched: bool = True, number: int = 0, length: int | None = None) -> Source:
     """A source over ``order``."""
-    return Source(number, 5, iter(order), batched=batched, occurrences=Occurrences(length, unique=False))
+    data: Any = [None]
+    arguments: dict[str, Any] = {"batch_sampler": order} if batched else {"batch_size": None, "sampler": order}
+    loader: Any = DataLoader(data, **arguments)
+    return Source(number, 5, Order(iter(order)), Sampling(loader), Occurrences(length, unique=False))
 
 
 def drain(draw: Callable[[], Drawn | None]) -> list[Drawn]:
@@ -143,28 +148,32 @@ def _own() -> torch.Generator:
     return torch.Generator().manual_seed(8)
 
 
+def _loader(*arguments: Any, **more: Any) -> Any:
+    return DataLoader(*arguments, **more)
+
+
 _LOADERS: dict[str, Callable[[], Any]] = {
-    "sequential": lambda: DataLoader(range(30), 4),  # type: ignore[arg-type]
-    "shuffled": lambda: DataLoader(range(30), 4, shuffle=True),  # type: ignore[arg-type]
-    "shuffled, own generator": lambda: DataLoader(range(30), 4, shuffle=True, generator=_own()),  # type: ignore[arg-type]
-    "sampler with its own": lambda: DataLoader(range(30), 4, sampler=RandomSampler(range(30), generator=_own())),  # type: ignore[arg-type]
-    "two generators": lambda: DataLoader(
+    "sequential": lambda: _loader(range(30), 4),
+    "shuffled": lambda: _loader(range(30), 4, shuffle=True),
+    "shuffled, own generator": lambda: _loader(range(30), 4, shuffle=True, generator=_own()),
+    "sampler with its own": lambda: _loader(range(30), 4, sampler=RandomSampler(range(30), generator=_own())),
+    "two generators": lambda: _loader(
         range(30),
         4,
         sampler=RandomSampler(range(30), generator=_own()),
-        generator=_own(),  # type: ignore[arg-type]
+        generator=_own(),
     ),
-    "drawn while it runs": lambda: DataLoader(
+    "drawn while it runs": lambda: _loader(
         range(100),
         4,
-        sampler=RandomSampler(range(100), replacement=True, num_samples=90, generator=_own()),  # type: ignore[arg-type]
+        sampler=RandomSampler(range(100), replacement=True, num_samples=90, generator=_own()),
     ),
-    "longer than the data set": lambda: DataLoader(
+    "longer than the data set": lambda: _loader(
         range(30),
         4,
-        sampler=RandomSampler(range(30), num_samples=75, generator=_own()),  # type: ignore[arg-type]
+        sampler=RandomSampler(range(30), num_samples=75, generator=_own()),
     ),
-    "single keys": lambda: DataLoader(range(30), None, shuffle=True),  # type: ignore[arg-type]
+    "single keys": lambda: _loader(range(30), None, shuffle=True),
 }
 
 

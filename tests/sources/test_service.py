@@ -48,6 +48,10 @@ class Bench:
         assert number not in self.told
         self.told[number] = places
 
+    def want(self, place: int, tickets: list[tuple[int, tuple[Key, ...]]]) -> None:
+        """Tickets whose samples have their numbers."""
+        self.service.want(place, [(number, number, keys) for number, keys in tickets])
+
     def finish(self, number: int, nbytes: int = SIZE, error: BaseException | None = None) -> None:
         """The read of this number ends, with bytes that tell its source."""
         source, block = self.pool.under_way.pop(number), -1
@@ -79,7 +83,7 @@ def bench() -> Any:
 
 
 def test_a_ticket_is_told_once_all_its_sources_are_there(bench: Bench) -> None:
-    bench.service.want(0, [(0, (key("a"), key("b"))), (1, (key("c"),)), (2, ())])
+    bench.want(0, [(0, (key("a"), key("b"))), (1, (key("c"),)), (2, ())])
     assert bench.told == {2: ()}
     bench.finish(1)
     assert list(bench.told) == [2]
@@ -90,7 +94,7 @@ def test_a_ticket_is_told_once_all_its_sources_are_there(bench: Bench) -> None:
 
 
 def test_what_cannot_be_read_is_missing_and_the_worker_finds_out_why(bench: Bench) -> None:
-    bench.service.want(0, [(0, (key("a"), key("b")))])
+    bench.want(0, [(0, (key("a"), key("b")))])
     bench.finish(0, error=FileNotFoundError("a"))
     bench.finish(1)
     assert bench.got(0) == [content("b", SIZE)]
@@ -98,12 +102,12 @@ def test_what_cannot_be_read_is_missing_and_the_worker_finds_out_why(bench: Benc
 
 
 def test_tickets_share_what_they_both_want(bench: Bench) -> None:
-    bench.service.want(0, [(0, (key("a"),)), (1, (key("a"),))])
+    bench.want(0, [(0, (key("a"),)), (1, (key("a"),))])
     assert len(bench.pool.under_way) == 1
     bench.finish(0)
     bench.service.release([0])
     assert bench.got(1) == [content("a", SIZE)], "the other still needs it"
-    bench.service.want(2, [(2, (key("a"),))])
+    bench.want(2, [(2, (key("a"),))])
     assert bench.got(2) == [content("a", SIZE)]
     bench.service.release([1, 2])
     assert bench.got(2) == [None]
@@ -111,11 +115,11 @@ def test_tickets_share_what_they_both_want(bench: Bench) -> None:
 
 
 def test_released_memory_is_never_taken_for_what_it_was(bench: Bench) -> None:
-    bench.service.want(0, [(0, (key("a"),))])
+    bench.want(0, [(0, (key("a"),))])
     bench.finish(0)
     old = bench.told[0][0]
     bench.service.release([0])
-    bench.service.want(1, [(1, (key("b"),))])
+    bench.want(1, [(1, (key("b"),))])
     bench.finish(1)
     assert bench.told[1][0].block == old.block
     assert copy(bench.arena.fd, old.block, old.nbytes, old.stamp) is None
@@ -124,8 +128,8 @@ def test_released_memory_is_never_taken_for_what_it_was(bench: Bench) -> None:
 def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
     bench = Bench(limit=3 * SIZE)
     wanted = [key(f"{number}", SIZE) for number in range(8)]
-    bench.service.want(0, [(number, (wanted[number],)) for number in range(4)])
-    bench.service.want(4, [(number, (wanted[number],)) for number in range(4, 8)])
+    bench.want(0, [(number, (wanted[number],)) for number in range(4)])
+    bench.want(4, [(number, (wanted[number],)) for number in range(4, 8)])
     assert list(bench.pool.under_way) == [0, 1, 2, 3], "the oldest place must be complete some time"
     for number in range(4):
         bench.finish(number)
@@ -139,12 +143,12 @@ def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
 
 
 def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
-    bench.service.want(0, [(0, (key("a"),)), (1, (key("b"),))])
+    bench.want(0, [(0, (key("a"),)), (1, (key("b"),))])
     bench.finish(0)
     bench.service.drop()
     assert bench.pool.cancelled == [1]
     bench.told.clear()
-    bench.service.want(0, [(1, (key("c"),))])
+    bench.want(0, [(1, (key("c"),))])
     bench.finish(1)
     assert bench.told == {}, "what has come is the old ticket's"
     bench.finish(2)
@@ -168,7 +172,7 @@ def test_any_course(data: st.DataObject) -> None:
                 paths = data.draw(st.lists(st.sampled_from("abcdef"), max_size=2, unique=True))
                 sources[number] = paths
                 tickets.append((number, tuple(key(path, SIZE) for path in paths)))
-            bench.service.want(next_ticket, tickets)
+            bench.want(next_ticket, tickets)
             wanted.update(range(next_ticket, next_ticket + size))
             next_ticket += size
         elif step == "finish" and bench.pool.under_way:
