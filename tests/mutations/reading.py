@@ -31,8 +31,8 @@ FAULTS = (
     Fault(
         "memory that another ticket still needs is freed",
         "sources/service.py",
-        "                if not each.users:\n                    self._let_go(each)\n",
-        "                self._let_go(each)\n",
+        "        if not each.users:\n            self._let_go(each)\n",
+        "        self._let_go(each)\n",
         _SERVICE,
     ),
     Fault(
