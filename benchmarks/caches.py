@@ -11,9 +11,14 @@ repetition has other orders.
     look_ahead   epochs of which the policy knows the order, beyond the current one
 
 Equal items have one size and cost. Unlike items have log-normal sizes (sigma 1), and a miss costs 20 ms and 0.2 us for
-each byte; ``next-use without orders`` then knows sizes and costs only. The last case is what decisions take of a
-million keys, of which one host of two keeps a quarter: ``begin_s`` at an epoch's beginning, drawing its order left out,
-and ``us_per_access`` from then on, with the loop around it.
+each byte; ``next-use without orders`` then knows sizes and costs only. Decisions: what they take of a million keys, of
+which one host of two keeps a quarter: ``begin_s`` at an epoch's beginning, drawing its order left out, and
+``us_per_access`` from then on, with the loop around it.
+
+Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage that gives so many bytes a second.
+
+    of_hits               of the hits that the policy has in these epochs, simulated
+    epoch_s, model_s      seconds of an epoch; what its misses take at the storage's rate, or preparation if more
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import click
 import numpy as np
 
 from benchmarks import report
+from benchmarks.cached_epochs import measured_rows
 from minato_gpu.caching.choice import bound, look_ahead, new_policy
 from minato_gpu.caching.future import Integers
 from minato_gpu.simulation.caches import (
@@ -54,6 +60,10 @@ _COLUMNS = (
     "belady",
     "of_belady",
     "bound",
+    "of_hits",
+    "epoch_s",
+    "model_s",
+    "of_model",
     "begin_s",
     "us_per_access",
 )
@@ -71,12 +81,17 @@ class _Drawn:
 
 @click.command(help=__doc__)
 @report.command
-@click.option("--keys", type=click.IntRange(min=8), help="Items of the set; 16,000 unless told.")
-def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int | None) -> None:
+@click.option("--keys", type=click.IntRange(min=8), help="Items of the set that is simulated; 16,000 unless told.")
+@click.option("--part", type=click.Choice(["simulated", "measured"]), help="Only this; both unless told.")
+def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int | None, part: str | None) -> None:
     keys, epochs = keys or (400 if quick else 16_000), 48
     repetitions = repetitions or (1 if quick else 3)
-    rows = [*equal_rows(keys, epochs, repetitions), *unlike_rows(keys, epochs, repetitions)]
-    rows += decision_rows(2_000 if quick else 1_000_000, repetitions)
+    rows: list[dict[str, Any]] = []
+    if part != "measured":
+        rows += [*equal_rows(keys, epochs, repetitions), *unlike_rows(keys, epochs, repetitions)]
+        rows += decision_rows(2_000 if quick else 1_000_000, repetitions)
+    if part != "simulated":
+        rows += measured_rows(quick=quick, repetitions=repetitions, say=report.progress)
     settings = {"keys": keys, "epochs": epochs, "repetitions": repetitions, "quick": quick}
     report.publish(report.document("caches", settings, rows), json_path, _COLUMNS)
 

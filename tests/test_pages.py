@@ -22,7 +22,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/memory/README.md": (100,),
     "minato_gpu/checkpoint/README.md": (36,),
     "minato_gpu/scheduling/README.md": (100,),
-    "minato_gpu/sources/README.md": (100,),
+    "minato_gpu/sources/README.md": (100, 100),
     "pipelines/README.md": (None, 8),
 }
 README_BYTES = 10_000

@@ -96,9 +96,7 @@ class DiskPool:
             self._versions[number] = error.version if isinstance(error, _Missing) else None
             self._pool.submit(number, source)
 
-    def _was_read(
-        self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float = 0.0
-    ) -> None:
+    def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
         self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
 
     # --- writing ---------------------------------------------------------------------------------------------

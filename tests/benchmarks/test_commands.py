@@ -69,6 +69,9 @@ def test_caches() -> None:
             assert row["hit_rate"] == row["belady"] == row["cache_share"] == pytest.approx(row["bound"])
         if row["policy"] == "next-use":
             assert row["of_belady"] >= 0.98 and row["look_ahead"] >= 1
+    measured = {row["policy"]: row for row in rows if "measured" in row["case"]}
+    assert measured["minio"]["hit_rate"] == 0.5 and measured["minio"]["of_hits"] == 1.0
+    assert measured["minio"]["epoch_s"] > 0 and measured["lru"]["hit_rate"] < 0.5
     assert all(0 < row["saved_share"] < 1 for row in unlike)
     assert all(row["us_per_access"] > 0 and ("begin_s" in row) == (row["policy"] == "next-use") for row in decisions)
 

@@ -80,7 +80,7 @@ class Consumer:
     def _behind(self) -> bool:
         return 2 * len(self._there) < self.wanted - self.used
 
-    def _done(self, number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+    def _done(self, number: int, block: int, nbytes: int, error: BaseException | None, _: float) -> None:
         if error is None:
             assert bytes(self.arena.buffer[block + 8 : block + 8 + nbytes]) == f"s3://{number}".encode().ljust(SIZE)
         else:
@@ -250,7 +250,7 @@ def read_all(sources: list[Source]) -> list[bytes | BaseException]:
     async def main() -> None:
         all_there = asyncio.Event()
 
-        def done(number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+        def done(number: int, block: int, nbytes: int, error: BaseException | None, _: float) -> None:
             found[number] = error or bytes(arena.buffer[block + 8 : block + 8 + nbytes])
             if error is None:
                 blocks.free(block)
@@ -300,7 +300,7 @@ def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:
     async def main() -> None:
         came = asyncio.Event()
 
-        def done(number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+        def done(number: int, block: int, nbytes: int, error: BaseException | None, _: float) -> None:
             assert error is None
             found.append(bytes(arena.buffer[block + 8 : block + 8 + nbytes]))
             came.set()

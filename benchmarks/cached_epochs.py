@@ -1,0 +1,222 @@
+"""Epochs over slow storage with a cache, beside what the policy says that they take.
+
+A server gives its objects at so many bytes a second, all loaders together, after a few milliseconds each. Preparing a
+sample takes a fixed time, which is slept. After a few epochs in which the cache fills:
+
+    hit_rate, of_hits     share of the accesses that read nothing; and of the hits that the policy has, simulated
+    epoch_s, model_s      seconds of an epoch; what its misses take at the server's rate, or preparation if more
+    of_model              the one by the other
+
+``one rank``: memory, the whole set each epoch. ``4 ranks, one directory``: processes that share a cache on disk, and
+the data, as torch's ``DistributedSampler`` does. ``4 hosts``: the same, each with memory of its own. ``lru``: what a
+page cache of as many bytes would leave PyTorch's loader to read, modelled.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DistributedSampler
+
+from benchmarks import report
+from benchmarks.isolate import isolated
+from benchmarks.storage import slept_s
+from benchmarks.throttle import Throttle, content, server
+from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu.caching.choice import look_ahead, new_policy
+from minato_gpu.caching.orders import Orders
+from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.simulation.caches import Items, run_epoch
+from minato_gpu.sources.blocks import space_of
+
+NBYTES = 50_000
+BATCH = 16
+WORKERS = 2
+LATENCY_MS = 5.0
+DIRECTORY_OVERHEAD = 2 << 20  # what a directory takes beside the copies
+SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+class Objects:
+    """Sample k is the first eight bytes of object k: int64 (1,)."""
+
+    def __init__(self, address: str, count: int, prepare_s: float) -> None:
+        self.address, self.count, self.prepare_s = address, count, prepare_s
+
+    def __len__(self) -> int:
+        return self.count
+
+    def source(self, key: int) -> Source:
+        """The object."""
+        return Source(f"{self.address}/{key}.bin", 0, NBYTES)
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        data = read_bytes(self.source(key))
+        if not np.array_equal(data, content(key, NBYTES)):
+            raise AssertionError(f"object {key} has other bytes")
+        sleep(self.prepare_s)
+        return torch.tensor([key])
+
+
+@dataclass(frozen=True)
+class Case:
+    """``ranks`` share each epoch; ``shared``: on one directory. ``rate``: of the storage, bytes a second."""
+
+    name: str
+    ranks: int
+    shared: bool
+    count: int
+    share: float
+    rate: float
+    prepare_s: float
+    filling: int
+    epochs: int
+
+    @property
+    def shards(self) -> int:
+        """Among how many caches the data is shared out."""
+        return 1 if self.shared else self.ranks
+
+    @property
+    def policy(self) -> str:
+        """What the loader chooses."""
+        return "next-use" if self.shards > 1 and self.share < 1 else "minio"
+
+    def orders(self, rank: int) -> Orders:
+        """Of one rank."""
+        return DistributedOrders(self.count, True, False, 0, rank, self.ranks, None, 0, 1)
+
+
+class Measured(NamedTuple):
+    """Of the epochs that count: seconds of each, and reads of each, all ranks together."""
+
+    seconds: list[float]
+    reads: list[int]
+
+
+def measure(case: Case) -> Measured:
+    """All ranks, in processes of their own."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as directory, server(Throttle(LATENCY_MS, rate=case.rate), NBYTES) as address:
+        barrier = context.Barrier(case.ranks)
+        pipes = [context.Pipe() for _ in range(case.ranks)]
+        ranks = [
+            context.Process(target=_rank, args=(case, rank, address, directory, barrier, pipes[rank][1]))
+            for rank in range(case.ranks)
+        ]
+        for process in ranks:
+            process.start()
+        found = []
+        for ours, theirs in pipes:
+            theirs.close()
+            found.append(ours.recv())
+        for process in ranks:
+            process.join()
+    seconds = [max(times) for times in zip(*(each.seconds for each in found), strict=True)]
+    return Measured(seconds, [sum(reads) for reads in zip(*(each.reads for each in found), strict=True)])
+
+
+def _rank(case: Case, rank: int, address: str, directory: str, barrier: Any, end: Connection) -> None:
+    objects = Objects(address, case.count, case.prepare_s)
+    kept: dict[str, Any] = {"cache": _budget(case, space_of(NBYTES))}
+    if case.shared and case.ranks > 1:
+        disk = -(-NBYTES // 4096) * 4096
+        kept = {"cache": _budget(case, disk) * 128 // 127 + DIRECTORY_OVERHEAD, "cache_dir": Path(directory) / "cache"}
+    sampler = DistributedSampler(objects, case.ranks, rank)  # type: ignore[arg-type,var-annotated]
+    loader: Any = DataLoader(
+        objects,  # type: ignore[arg-type]
+        BATCH,
+        sampler=sampler,
+        num_workers=WORKERS,
+        persistent_workers=True,
+        **kept,
+    )
+    seconds, reads = [], [0]
+    for epoch in range(case.filling + case.epochs):
+        sampler.set_epoch(epoch)
+        barrier.wait()
+        begin = perf_counter()
+        keys = sorted(int(key) for batch in loader for key in batch)
+        seconds.append(perf_counter() - begin)
+        if keys != sorted(sampler):
+            raise AssertionError("other samples than the sampler's were delivered")
+        barrier.wait()
+        reads.append(loader.stats()["reads"]["reads"])
+    end.send(Measured(seconds[case.filling :], np.diff(reads)[case.filling :].tolist()))
+    end.close()
+
+
+def _budget(case: Case, each: int) -> int:
+    return round(case.share * case.count) * each
+
+
+def expected_reads(case: Case, policy: str) -> list[int]:
+    """Of each epoch that counts, by the policies that run in production, simulated."""
+    total = np.zeros(case.filling + case.epochs, int)
+    if case.shards == 1:  # whoever reads: together they read the whole set
+        shares: list[Orders] = [DistributedOrders(case.count, True, False, 0, 0, 1, None, 0, 1)]
+    else:
+        shares = [case.orders(rank) for rank in range(case.ranks)]
+    items = Items.equal(case.count)
+    for orders in shares:
+        kept = new_policy(policy, round(case.share * case.count) * int(items.nbytes[0]), case.count)
+        for epoch in range(case.filling + case.epochs):
+            start = kept.begin(epoch, orders, look_ahead(case.shards, case.share))
+            order = orders.order(epoch)
+            assert order is not None
+            total[epoch] += len(order) - len(run_epoch(kept, order, items, start))
+    found: list[int] = total[case.filling :].tolist()
+    return found
+
+
+def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
+    """One measured, and one modelled."""
+    prepare_s = case.count / case.ranks * slept_s(case.prepare_s) / WORKERS
+    accesses = case.ranks * -(-case.count // case.ranks)
+
+    def model(reads: list[int]) -> float:
+        return max(float(np.mean(reads)) * NBYTES / case.rate, prepare_s)
+
+    expected = expected_reads(case, case.policy)
+    found: list[Measured] = [isolated(measure, case, timeout_s=600.0) for _ in range(repetitions)]
+    row = _row(case, case.policy) | {"model_s": model(expected)}
+    row |= report.summarise("hit_rate", [1 - float(np.mean(each.reads)) / accesses for each in found])
+    hits = accesses - float(np.mean(expected))
+    row["of_hits"] = (accesses - float(np.mean([each.reads for each in found]))) / hits
+    times = [float(np.mean(each.seconds)) for each in found]
+    row |= report.summarise("epoch", times, "_s")
+    yield row | report.summarise("of_model", [each / row["model_s"] for each in times])
+    lru = expected_reads(case, "lru")
+    yield _row(case, "lru") | {"hit_rate": 1 - float(np.mean(lru)) / accesses, "model_s": model(lru)}
+
+
+def _row(case: Case, policy: str) -> dict[str, Any]:
+    said = f"measured, {case.name}, {case.count} objects"
+    return {"case": said, "shards": case.shards, "cache_share": case.share, "policy": policy}
+
+
+def cases(count: int, rate: float, *, quick: bool) -> Iterator[Case]:
+    """Of sets with so many objects."""
+    filling, epochs = (1, 1) if quick else (1, 3)
+    for share in SHARES[1:2] if quick else SHARES:
+        yield Case("one rank", 1, True, count, share, rate, 4e-3, filling, epochs)
+        if not quick:
+            yield Case("4 ranks, one directory", 4, True, count, share, rate, 8e-3, filling, epochs)
+            yield Case("4 hosts", 4, False, count, share, rate, 8e-3, 4, epochs)
+
+
+def measured_rows(*, quick: bool, repetitions: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """At two sizes."""
+    for count, rate in ((64, 40e6),) if quick else ((1000, 10e6), (2000, 20e6)):
+        for case in cases(count, rate, quick=quick):
+            say(f"{case.name}, {case.count} objects, cache {case.share:g}")
+            yield from rows(case, repetitions)
