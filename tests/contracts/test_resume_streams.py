@@ -252,11 +252,11 @@ def test_a_stream_that_is_read_again_does_not_hang() -> None:
     class Waiting(Endless):
         def __iter__(self) -> Iterator[int]:
             for number in super().__iter__():
-                sleep(0.02)
+                sleep(0.05)
                 yield number
 
     def make(dataset: Any) -> Any:
-        return DataLoader(dataset, 4, num_workers=1, hang_timeout=0.3)
+        return DataLoader(dataset, 4, num_workers=1, hang_timeout=1.3)
 
     loader = make(Endless())
     iterator = iter(loader)
