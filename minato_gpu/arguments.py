@@ -47,5 +47,6 @@ class Arguments(Protocol):
     on_worker_death: str
     hang_timeout: float | None
     snapshot_every_n_steps: int | None
+    max_workers: int | None
     cache: int | str | Mapping[str, int | str] | None
     cache_dir: str | os.PathLike[str] | None

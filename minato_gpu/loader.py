@@ -78,6 +78,9 @@ class DataLoader(TorchDataLoader[T]):
         device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
     snapshot_every_n_steps: is there for programs written for torchdata's ``StatefulDataLoader``, and changes nothing:
         ``state_dict`` tells of every step, and states come from workers as often as saves do.
+    max_workers: so many workers are started, and between ``num_workers`` and these are at work, as many as pay: more
+        while the consumer waits for samples to be prepared, fewer when some have nothing to do (None: ``num_workers``).
+        A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets.
     cache: how many bytes of what the data set's ``source(key)`` names are kept for later epochs: a number, or a text
         such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a mapping such
         as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
@@ -120,6 +123,7 @@ class DataLoader(TorchDataLoader[T]):
         on_worker_death: str = "raise",
         hang_timeout: float | None = None,
         snapshot_every_n_steps: int | None = 1,
+        max_workers: int | None = None,
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -156,6 +160,7 @@ class DataLoader(TorchDataLoader[T]):
         self.on_worker_death = on_worker_death
         self.hang_timeout = hang_timeout
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.max_workers = max_workers
         self.cache = cache
         self.cache_dir = cache_dir
         options = Options.check(self)

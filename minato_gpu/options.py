@@ -90,6 +90,7 @@ def _check_workers(loader: Arguments) -> None:
         )
     if loader.on_worker_death == "replace" and loader.num_workers == 0:
         raise ValueError("on_worker_death='replace' replaces workers; it needs num_workers > 0")
+    _check_max_workers(loader)
     limit = loader.hang_timeout
     if limit is None:
         return
@@ -99,6 +100,15 @@ def _check_workers(loader: Arguments) -> None:
         raise ValueError(f"hang_timeout must be a positive number of seconds, got {limit!r}; leave it out for no limit")
     if loader.num_workers == 0:
         raise ValueError("hang_timeout watches workers; it needs num_workers > 0")
+
+
+def _check_max_workers(loader: Arguments) -> None:
+    most = loader.max_workers
+    _at_least("max_workers", most, "leave it out to have num_workers", least=max(1, loader.num_workers))
+    if most is not None and loader.num_workers == 0:
+        raise ValueError("max_workers is how many workers there may be beyond num_workers; it needs num_workers > 0")
+    if most is not None and isinstance(loader.dataset, IterableDataset):
+        raise ValueError("max_workers needs a map-style data set: an IterableDataset is shared out to its workers")
 
 
 def _check_order_log(loader: Arguments) -> None:

@@ -45,6 +45,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
+from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.sources.declared import SourceOf, source_of
 from minato_gpu.sources.kept_memory import KeptMemory
 from minato_gpu.sources.process import ReaderSettings
@@ -77,9 +78,14 @@ class Plan:
         return max(1, self.loader.prefetch_factor or 0)
 
     @property
+    def workers(self) -> int:
+        """Workers that are started; ``num_workers`` of them are at work at first."""
+        return self.loader.max_workers or self.loader.num_workers
+
+    @property
     def window(self) -> int:
         """Batches admitted and not delivered: of several devices each has at least as many as it has micro-batches."""
-        window: int = self.prefetch * self.loader.num_workers
+        window: int = self.prefetch * self.workers
         return window if self.devices == 1 else max(window, _HELD * self.devices)
 
     @property
@@ -131,7 +137,7 @@ class Plan:
             fixed=self._replays or not options.free,
             max_lateness=0 if self._replays else options.lateness,
             budget_bytes=loader.host_memory_budget,
-            whole_places=joins and loader.num_workers == 1,  # no other could help to join them
+            whole_places=joins and self.workers == 1,  # no other could help to join them
             joins=joins,
             inspect=has_device,
             queues=self.stacks and not has_device,
@@ -217,7 +223,7 @@ def build_engine(
         else:
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
     more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable}
-    job = Job.of(loader, base_seed, init, seeds_samples=not options.threads, **more)
+    job = Job.of(loader, base_seed, init, workers=plan.workers, seeds_samples=not options.threads, **more)
     policy = plan.policy
     with contextlib.ExitStack() as undo:
         fetched = None if kept is None else kept.lend()
@@ -226,11 +232,12 @@ def build_engine(
         elif kept is not None:
             undo.callback(kept.give_back)
         links = WorkerChannels(
-            loader.num_workers,
+            plan.workers,
             addressed=plan.iterable,
             arenas=not options.threads,
             window=policy.window,
             fetched=fetched,
+            active=loader.num_workers,
         )
         undo.callback(links.close)
         reads = plan.read_ahead(links, kept)
@@ -315,6 +322,7 @@ def _engine(
         order_log=order_log,
         replaces=loader.on_worker_death == "replace",
         read_ahead=0 if reads is None else -(-READ_AHEAD // plan.batch),
+        worker_count=WorkerCount(workers, plan.workers) if plan.workers > workers else None,
     )
     watchdog = None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout)
     return Engine(links, pump, settings, watchdog)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.scheduling.messages import DEVICE
+from minato_gpu.scheduling.worker_count import WorkerCount
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Settings:
     itself, so that nothing is drawn here, and an epoch ends when its streams do. ``timeout``: seconds that the consumer
     waits for a batch, 0 for no limit. ``order_log``: records the order of delivery, or replays one. ``replaces``: a
     worker that dies is replaced, where it can be. ``read_ahead``: batches drawn beyond the window, so that their bytes
-    can be read.
+    can be read. ``worker_count``: decides how many workers are at work, if their number may change.
     """
 
     window: int
@@ -27,3 +28,4 @@ class Settings:
     order_log: OrderLog | None = None
     replaces: bool = False
     read_ahead: int = 0
+    worker_count: WorkerCount | None = None

@@ -37,7 +37,7 @@ NO_CLAIM = Claim(-1, -1, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """So many slots can be given work from now on."""
+    """So many more slots can be given work from now on; or fewer, below zero."""
 
     slots: int
 
@@ -172,6 +172,10 @@ class Lane(Protocol):
     @property
     def shows_progress(self) -> bool:
         """Whether the samples of a task are done one by one, so that those behind a slow one can be taken back."""
+
+    def resize(self, slots: int) -> None:
+        """Have so many workers, at most as many as it was made with; answered by ``Opened``. What the others are at
+        they finish."""
 
     # --- work ---
 

@@ -197,6 +197,7 @@ class ProcessLane(WorkerLane):
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
         if self._pool is None:
             return True
+        self.links.activate(self.links.workers)  # those that rest are to leave, too
         for number in range(self.links.workers):
             try:
                 self.links.sender(number).send(b"")

@@ -49,13 +49,15 @@ class Job:
         worker_init_fn: Callable[[int], None] | None = None,
         *,
         seeds_samples: bool,
+        workers: int | None = None,
         **more: Value,
     ) -> Job:
-        """What the loader's arguments say."""
+        """What the loader's arguments say. ``workers``: how many there are, if not ``num_workers``."""
         batched = loader.batch_sampler is not None
         given = loader.dataset, loader.collate_fn, batched, loader.drop_last, loader.pipeline, worker_init_fn
         retries = loader.on_error == "retry"
-        return cls(*given, loader.num_workers, base_seed, seeds_samples, retries=retries, **more)
+        count = loader.num_workers if workers is None else workers
+        return cls(*given, count, base_seed, seeds_samples, retries=retries, **more)
 
 
 class KnownFailure(Exception):

@@ -113,6 +113,7 @@ class ThreadLane(WorkerLane):
 
     def close(self, timeout: float) -> bool:
         """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""
+        self.links.activate(self.links.workers)  # those that rest are to leave, too
         for number in range(self.links.workers):
             self.links.board.words[self.links.board.row(number) + LIMIT] = 0
             self._channels[number % len(self._channels)].tasks.put(None)

@@ -8,6 +8,7 @@ What concerns more than one sample is told by messages: batches that are joined,
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from functools import partial
@@ -26,6 +27,7 @@ from minato_gpu.lanes.wire import Channel
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import Lying
 from minato_gpu.memory.status_board import (
+    ACTIVE,
     CHUNK,
     DIRECT,
     DIRECT_NS,
@@ -82,7 +84,7 @@ class Worker:
     def _serve(self, delay: RunQueueDelay) -> None:
         kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
         words, row = self._words, self._row
-        while (task := self._channel.receive()) is not None:
+        while (task := self._next_task()) is not None:
             progress = Progress(task, delay)
             words[row + HAND] = -1
             words[row + LIMIT] = NO_LIMIT
@@ -95,6 +97,12 @@ class Worker:
                 self._count_reads()
             self._end(progress, status)
             del task, progress
+
+    def _next_task(self) -> Task | None:
+        """Wait for one; before that, while this worker is to rest."""
+        while self._number >= self._words[ACTIVE]:
+            os.eventfd_read(self._links.rests[self._number])
+        return self._channel.receive()
 
     def _count_reads(self) -> None:
         """Note what has been read from storage itself."""

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.completions import Bell, Completions
-from minato_gpu.memory.status_board import WorkerStatusBoard
+from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
 from minato_gpu.samples import Value
 
 _SEND_BUFFER = 1 << 20
@@ -42,15 +42,23 @@ class WorkerChannels:
     """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
 
     def __init__(
-        self, workers: int, *, addressed: bool, arenas: bool, window: int = 1024, fetched: Arena | None = None
+        self,
+        workers: int,
+        *,
+        addressed: bool,
+        arenas: bool,
+        window: int = 1024,
+        fetched: Arena | None = None,
+        active: int | None = None,
     ) -> None:
         """``window``: tickets that are admitted and not delivered. ``fetched``: where a reader process lays down what
-        it has read; closed with all else."""
+        it has read; closed with all else. ``active``: workers that take tasks at first, if not all."""
         self.workers = workers
         self.engine_arena = Arena("engine")
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
         self.fetched = fetched
         self.board = WorkerStatusBoard(workers)
+        self.board.words[ACTIVE] = workers if active is None else active
         self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
         pairs = [_pair() for _ in range(workers if addressed else 1)]
         self.task_senders = [pair[0] for pair in pairs]
@@ -62,6 +70,8 @@ class WorkerChannels:
         self.wake = os.eventfd(0, os.EFD_CLOEXEC)
         self.consumer_wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
+        may_rest = workers - self.board.words[ACTIVE]  # the last ones
+        self.rests = {workers - 1 - at: os.eventfd(0, os.EFD_CLOEXEC) for at in range(may_rest)}  # where they wait then
         stacks = [socket.socketpair() for _ in range(workers if arenas else 0)]  # process workers write theirs there
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
@@ -82,6 +92,14 @@ class WorkerChannels:
         """Where tasks for this worker go (any worker, when tasks are not addressed)."""
         return self.task_senders[worker % len(self.task_senders)]
 
+    def activate(self, workers: int) -> None:
+        """So many workers take tasks from now on; one that waits for a task already may take one more."""
+        self.board.words[ACTIVE] = workers
+        self.board.fence()
+        for worker, rest in self.rests.items():
+            if worker < workers:
+                os.eventfd_write(rest, 1)
+
     def close_parent_ends(self) -> None:
         """Drop the ends whose closing tells workers to leave. Idempotent."""
         for end in self.parent_ends:
@@ -96,6 +114,8 @@ class WorkerChannels:
             os.close(self.wake)
             os.close(self.consumer_wake)
             self.wake = self.consumer_wake = -1
+            for rest in self.rests.values():
+                os.close(rest)
             self.board.close()
             self.completions.close()
             self.engine_arena.close()
@@ -115,6 +135,7 @@ class WorkerChannels:
             "completions": (reduction.DupFd(self.completions.fd), self.completions.capacity),
             "wake": reduction.DupFd(self.wake),
             "consumer_wake": reduction.DupFd(self.consumer_wake),
+            "rests": {worker: reduction.DupFd(rest) for worker, rest in self.rests.items()},
             "receivers": [reduction.DupFd(end.fileno()) for end in self.task_receivers],
             "reports": reduction.DupFd(self.report_sender.fileno()),
             "stacks": [reduction.DupFd(end.fileno()) for end in self.stack_writers],
@@ -132,6 +153,7 @@ class WorkerChannels:
         marks, capacity = state["completions"]
         self.completions = Completions(capacity, fd=marks.detach())
         self.wake, self.consumer_wake = state["wake"].detach(), state["consumer_wake"].detach()
+        self.rests = {worker: dup.detach() for worker, dup in state["rests"].items()}
         self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
         self.task_senders = []
         self.task_receivers = [socket.socket(fileno=dup.detach()) for dup in state["receivers"]]

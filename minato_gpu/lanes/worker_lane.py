@@ -19,7 +19,7 @@ from minato_gpu.lanes.contract import (
 )
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.memory.status_board import ACTIVE, CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
 from minato_gpu.scheduling.messages import CPU
 
 
@@ -33,7 +33,7 @@ class WorkerLane:
 
     def __init__(self, links: WorkerChannels) -> None:
         self.links = links
-        self.slots = links.workers
+        self.slots = links.board.words[ACTIVE]
         self.leases = Leases(links)
         self._answers: list[Message] = [Opened(self.slots)]
         self._faults: list[Exit | Arrived] = []
@@ -43,6 +43,12 @@ class WorkerLane:
     def sleep(self, *, every_task: bool) -> None:
         """See Lane."""
         self.links.board.words[RING_FROM] = 0 if every_task else self.leases.low(self.slots)
+
+    def resize(self, slots: int) -> None:
+        """See Lane."""
+        more, self.slots = slots - self.slots, slots
+        self.links.activate(slots)
+        self._answer(Opened(more))
 
     # --- work ---
 

@@ -37,10 +37,11 @@ _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = 1 << 62
 _BITS = 63  # of a word that is no sign; later stages are never asked for
-ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM = range(6)
+ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM, ACTIVE = range(7)
 """Words of the header. ATTENTION: who is to be woken by what is reported; SAVES: states are asked for, so that streams
 tell theirs every time; AWAITED_*: how many tickets, of which, somebody waits for (see ``completions``); RING_FROM: the
-end of a lease of this number or a later one is worth a wake-up, because too few are left. It never falls in a run."""
+end of a lease of this number or a later one is worth a wake-up, because too few are left. It never falls in a run.
+ACTIVE: workers of lower numbers than this take tasks, the others rest."""
 NOBODY, PUMP, CONSUMER = range(3)
 """In ATTENTION."""
 _HEADER = 8
@@ -71,6 +72,7 @@ class WorkerStatusBoard:
         self._inboxes: dict[int, memoryview] = {}
         self._read_directly = 0, 0.0
         if fd is None:
+            self.words[ACTIVE] = workers
             for worker in range(workers):
                 self.forget(worker)
 
@@ -100,8 +102,8 @@ class WorkerStatusBoard:
                 self.words[SAVES] = come
 
     def all_busy(self) -> bool:
-        """Whether every worker is at a chunk, and so will look at ATTENTION once more."""
-        return all(self.words[self.row(worker) + CHUNK] >= 0 for worker in range(self.workers))
+        """Whether every worker that is not to rest is at a chunk, and so will look at ATTENTION once more."""
+        return all(self.words[self.row(worker) + CHUNK] >= 0 for worker in range(self.words[ACTIVE]))
 
     def revoke(self, worker: int, chunk: int, keep: int) -> int | None:
         """Stop the worker before sample ``keep`` of the chunk; returns where it really stops, None if too late."""

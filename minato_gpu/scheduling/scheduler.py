@@ -113,6 +113,11 @@ class Scheduler:
         """When unfinished chunks should be reported (``Running``) and a ``Tick`` sent; None for never."""
         return self._work.next_look()
 
+    @property
+    def idle_slots(self) -> int:
+        """Slots of CPU lanes that have nothing to do."""
+        return self._work.idle_slots()
+
     def stall_cause(self) -> str:
         """Why the consumer waits, in one word or two: the first of these that holds."""
         if self._next_order in self._sizes:

@@ -50,9 +50,11 @@ class Listed:
 
 
 @contextmanager
-def open_links(workers: int = 1, *, addressed: bool = False, arenas: bool = True) -> Iterator[WorkerChannels]:
+def open_links(
+    workers: int = 1, *, addressed: bool = False, arenas: bool = True, active: int | None = None
+) -> Iterator[WorkerChannels]:
     """Links that are closed again."""
-    links = WorkerChannels(workers, addressed=addressed, arenas=arenas)
+    links = WorkerChannels(workers, addressed=addressed, arenas=arenas, active=active)
     try:
         yield links
     finally:

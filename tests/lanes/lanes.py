@@ -21,10 +21,16 @@ FORK = multiprocessing.get_context("fork")
 
 @contextmanager
 def open_lane(
-    dataset: Any, workers: int = 1, *, threads: bool = False, addressed: bool = False, **changes: Any
+    dataset: Any,
+    workers: int = 1,
+    *,
+    threads: bool = False,
+    addressed: bool = False,
+    active: int | None = None,
+    **changes: Any,
 ) -> Iterator[Any]:
     """A lane of forked processes, or of threads; its ``links`` are an attribute."""
-    with open_links(workers, addressed=addressed, arenas=not threads) as links:
+    with open_links(workers, addressed=addressed, arenas=not threads, active=active) as links:
         what = job(dataset, num_workers=workers, seeds_samples=not threads, **changes)
         lane: Any = ThreadLane(links, what) if threads else ProcessLane(links, what, FORK)
         try:
