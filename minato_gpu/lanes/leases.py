@@ -69,15 +69,23 @@ class Leases:
         self._links = links
         self._completions = links.completions
         self._leases: dict[Number, Lease] = {}
+        self._by_message: set[Number] = set()  # tasks that only messages tell of
         self._read: deque[tuple[int, int]] = deque()  # worker and offset of what has been read, to be given back
 
     def add(self, task: Task) -> None:
         """A task goes to the lane."""
         if task.kind == "run" and all(piece.marks >= 0 for piece in task.pieces):
             self._leases[task.run, task.chunk] = Lease(task)
+        else:
+            self._by_message.add((task.run, task.chunk))
+
+    def __contains__(self, number: Number) -> bool:
+        """Whether the lane has this task, and has not told its end."""
+        return number in self._leases or number in self._by_message
 
     def drop(self, run: int, chunk: int) -> None:
         """Nobody is at this task, and what was not reported of it is to be prepared again."""
+        self._by_message.discard((run, chunk))
         lease = self._leases.pop((run, chunk), None)
         for begin, end in () if lease is None else lease.between(lease.reported, lease.size):
             self._completions.clear(begin, end)
@@ -103,6 +111,8 @@ class Leases:
                 lease.reported = message.done
                 if message.final:
                     del self._leases[lease.number]
+            elif message.final:
+                self._by_message.discard((message.run, message.chunk))
             reports.append(message)
         status = self._completions.status
         leases = [each for each in self._leases.values() if unfinished or (status[each.last] in READY and not each.cut)]

@@ -56,7 +56,7 @@ class WorkerLane:
         """See Lane."""
         worker = self.links.board.find(run, chunk)
         kept = None if worker is None else self.links.board.revoke(worker, chunk, keep)
-        if kept is not None:
+        if kept is not None and (run, chunk) in self.leases:  # else it is finished, and its worker not quite through
             self.leases.revoked(run, chunk, kept)
             self._answer(Revoked(run, chunk, kept))
 

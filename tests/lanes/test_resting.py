@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minato_gpu.lanes.contract import Opened
+from minato_gpu.lanes.contract import Opened, Revoked
+from minato_gpu.memory.status_board import CHUNK, RUN
 from tests.lanes.contract import GATED, Trace
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind, open_lane, reports_of
@@ -44,3 +45,13 @@ def test_sent_to_rest_and_back_again_and_again() -> None:
         for number in range(32):
             lane.resize(1 + number % 4)
             reports_of(lane, *(task(piece([number]), chunk=4 * number + at) for at in range(1, 5)))
+
+
+def test_a_task_that_is_finished_is_not_taken_back_although_its_worker_is_not_through() -> None:
+    """Its marks are told before the worker says that it is at nothing."""
+    with open_lane(lambda key: key, 2, active=1) as lane:
+        words, row = lane.links.board.words, lane.links.board.row(1)
+        words[row + RUN], words[row + CHUNK] = 1, 9  # as one shows it that has just made its last mark
+        lane.revoke(1, 9, 0)
+        assert not [message for message in lane.receive() if isinstance(message, Revoked)]
+        words[row + CHUNK] = -1
