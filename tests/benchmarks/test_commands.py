@@ -176,3 +176,10 @@ def _plan() -> Plan:
     from benchmarks.cases import CASES
 
     return Plan.measured(CASES[1], workers=2, per_ms=20.0, overshoot_s=0.0, quick=True)
+
+
+def test_worker_count() -> None:
+    rows = _document("worker_count")["rows"]
+    assert [row["workers"] for row in rows] == ["num_workers=2", "num_workers=2, max_workers=16", "num_workers=16"]
+    assert all(row["samples_per_s"] > 0 for row in rows)
+    assert rows[0]["at_work"] == 2 and rows[2]["at_work"] == 16 and 2 <= rows[1]["at_work"] <= 16
