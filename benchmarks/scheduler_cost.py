@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks import report
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Work
@@ -57,9 +58,9 @@ class Case:
         told = {"predicted_cpu": cpu * error[0], "predicted_device": device * error[1]}
         return Work(cpu, batch=_BATCH, epoch_samples=(samples,), slots=14, device=device, devices=self.devices, **told)
 
-    def policy(self, window: int) -> m.Policy:
+    def policy(self, window: int) -> Policy:
         """The policy in force, production's defaults otherwise."""
-        return m.Policy(window=window, fixed=self.max_lateness == 0, max_lateness=self.max_lateness)
+        return Policy(window=window, fixed=self.max_lateness == 0, max_lateness=self.max_lateness)
 
 
 CASES = (
@@ -74,7 +75,7 @@ CASES = (
 class _Recorder(Scheduler):
     """A scheduler that remembers what it heard."""
 
-    def __init__(self, policy: m.Policy) -> None:
+    def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.heard: list[m.Event] = []
 
@@ -93,7 +94,7 @@ def record(case: Case, window: int, samples: int) -> list[m.Event]:
     return recorder.heard
 
 
-def replay_s(events: list[m.Event], policy: m.Policy) -> float:
+def replay_s(events: list[m.Event], policy: Policy) -> float:
     """Seconds that a fresh scheduler takes for the events, with the shell's questions after each."""
     scheduler = Scheduler(policy)
     gc.collect()

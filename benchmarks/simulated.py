@@ -14,7 +14,7 @@ from benchmarks.peers import Loader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.tail_run import Plan
-from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.peers import BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION, simulate_peer
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Outcome, Work
@@ -36,7 +36,7 @@ def _outcome(work: Work, plan: Plan, loader: Loader, window: int) -> Outcome:
     if isinstance(loader, Minato):
         fixed = loader.order == "in order"
         window = -(-window // work.batch) * work.batch  # whole batches, of which some samples are not prepared yet
-        policy = m.Policy(window=window, fixed=fixed, max_lateness=0 if fixed else _LATENESS)
+        policy = Policy(window=window, fixed=fixed, max_lateness=0 if fixed else _LATENESS)
         return VirtualLoader(work, policy, plan.step_s, trip_s=_TRIP_S).run()
     lateness = 0 if loader.order == "in order" else work.batches
     return simulate_peer(_policy(loader), work, window, lateness, plan.step_s)

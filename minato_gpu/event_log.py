@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.messages import Policy
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.replay import header, line
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.scaling.cells import BATCH_SIZE
 from benchmarks.scaling.measure import Plan
-from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.bounds import held_bound
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Work
@@ -35,7 +35,7 @@ def reach(plan: Plan, *, in_order: bool) -> Reach:
     costs_s = np.concatenate([plan.worth_s[rng.permutation(count)] for _ in range(_EPOCHS)])
     work = Work(costs_s, costs_s, BATCH_SIZE, (count,) * _EPOCHS, plan.cell.workers)
     window, lateness = _PREFETCH * plan.cell.workers * BATCH_SIZE, 0 if in_order else _LATENESS
-    policy = m.Policy(window=window, fixed=in_order, max_lateness=lateness)
+    policy = Policy(window=window, fixed=in_order, max_lateness=lateness)
     times = VirtualLoader(work, policy, plan.step_s).run().times
     least_s = max(plan.work_s, plan.batches * plan.step_s)
     middle_s = float(times[2 * plan.batches - 1] - times[plan.batches - 1])

@@ -43,6 +43,7 @@ from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling, length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
@@ -128,11 +129,11 @@ class Plan:
         return bool(self.loader.on_worker_death == "replace") and not self.options.threads
 
     @property
-    def policy(self) -> m.Policy:
+    def policy(self) -> Policy:
         """What the scheduler is told."""
         loader, options, has_device = self.loader, self.options, "device" in self.options.lanes
         joins = not self.stacks and not options.free and not has_device  # of a device's no worker would have all
-        policy = m.Policy(
+        policy = Policy(
             window=self.window * self.batch,
             fixed=self._replays or not options.free,
             max_lateness=0 if self._replays else options.lateness,
@@ -255,7 +256,7 @@ def build_engine(
 
 
 def _open_lanes(
-    plan: Plan, policy: m.Policy, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
+    plan: Plan, policy: Policy, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
 ) -> tuple[dict[str, Lane], Loading | None]:
     """The lanes by name, and the way to devices; ``undo`` is told how to close what is open."""
     loader, options = plan.loader, plan.options
@@ -290,7 +291,7 @@ def _register_again(engine: Engine) -> None:
 
 def _engine(
     plan: Plan,
-    policy: m.Policy,
+    policy: Policy,
     links: WorkerChannels,
     lanes: dict[str, Lane],
     loading: Loading | None,

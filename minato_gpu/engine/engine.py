@@ -20,6 +20,7 @@ from minato_gpu.engine.handover import Handover
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.settings import Settings
 from minato_gpu.engine.supervision import WorkerSupervisor
+from minato_gpu.engine.worker_counting import WorkerCounting
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
@@ -28,13 +29,11 @@ from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
-from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.telemetry import Telemetry
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
-_SHORT = ("preparation", "lateness")  # causes of a wait that more workers might end
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
 
 
@@ -71,8 +70,8 @@ class Engine(Batches):
             self._poll.register(pump.reads.fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
-        self._worker_count = settings.worker_count
-        self._short_s = 0.0  # seconds that the consumer has waited for its next batch, as samples were not prepared
+        count = settings.worker_count
+        self._counting = None if count is None else WorkerCounting(count, pump.lanes[m.CPU])
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
@@ -92,9 +91,8 @@ class Engine(Batches):
             self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
             self.log = pump.shown = pump.run.logs[source.number]
             self.log.expected, self.log.begin = expected, perf_counter()
-            if self._worker_count is not None:
-                self._worker_count.begin(self.log.begin)
-                self.log.workers["at_work"] = self._worker_count.workers
+            if self._counting is not None:
+                self._counting.begin(self.log.begin, self.log)
             if not prefetched:
                 pump.open_lanes()
             self._epochs.draw()
@@ -155,6 +153,8 @@ class Engine(Batches):
             self.handed = epoch.positions(batch.dealt)
             epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
             epochs.draw_on()
+            if self._counting is not None and isinstance(scheduler := self.pump.run.scheduler, Scheduler):
+                self._counting.delivered(perf_counter(), batch.size, scheduler.idle_slots, self.log)
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
@@ -166,8 +166,6 @@ class Engine(Batches):
         value = self._handover.value(epoch, batch)
         refused = self._handover.refused(batch, judge)
         self._handover.log(self.log, epoch, batch, now, now - started, value, refused=refused is not None)
-        if self._worker_count is not None:
-            self._recount(self._worker_count, now, batch.size)
         if trains:
             self._leave_due()
         self._left = perf_counter()
@@ -176,18 +174,6 @@ class Engine(Batches):
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
-
-    def _recount(self, count: WorkerCount, now: float, samples: int) -> None:
-        """A batch was delivered: have more workers, or fewer, if that is due."""
-        before, scheduler = count.workers, self.pump.run.scheduler
-        assert isinstance(scheduler, Scheduler)
-        waited, self._short_s = self._short_s, 0.0
-        after = count.delivered(now, samples, waited, scheduler.idle_slots)
-        if after != before:
-            with self._lock:
-                if not self._closed:
-                    self.pump.lanes[m.CPU].resize(after)
-                    self.log.workers["at_work"] = after
 
     def pad(self, number: int, ticket: Ticket | None) -> Value:
         """See Batches."""
@@ -253,8 +239,8 @@ class Engine(Batches):
         self._sleep_until(lambda: self._at_hand(epoch), started)
         waited = perf_counter() - asked
         self.log.stalled(cause, waited)
-        if cause in _SHORT:
-            self._short_s += waited
+        if self._counting is not None:
+            self._counting.waited(cause, waited)
 
     def _listen(self) -> None:
         """From now on whatever is told wakes the consumer; the caller looks at what was told before."""

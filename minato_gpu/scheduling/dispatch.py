@@ -21,6 +21,7 @@ from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.plans import END, Plan
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
 
 INSPECT_CHUNK = 8
@@ -33,7 +34,7 @@ LATE_EVEN = 1.25  # the same for a lease of samples that cost much the same
 class Dispatcher:
     """Waiting and running work of one loader run; ``out`` receives the instructions."""
 
-    def __init__(self, policy: m.Policy, ledger: Ledger) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger) -> None:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)

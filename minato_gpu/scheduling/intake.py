@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, Policy, TicketSpan, serials
+from minato_gpu.scheduling.messages import CPU, TicketSpan, serials
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.plans import Plan, Step, hull
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
 from minato_gpu.scheduling.waiting import DEVICE, FASTER, Entry, Waiting
 

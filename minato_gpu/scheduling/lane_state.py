@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import ceil, sqrt
 
-from minato_gpu.scheduling.messages import CPU, Chunk, Policy
+from minato_gpu.scheduling.messages import CPU, Chunk
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import DEVICE, Entry
 
 LONGEST_LEASE_S = 50e-3  # a lease of cheap samples is worth no more

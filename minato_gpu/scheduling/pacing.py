@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from minato_gpu.scheduling.lane_state import LONGEST_LEASE_S, LONGEST_QUEUED_S
-from minato_gpu.scheduling.messages import Policy
 from minato_gpu.scheduling.plans import Step
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import threshold
 
 _MEMORY = 256  # recent samples that tau is taken from

@@ -18,6 +18,7 @@ from dataclasses import asdict, fields
 from minato_gpu.samples import JSON, Value
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*m.Event.__args__, *m.Instruction.__args__)}
@@ -27,7 +28,7 @@ class ReplayMismatch(Exception):
     """The scheduler says something else than the log does."""
 
 
-def header(policy: m.Policy) -> str:
+def header(policy: Policy) -> str:
     """The first line of a log."""
     return json.dumps({"policy": asdict(policy)})
 
@@ -46,15 +47,15 @@ def parse(text: str) -> tuple[m.Event, list[m.Instruction]]:
         raise ValueError(f"not a line of an event log: {text[:80]!r}") from error
 
 
-def parse_header(text: str) -> m.Policy:
+def parse_header(text: str) -> Policy:
     """The policy of a log's first line. Raises ValueError for any other line."""
     try:
-        return m.Policy(**json.loads(text)["policy"])
+        return Policy(**json.loads(text)["policy"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the first line of an event log: {text[:80]!r}") from error
 
 
-def replay(events: Iterable[m.Event], policy: m.Policy) -> list[list[m.Instruction]]:
+def replay(events: Iterable[m.Event], policy: Policy) -> list[list[m.Instruction]]:
     """What a new scheduler with this policy says to each of the events."""
     scheduler = Scheduler(policy)
     return [scheduler.handle(event) for event in events]

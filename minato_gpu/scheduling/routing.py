@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, Policy
+from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
 
 

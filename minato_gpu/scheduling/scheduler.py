@@ -19,12 +19,13 @@ from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
+from minato_gpu.scheduling.policy import Policy
 
 
 class Scheduler:
     """One loader run. ``handle`` takes an event and returns the instructions that follow from it."""
 
-    def __init__(self, policy: m.Policy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._places = Places()
         places, lateness = self._places, policy.max_lateness

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.ledger import Ledger
+from minato_gpu.scheduling.policy import Policy
 
 
 class _Worker:
@@ -27,7 +28,7 @@ class _Worker:
 class StreamScheduler:
     """One epoch of an iterable data set. ``prefetch``: tickets that each of the ``workers`` holds."""
 
-    def __init__(self, policy: m.Policy, workers: int, prefetch: int = 2) -> None:
+    def __init__(self, policy: Policy, workers: int, prefetch: int = 2) -> None:
         self.policy = policy
         self.prefetch = prefetch
         self._workers = [_Worker() for _ in range(workers)]

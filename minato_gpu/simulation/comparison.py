@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from minato_gpu.samples import JSON
-from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.bounds import held_bound, lp_bound, threshold_limit
 from minato_gpu.simulation.catalogue import SCENARIOS
 from minato_gpu.simulation.peers import PEERS, simulate_peer
@@ -66,7 +66,7 @@ def _cell(scenario: Scenario, window: int, lateness: int, error: float, seeds: i
 def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: JSON) -> Simulate:
     """This scheduler in the setting; ``changes`` are arguments of its ``Policy``."""
     settings = {"window": window, "fixed": lateness == 0, "max_lateness": lateness, **scenario.policy, **changes}
-    policy = m.Policy(**settings)
+    policy = Policy(**settings)
     return lambda work, period: VirtualLoader(work, policy, period, overlap).run()
 
 

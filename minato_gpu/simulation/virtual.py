@@ -15,6 +15,7 @@ import numpy as np
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.simulation.progress import Progress
 from minato_gpu.simulation.work import Outcome, Work
@@ -54,7 +55,7 @@ class VirtualLoader:
     """
 
     def __init__(
-        self, work: Work, policy: m.Policy, period: float = 0.0, overlap: bool = True, trip_s: float = 0.0
+        self, work: Work, policy: Policy, period: float = 0.0, overlap: bool = True, trip_s: float = 0.0
     ) -> None:
         self.scheduler = Scheduler(policy)
         self._work = work

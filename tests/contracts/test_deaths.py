@@ -27,6 +27,7 @@ from minato_gpu.engine.handover import Handover
 from minato_gpu.event_log import EventLog
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
+from minato_gpu.scheduling.policy import Policy
 from tests.contracts.datasets import Costly, Made, Streams, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
 from tests.leaks import child_pids
@@ -190,7 +191,7 @@ def test_a_worker_with_nothing_to_do_is_replaced_while_the_consumer_is_away() ->
 
 
 def test_a_death_before_the_first_epoch_is_no_part_of_the_log(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "log.jsonl", m.Policy(window=4))
+    log = EventLog(tmp_path / "log.jsonl", Policy(window=4))
     log(m.Lost(1.0, "cpu"), [])
     log.begin()
     log(m.LaneOpened(2.0, "cpu", 1), [])

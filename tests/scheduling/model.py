@@ -8,6 +8,7 @@ from dataclasses import replace
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from tests.tickets import spans
 
@@ -18,7 +19,7 @@ CUTS = (2, 3)  # stages before which samples may be handed over
 class Shell:
     """Keeps what the lanes hold, what was composed and what was delivered, and checks every instruction."""
 
-    def __init__(self, policy: m.Policy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.scheduler = Scheduler(policy)
         self.now = 0.0

@@ -10,6 +10,7 @@ import pytest
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, DeviceInterference
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from tests.scheduling.model import Shell
 
@@ -17,10 +18,10 @@ BATCH, DEVICES = 8, 4
 COST_S = 4e-3
 
 
-def policy(**changes: Any) -> m.Policy:
+def policy(**changes: Any) -> Policy:
     """Devices that prepare everything, in any order."""
     usual: dict[str, Any] = {"fixed": False, "max_lateness": 3, "device_s": 0.1, "device_ahead": 2, "micro_batch": 4}
-    return m.Policy(**{"window": 3 * BATCH * DEVICES, "cpu_runs": False, "devices": DEVICES, **usual, **changes})
+    return Policy(**{"window": 3 * BATCH * DEVICES, "cpu_runs": False, "devices": DEVICES, **usual, **changes})
 
 
 def opened(shell: Shell, devices: int = DEVICES) -> Shell:

@@ -6,6 +6,7 @@ import pytest
 
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 
 SIZE = 4
@@ -13,7 +14,7 @@ SIZE = 4
 
 def chunks_of_two_epochs(lane: str) -> list[m.Chunk]:
     """Two epochs of one batch each, admitted while the lane is closed, then as many chunks as it takes."""
-    scheduler = Scheduler(m.Policy(window=4 * SIZE))
+    scheduler = Scheduler(Policy(window=4 * SIZE))
     device = [1e-5] * SIZE if lane != m.CPU else None
     for epoch in range(2):
         cpu = [1e-5 if device is None else 10.0] * SIZE

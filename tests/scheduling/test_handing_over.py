@@ -8,6 +8,7 @@ from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from tests.tickets import entry_of
 
@@ -18,7 +19,7 @@ CUT = 2
 class Driver:
     """Lanes driven by hand; what lies ready or handed over is counted."""
 
-    def __init__(self, policy: m.Policy, *lanes: tuple[str, int]) -> None:
+    def __init__(self, policy: Policy, *lanes: tuple[str, int]) -> None:
         self.scheduler = Scheduler(policy)
         self.live: dict[int, m.Chunk] = {}
         self.stage: set[int] = set()
@@ -82,7 +83,7 @@ class Driver:
 def test_what_is_to_be_handed_over_counts_with_what_it_leaves_there() -> None:
     """P4: a device that is behind must not let the CPU pile up intermediate values beyond the budget."""
     budget, slots, samples = 8 * HANDED, 2, 256
-    policy = m.Policy(window=samples, budget_bytes=budget, micro_batch=1)
+    policy = Policy(window=samples, budget_bytes=budget, micro_batch=1)
     driver = Driver(policy, (m.CPU, slots), ("device", 1))
     plans = [(Plan(CUT, 1e-3, 1e-3),)] * 16
     delivered = 0
@@ -130,7 +131,7 @@ def test_what_was_read_and_what_was_handed_over_are_apart() -> None:
 
 def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu() -> None:
     """In strict order the consumer waits for them, while the CPU prepares what comes after."""
-    driver = Driver(m.Policy(window=64, ahead_s=0.0, micro_batch=8), (m.CPU, 1), ("device", 1))
+    driver = Driver(Policy(window=64, ahead_s=0.0, micro_batch=8), (m.CPU, 1), ("device", 1))
     device = [1e-3, 9e-3] * 8
     for place in range(4):
         driver.tell(m.Admitted(0.0, SourceBatch(place), 0, TicketId(16 * place), 16, [10e-3] * 16, device))
@@ -147,7 +148,7 @@ def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu(
 
 
 def test_without_a_device_nothing_waits_for_one() -> None:
-    driver = Driver(m.Policy(window=64), (m.CPU, 1), ("device", 1))
+    driver = Driver(Policy(window=64), (m.CPU, 1), ("device", 1))
     driver.tell(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), 16, [10e-3] * 16, [1e-3] * 16))
     router = driver.scheduler._intake.router
     assert router.threshold < float("inf")
@@ -159,7 +160,7 @@ def test_without_a_device_nothing_waits_for_one() -> None:
 
 def test_a_look_at_a_chunk_that_has_nothing_left_to_do_is_harmless() -> None:
     """All its samples are reported, and the worker has not said yet that it is through."""
-    driver = Driver(m.Policy(window=64, ahead_s=0.0), (m.CPU, 2))
+    driver = Driver(Policy(window=64, ahead_s=0.0), (m.CPU, 2))
     driver.tell(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), 16, [2e-4] * 16, None))
     chunk = driver.on(m.CPU)[0]
     driver.tell(m.Finished(0.01, chunk.number, chunk.size, 0.01, 100, False))
@@ -169,7 +170,7 @@ def test_a_look_at_a_chunk_that_has_nothing_left_to_do_is_harmless() -> None:
 
 
 def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_through() -> None:
-    driver = Driver(m.Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", 1))
+    driver = Driver(Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", 1))
     router = driver.scheduler._intake.router
     entry = entry_of(0, 1, 0, 8e-3, 1.0)
     entry.between = (Plan(2, 2e-3, 5e-3), Plan(3, 4e-3, 2e-3, 4e-3), Plan(4, 6e-3, 1e-3))
@@ -183,7 +184,7 @@ def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_thr
 
 @pytest.mark.parametrize("slots", [0, 1])
 def test_only_a_device_that_is_there_is_asked(slots: int) -> None:
-    driver = Driver(m.Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", slots))
+    driver = Driver(Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", slots))
     entry = entry_of(0, 1, 0, 8e-3, 1.0)
     entry.between = (Plan(2, 2e-3, 5e-3),)
     assert bool(driver.scheduler._intake.router.rescues(entry, 1.0, 0.1)) == bool(slots)

@@ -10,6 +10,7 @@ import pytest
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, MOST, DeviceInterference
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.scenarios import Scenario, hybrid_costs
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Outcome, Work
@@ -71,7 +72,7 @@ def work(harm: float = 0.0) -> Work:
     return replace(scenario.work(1, 0.3), harm=harm)
 
 
-POLICY = m.Policy(window=256, micro_batch=1, ahead_s=2e-4)
+POLICY = Policy(window=256, micro_batch=1, ahead_s=2e-4)
 
 
 def simulate(period: float, *, spares: bool, harm: float = 0.0) -> tuple[VirtualLoader, Outcome]:

@@ -7,6 +7,7 @@ import pytest
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.pacing import EARLY_SLOTS, Pace
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 
 SIZE, SLOTS = 8, 4
@@ -14,7 +15,7 @@ CHEAP_S, SLOW_S = 0.02, 3.0
 
 
 def _pace(slots: int, **more: bool) -> Pace:
-    pace = Pace(m.Policy(window=64, **more))
+    pace = Pace(Policy(window=64, **more))
     pace.slots = pace.cpu_slots = slots
     pace.expect(0.1, None, 64)
     pace.measure()
@@ -34,7 +35,7 @@ def test_or_in_its_turn(pace: Pace) -> None:
 
 def _first(budget: int | None) -> list[int]:
     """The first serial that each slot takes: the last sample of the second batch is slow."""
-    scheduler = Scheduler(m.Policy(window=4 * SIZE, budget_bytes=budget))
+    scheduler = Scheduler(Policy(window=4 * SIZE, budget_bytes=budget))
     costs = [CHEAP_S] * SIZE
     for place in range(4):
         slow = costs if place != 1 else [*costs[1:], SLOW_S]
@@ -53,7 +54,7 @@ def test_memory_is_set_aside_for_the_oldest_batch_first() -> None:
 
 
 def test_samples_that_are_taken_back_go_to_another_slot() -> None:
-    scheduler = Scheduler(m.Policy(window=64))
+    scheduler = Scheduler(Policy(window=64))
     scheduler.handle(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), SIZE, [1e-4] * SIZE))
     said = scheduler.handle(m.LaneOpened(0.0, m.CPU, 1))
     (chunk,) = [each.chunk for each in said if isinstance(each, m.Dispatch)]

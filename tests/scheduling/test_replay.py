@@ -8,6 +8,7 @@ import pytest
 
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.catalogue import SCENARIOS
 from minato_gpu.simulation.virtual import VirtualLoader
 
@@ -15,7 +16,7 @@ from minato_gpu.simulation.virtual import VirtualLoader
 @pytest.mark.parametrize("fixed", [True, False])
 def test_a_recorded_run_replays_to_the_same_instructions(fixed: bool) -> None:
     work = replace(SCENARIOS["hybrid"], epoch_samples=(200,)).work(0, 0.3)
-    policy = m.Policy(window=256, fixed=fixed, max_lateness=0 if fixed else 8, budget_bytes=200_000)
+    policy = Policy(window=256, fixed=fixed, max_lateness=0 if fixed else 8, budget_bytes=200_000)
     loader = VirtualLoader(work, policy)
     lines = [replay.header(policy)]
     handle = loader.scheduler.handle

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.lane_state import LaneState
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router, threshold
 from minato_gpu.scheduling.waiting import Waiting
 from tests.tickets import entry_of
@@ -51,7 +52,7 @@ def test_without_one_kind_of_lane_the_other_takes_all() -> None:
 
 
 def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> None:
-    policy = m.Policy(window=64)
+    policy = Policy(window=64)
     lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
     router = Router(policy, lanes, Waiting(policy.homes))
     router.threshold, lanes[m.DEVICE].slots = 2.0, 1

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.scheduling.policy import Policy
 from tests.scheduling.model import CUTS, SAMPLE_BYTES, Shell
 
 BATCH = 5
@@ -45,7 +46,7 @@ MODES: dict[str, dict[str, Any]] = {
 class Loader(RuleBasedStateMachine):
     """Random events; the model in ``Shell`` checks each instruction, and in the end everything must be delivered."""
 
-    policy: m.Policy
+    policy: Policy
 
     @initialize(slots=st.integers(1, 4), devices=st.integers(0, 2))
     def start(self, slots: int, devices: int) -> None:
@@ -159,7 +160,7 @@ class Loader(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_any_course_of_events(mode: str) -> None:
-    machine = type("Machine", (Loader,), {"policy": m.Policy(window=20, **MODES[mode])})
+    machine = type("Machine", (Loader,), {"policy": Policy(window=20, **MODES[mode])})
     run_state_machine_as_test(
         machine,
         settings=settings(

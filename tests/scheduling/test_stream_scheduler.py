@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 
 
@@ -18,7 +19,7 @@ class Streams:
     """Workers that answer in the order that the test chooses; ``lengths``: batches of each worker's stream."""
 
     def __init__(self, lengths: list[int], prefetch: int, **policy: Any) -> None:
-        self.scheduler = StreamScheduler(m.Policy(window=1000, **policy), len(lengths), prefetch)
+        self.scheduler = StreamScheduler(Policy(window=1000, **policy), len(lengths), prefetch)
         self.lengths = lengths
         self.next = [0] * len(lengths)
         self.prefetch = prefetch

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Work
 
@@ -22,7 +22,7 @@ def test_several_devices(devices: int, lateness: int, threshold: bool) -> None:
     cost = rng.lognormal(0, 1, samples)
     cpu, device = 4e-3 * cost, 0.5e-3 + 0.5e-3 * cost
     work = Work(cpu, cpu, 16, (500, 460), 6, device, device, devices)
-    policy = m.Policy(window=16 * 4 * devices, fixed=lateness == 0, max_lateness=lateness, devices=devices)
+    policy = Policy(window=16 * 4 * devices, fixed=lateness == 0, max_lateness=lateness, devices=devices)
     loader = VirtualLoader(work, replace(policy, threshold=threshold))
     outcome = loader.run()
     assert sorted(outcome.serials) == list(range(samples))
