@@ -1,7 +1,7 @@
 """The reader pool: reads what it is told in that order, as many at once as pay, and does not wait for the slowest.
 
-How many are under way is concurrency.py's decision, when to ask twice or again hedging.py's; files of this machine are
-read by local.py, URLs by remote.py. All of this runs in the event loop of the reader process.
+How many are under way is concurrency.py's decision; files of this machine are read by local.py, URLs by attempts.py.
+All of this runs in the event loop of the reader process.
 """
 
 from __future__ import annotations
@@ -10,29 +10,16 @@ import asyncio
 import heapq
 from collections.abc import Callable, Iterable
 from statistics import quantiles
-from typing import Any, Protocol
+from typing import Any
 
+from minato_gpu.sources.attempts import Answer, Attempts, Remote
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.concurrency import Concurrency
-from minato_gpu.sources.hedging import Hedging, Retries, is_expired, is_final, is_refusal
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
 _TIME_OUT_S = 60.0
-
-
-class Remote(Protocol):
-    """Where URLs are read."""
-
-    async def read(self, source: Source) -> bytes:
-        """The source's bytes."""
-
-    def renew(self, source: Source) -> None:
-        """Begin with a new session."""
-
-    async def close(self) -> None:
-        """The end."""
 
 
 class ReaderPool:
@@ -52,15 +39,10 @@ class ReaderPool:
     ) -> None:
         self._blocks, self._done = blocks, done
         self._loop = asyncio.get_running_loop()
-        self._time_out_s = time_out_s
-        self._local = LocalReads(blocks, self._local_ended)
-        self._remote = remote or RemoteReads()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
-        self._hedging, self._retries = Hedging(), Retries()
-        self._knows_patience: asyncio.Future[None] = self._loop.create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._local = LocalReads(blocks, self._local_ended)
+        self._attempts = Attempts(remote or RemoteReads(), time_out_s, self._at_its_limit, self._remote_ended)
         self._cancelled: set[int] = set()
-        self._counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
 
     def submit(self, number: int, source: Source) -> None:
         """Read this, after those of lower numbers."""
@@ -82,9 +64,7 @@ class ReaderPool:
             elif lane is self._lanes[0]:
                 self._local.submit(number, source)
             else:
-                task = self._loop.create_task(self._fetch(lane, number, source))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._attempts.submit(number, source)
 
     def _ended(
         self, lane: _Lane, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float
@@ -100,101 +80,35 @@ class ReaderPool:
         lane.finished(self._loop.time(), seconds)
         self._ended(lane, number, block, nbytes, error, seconds)
 
-    # --- URLs ------------------------------------------------------------------------------------------------
-
-    async def _fetch(self, lane: _Lane, number: int, source: Source) -> None:
-        begin = self._loop.time()
-        try:
-            data = await self._tried(lane, source)
-            block, view = self._blocks.allocate(len(data))
-            view[:] = data
-        except Exception as error:
-            self._ended(lane, number, -1, 0, error, 0.0)
-        else:
-            self._ended(lane, number, block, len(data), None, self._loop.time() - begin)
-
-    async def _tried(self, lane: _Lane, source: Source) -> bytes:
-        """Its bytes, after as many attempts as it takes."""
-        renewed = False
-        for failures in range(1, self._retries.attempts + 1):
-            begin = self._loop.time()
+    def _remote_ended(self, number: int, answer: Answer, attempt_s: float, seconds: float) -> None:
+        lane, block = self._lanes[1], -1
+        if isinstance(answer, bytes):
+            lane.finished(self._loop.time(), attempt_s)
             try:
-                data = await self._asked(lane, source)
-            except Exception as error:
-                if is_refusal(error):
-                    self._counts["refused"] += 1
-                    self._hedging.refused(self._loop.time())
-                expired = is_expired(error) and not renewed
-                if failures == self._retries.attempts or (is_final(error) and not expired):
-                    raise
-                if expired:
-                    renewed = True
-                    self._remote.renew(source)
+                block, view = self._blocks.allocate(len(answer))
+            except MemoryError as error:
+                answer = error
             else:
-                lane.finished(self._loop.time(), self._loop.time() - begin)
-                return data
-            self._counts["retries"] += 1
-            await asyncio.sleep(self._retries.pause_s(failures))
-        raise AssertionError
+                view[:] = answer
+        if isinstance(answer, bytes):
+            self._ended(lane, number, block, len(answer), None, seconds)
+        else:
+            self._ended(lane, number, -1, 0, answer, 0.0)
 
-    async def _asked(self, lane: _Lane, source: Source) -> bytes:
-        """Its bytes, by one request, or by two where the first takes long: the one that is answered first counts."""
-        begin = self._loop.time()
-        first = self._loop.create_task(self._timed(source))
-        requests = {first}
-        try:
-            if self._hedging.patience_s is None:
-                either: set[asyncio.Future[Any]] = {first, self._knows_patience}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not first.done():
-                assert self._hedging.patience_s is not None
-                await asyncio.wait(requests, timeout=max(0.0, begin + self._hedging.patience_s - self._loop.time()))
-            hedges = not first.done() and not lane.concurrency.at_its_limit
-            if hedges and self._hedging.allows(self._loop.time()):
-                self._counts["hedges"] += 1
-                requests.add(self._loop.create_task(self._timed(source)))
-            answered = await self._first_of(requests)
-            self._hedging.finished(self._loop.time() - begin)
-            if self._hedging.patience_s is not None and not self._knows_patience.done():
-                self._knows_patience.set_result(None)
-            self._counts["hedges_won"] += answered is not first
-            return answered.result()
-        finally:
-            for request in requests:
-                if not request.done():
-                    request.cancel()
-
-    @staticmethod
-    async def _first_of(requests: set[asyncio.Task[bytes]]) -> asyncio.Task[bytes]:
-        """The first that has an answer, or failed where none has."""
-        left = requests
-        while True:
-            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                if not left or each.exception() is None:
-                    return each
-
-    async def _timed(self, source: Source) -> bytes:
-        try:
-            async with asyncio.timeout(self._time_out_s):
-                return await self._remote.read(source)
-        except TimeoutError as error:
-            raise TimeoutError(f"{source} has not been answered in {self._time_out_s:g} seconds") from error
+    def _at_its_limit(self) -> bool:
+        return self._lanes[1].concurrency.at_its_limit
 
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Counters, and for files and URLs how many are read at once, and recent latencies in seconds."""
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
-        return {**self._counts, **kinds}
+        return {**self._attempts.counts, **kinds}
 
     async def close(self) -> None:
         """End what is under way."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._local.close()
-        await self._remote.close()
+        await self._attempts.close()
 
 
 class _Lane:

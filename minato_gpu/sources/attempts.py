@@ -1,0 +1,164 @@
+"""Reads of URLs: as many attempts as it takes, and in each one request, or two where the first takes long.
+
+A request is a task, and the only one: what it is answered is dealt with as it ends, and who waits too long is found by
+two timers for all (overdue.py). When to ask twice or again is hedging.py's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from minato_gpu.sources.hedging import Hedging, Retries, is_expired, is_final, is_refusal
+from minato_gpu.sources.overdue import Overdue
+from minato_gpu.sources.source import Source
+
+
+class Remote(Protocol):
+    """Where URLs are read."""
+
+    async def read(self, source: Source) -> bytes:
+        """The source's bytes."""
+
+    def renew(self, source: Source) -> None:
+        """Begin with a new session."""
+
+    async def close(self) -> None:
+        """The end."""
+
+
+Answer = bytes | BaseException
+Ended = Callable[[int, Answer, float, float], None]
+"""Number, the bytes or why there are none, and seconds: of the attempt that was answered, and of all."""
+
+
+class _Read:
+    """One source: the attempt that runs (``begin``, ``requests``), and what those before it have come to."""
+
+    __slots__ = ("attempt_begin", "begin", "failures", "number", "pause", "renewed", "requests", "source")
+
+    def __init__(self, number: int, source: Source, now: float) -> None:
+        self.number, self.source = number, source
+        self.begin = self.attempt_begin = now
+        self.failures = 0
+        self.renewed = False
+        self.requests: list[_Request] = []  # that are not answered
+        self.pause: asyncio.TimerHandle | None = None  # until the next attempt
+
+
+class _Request:
+    """One request of an attempt; ``is_second``: the other one took long."""
+
+    __slots__ = ("is_second", "read", "task")
+
+    def __init__(self, read: _Read, *, is_second: bool) -> None:
+        self.read, self.is_second = read, is_second
+        self.task: asyncio.Task[None]
+
+
+class Attempts:
+    """``ended`` is told of every read, ``at_its_limit`` whether the storage gives no more: then nothing is asked twice.
+    ``time_out_s``: an attempt that is not answered by then has failed. ``counts``: see ``ReaderPool.stats``."""
+
+    def __init__(self, remote: Remote, time_out_s: float, at_its_limit: Callable[[], bool], ended: Ended) -> None:
+        self._remote, self._time_out_s = remote, time_out_s
+        self._at_its_limit, self._ended = at_its_limit, ended
+        self._loop = asyncio.get_running_loop()
+        self._hedging, self._retries = Hedging(), Retries()
+        self._reads: set[_Read] = set()
+        self._slow = Overdue[_Read](lambda: self._hedging.patience_s, self._ask_again)
+        self._dead = Overdue[_Read](lambda: time_out_s, self._time_out)
+        self.counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this now."""
+        read = _Read(number, source, self._loop.time())
+        self._reads.add(read)
+        self._begin(read)
+
+    def _begin(self, read: _Read) -> None:
+        """Begin the next attempt."""
+        read.pause = None
+        now = read.attempt_begin = self._loop.time()
+        self._slow.add(read, now)
+        self._dead.add(read, now)
+        self._request(read, is_second=False)
+
+    def _request(self, read: _Read, *, is_second: bool) -> None:
+        request = _Request(read, is_second=is_second)
+        read.requests.append(request)
+        request.task = self._loop.create_task(self._run(request))
+
+    async def _run(self, request: _Request) -> None:
+        read = request.read
+        answer: Answer
+        try:
+            answer = await self._remote.read(read.source)
+        except (Exception, asyncio.CancelledError) as error:
+            answer = error
+        if request not in read.requests:  # the other one was answered first, or it took too long
+            return
+        read.requests.remove(request)
+        if isinstance(answer, bytes):
+            self.counts["hedges_won"] += request.is_second
+            self._answered(read, answer)
+        elif not read.requests:
+            self._answered(read, answer)
+
+    def _answered(self, read: _Read, answer: Answer) -> None:
+        """The attempt has ended."""
+        for request in read.requests:
+            request.task.cancel()
+        read.requests = []
+        self._slow.remove(read)
+        self._dead.remove(read)
+        now = self._loop.time()
+        seconds = now - read.attempt_begin
+        patient = self._hedging.patience_s is not None
+        self._hedging.finished(seconds)
+        if not patient and self._hedging.patience_s is not None:
+            self._slow.look()
+        if isinstance(answer, bytes) or not self._tries_again(read, answer):
+            self._reads.discard(read)
+            self._ended(read.number, answer, seconds, now - read.begin)
+
+    def _tries_again(self, read: _Read, error: BaseException) -> bool:
+        """Whether there will be one more attempt."""
+        read.failures += 1
+        if is_refusal(error):
+            self.counts["refused"] += 1
+            self._hedging.refused(self._loop.time())
+        expired = is_expired(error) and not read.renewed
+        if read.failures == self._retries.attempts or (is_final(error) and not expired):
+            return False
+        if expired:
+            read.renewed = True
+            self._remote.renew(read.source)
+        self.counts["retries"] += 1
+        read.pause = self._loop.call_later(self._retries.pause_s(read.failures), self._begin, read)
+        return True
+
+    # --- what takes long -------------------------------------------------------------------------------------
+
+    def _ask_again(self, read: _Read) -> None:
+        if not self._at_its_limit() and self._hedging.allows(self._loop.time()):
+            self.counts["hedges"] += 1
+            self._request(read, is_second=True)
+
+    def _time_out(self, read: _Read) -> None:
+        self._answered(read, TimeoutError(f"{read.source} has not been answered in {self._time_out_s:g} seconds"))
+
+    async def close(self) -> None:
+        """End what is under way: nobody is told."""
+        self._slow.close()
+        self._dead.close()
+        requests = [request for read in self._reads for request in read.requests]
+        for read in self._reads:
+            read.requests = []
+            if read.pause is not None:
+                read.pause.cancel()
+        for request in requests:
+            request.task.cancel()
+        await asyncio.gather(*(request.task for request in requests), return_exceptions=True)
+        await self._remote.close()
