@@ -91,14 +91,12 @@ class DiskPool:
         if error is None:
             self._done(number, block, nbytes, None, seconds, on_disk=True)
         elif cancelled:
-            self._done(number, -1, 0, CancelledError())
+            self._done(number, -1, 0, CancelledError(), 0.0)
         else:
             self._versions[number] = error.version if isinstance(error, _Missing) else None
             self._pool.submit(number, source)
 
-    def _was_read(
-        self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float = 0.0
-    ) -> None:
+    def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
         self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
 
     # --- writing ---------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ class Remote(Protocol):
 
 
 class ReaderPool:
-    """``done`` is told of every source: its number, the block that holds it and its bytes, or the error.
+    """``done`` is told of every source: its number, the block that holds it and its bytes, or the error, and how long
+    it took in seconds.
 
     Local files and URLs have limits of their own. ``time_out_s``: after which a request is taken to have failed.
     ``behind``: whether little of what is wanted is there; else there is no reason to read more at once.
@@ -45,7 +46,7 @@ class ReaderPool:
     def __init__(
         self,
         blocks: Blocks,
-        done: Callable[[int, int, int, BaseException | None], None],
+        done: Callable[[int, int, int, BaseException | None, float], None],
         remote: Remote | None = None,
         time_out_s: float = _TIME_OUT_S,
         behind: Callable[[], bool] = lambda: True,
@@ -78,7 +79,7 @@ class ReaderPool:
             lane.under_way += 1
             if number in self._cancelled:
                 self._cancelled.discard(number)
-                self._loop.call_soon(self._ended, lane, number, -1, 0, asyncio.CancelledError())
+                self._loop.call_soon(self._ended, lane, number, -1, 0, asyncio.CancelledError(), 0.0)
             elif lane is self._lanes[0]:
                 self._local.submit(number, source)
             else:
@@ -86,29 +87,32 @@ class ReaderPool:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _ended(self, lane: _Lane, number: int, block: int, nbytes: int, error: BaseException | None) -> None:
+    def _ended(
+        self, lane: _Lane, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float
+    ) -> None:
         self._cancelled.discard(number)
         lane.under_way -= 1
         self._start(lane)
-        self._done(number, block, nbytes, error)
+        self._done(number, block, nbytes, error, seconds)
 
     def _local_ended(self, ended: Ended) -> None:
         number, seconds, block, nbytes, error = ended
         lane = self._lanes[0]
         lane.finished(self._loop.time(), seconds)
-        self._ended(lane, number, block, nbytes, error)
+        self._ended(lane, number, block, nbytes, error, seconds)
 
     # --- URLs ------------------------------------------------------------------------------------------------
 
     async def _fetch(self, lane: _Lane, number: int, source: Source) -> None:
+        begin = self._loop.time()
         try:
             data = await self._tried(lane, source)
             block, view = self._blocks.allocate(len(data))
             view[:] = data
         except Exception as error:
-            self._ended(lane, number, -1, 0, error)
+            self._ended(lane, number, -1, 0, error, self._loop.time() - begin)
         else:
-            self._ended(lane, number, block, len(data), None)
+            self._ended(lane, number, block, len(data), None, self._loop.time() - begin)
 
     async def _tried(self, lane: _Lane, source: Source) -> bytes:
         """Its bytes, after as many attempts as it takes."""

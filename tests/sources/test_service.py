@@ -58,7 +58,7 @@ class Bench:
         if error is None:
             block, view = self.blocks.allocate(nbytes)
             view[:] = content(source.path, nbytes)
-        self.service.done(number, block, nbytes if error is None else 0, error)
+        self.service.done(number, block, nbytes if error is None else 0, error, 0.01)
 
     def got(self, ticket: int) -> list[bytes | None]:
         """What a worker would find."""
