@@ -290,10 +290,17 @@ def test_files_and_parts_of_files(tmp_path: Path) -> None:
 
 def test_errors_of_files(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"12345")
-    missing, short = read_all([Source(str(tmp_path / "missing")), Source(str(tmp_path / "short"), 2, 10)])
+    names = [
+        Source(str(tmp_path / "missing")),
+        Source(str(tmp_path / "short"), 2, 10),
+        Source(str(tmp_path / "short"), 9),
+    ]
+    missing, short, beyond = read_all(names)
     assert isinstance(missing, FileNotFoundError)
     assert isinstance(short, EOFError)
     assert "7 bytes too early" in str(short)
+    assert isinstance(beyond, EOFError)
+    assert "4 bytes after the end" in str(beyond)
 
 
 def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:
