@@ -58,7 +58,7 @@ class MemoryTier:
         self._begun: Begun | None = None  # and not told the policy
         self._at = 0  # position of the next access
         self._since = 0  # the policy counts from this one on
-        self._sizes: dict[int, tuple[int, float]] = {}  # bytes and costs of some items, to tell whether all are alike
+        self._sizes: dict[int, tuple[int, float]] = {}  # memory and costs of some items, to tell whether all are alike
 
     # --- what happens ----------------------------------------------------------------------------------------
 
@@ -123,14 +123,14 @@ class MemoryTier:
 
     def _note(self, item: int, copy: Copy) -> None:
         if len(self._sizes) < _KNOWN:
-            self._sizes[item] = copy.nbytes, copy.cost
+            self._sizes[item] = space_of(copy.nbytes), copy.cost
 
     # --- policies --------------------------------------------------------------------------------------------
 
     def _start(self, begun: Begun) -> None:
         """Tell the policy of the epoch; another one may follow from what is known by now."""
         nbytes, costs = zip(*self._sizes.values(), strict=True) if self._sizes else ((1,), (0.0,))
-        whole = self._samples * self._parts * float(np.mean([space_of(each) for each in nbytes]))
+        whole = self._samples * self._parts * float(np.mean(nbytes))
         known = begun.orders is not None
         share = self.budget / whole if self._sizes else 0.5  # nothing is known yet; said anew when the next begins
         choice = choose(shards=begun.shards, share=share, known=known, alike=alike(nbytes, costs), once=True)

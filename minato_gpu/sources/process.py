@@ -145,10 +145,11 @@ class _Link:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
         await self._pool.close()
         if self._memory is not None and self._table is not None:
-            self._arena.forsake(_blocks_of(self._memory))
             self._table.leave(self._memory.left())
         if self._disk is not None:
             self._disk.finish()
+        if self._memory is not None:
+            self._arena.forsake(_blocks_of(self._memory))  # what has been written by now, too
         with contextlib.suppress(OSError):
             self._end.send(pickle.dumps((self._run, [], self._counts(fully=True)), 5))
         if self._disk is not None:

@@ -20,7 +20,7 @@ def write_files(folder: Path, samples: int = SAMPLES, seed: int = 0) -> Path:
     """One file for each sample, each of which takes a page of shared memory."""
     folder.mkdir(exist_ok=True)
     for key in range(samples):
-        size = 2000 + 30 * (key % 50)
+        size = 2000 + 10 * (key % 50)  # alike, for policies
         np.random.default_rng((seed, key)).integers(0, 256, size, np.uint8).tofile(folder / f"{key}.bin")
     return folder
 

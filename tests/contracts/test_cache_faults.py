@@ -6,12 +6,14 @@ import errno
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import MemoryTier
 from tests.contracts.cached import DISK, PAGE, SAMPLES, Files, close, loader_of, of_tier, read, rows, sums, write_files
 from tests.contracts.cached import without_draws as plain
@@ -133,6 +135,29 @@ def test_a_disk_that_takes_nothing(
         assert read(loader) == reads
         assert of_tier(loader, "disk")["written"] == written
         assert of_tier(loader, "disk")[count] > 0
+
+
+def test_a_disk_that_writes_everything_at_the_very_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When what is kept in memory has been left to the next process: what waits to be written is still there."""
+    left, write, leave = threading.Event(), DiskTier.write, Table.leave
+
+    def late(self: DiskTier, *arguments: Any) -> bool:
+        left.wait()
+        return write(self, *arguments)
+
+    def leaves(self: Table, what: Any) -> None:
+        leave(self, what)
+        left.set()
+
+    monkeypatch.setattr(DiskTier, "write", late)
+    monkeypatch.setattr(Table, "leave", leaves)
+    loader = loader_of(Files(folder), _BOTH, tmp_path / "cache")
+    for reads in (SAMPLES, 0):
+        assert sorted(plain(rows(loader))) == sums(folder)
+        assert read(loader) == reads
+    assert of_tier(loader)["hits"] == 20
 
 
 def test_copies_on_disk_that_are_damaged(folder: Path, tmp_path: Path) -> None:
