@@ -7,7 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import Any
+
+from torch.utils.data import IterableDataset
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.memory.shm_limits import memory_limit
@@ -16,7 +19,7 @@ from minato_gpu.sources.disk.tier import LEAST_BUDGET, DiskTier
 
 _UNITS = {unit: 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
 _UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate(("", "K", "M", "G", "T")) if power}
-_SIZE = re.compile(r"([0-9.]+)\s*([KMGT]?I?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9.]+)\s*((?:[KMGT]I?)?)B?", re.IGNORECASE)
 _EXAMPLE = "pass a number of bytes, or a text such as '32GB' or '32GiB'"
 
 
@@ -42,6 +45,10 @@ class CacheOptions:
             return options
         if loader.num_workers == 0:
             raise ValueError("cache: copies are kept by the process that reads ahead; it needs num_workers > 0")
+        if isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "cache: an iterable data set reads for itself, so there is nothing to keep; leave cache out"
+            )
         if source_of(loader.dataset) is None:
             raise ValueError(
                 "cache: the data set does not say where its samples' bytes lie, so there is nothing to keep; give it a "
@@ -58,6 +65,8 @@ class CacheOptions:
     def _resolved(cls, cache: Any, directory: Any) -> CacheOptions:
         if directory is not None and not isinstance(directory, (str, os.PathLike)):
             raise TypeError(f"cache_dir must be a path or None, got {directory!r}")
+        if directory is not None and not os.fspath(directory):
+            raise ValueError("cache_dir is empty; name a directory, such as '/scratch/cache'")
         if cache is None:
             if directory is not None:
                 raise ValueError("cache_dir is where copies are kept; say by cache how many bytes of them")
@@ -72,7 +81,8 @@ class CacheOptions:
         sizes = {f"{name}_bytes": _nbytes(size) for name, size in budgets.items()}
         if 0 < sizes.get("disk_bytes", 0) < LEAST_BUDGET:
             raise ValueError(f"cache: a directory needs at least {LEAST_BUDGET} bytes, got {sizes['disk_bytes']}")
-        return cls(**sizes, directory="" if directory is None else os.fspath(directory))
+        # absolute: the process that reads ahead may be started from another working directory
+        return cls(**sizes, directory="" if directory is None else str(Path(os.fsdecode(directory)).absolute()))
 
 
 def _nbytes(size: Any) -> int:
@@ -82,7 +92,7 @@ def _nbytes(size: Any) -> int:
         match = _SIZE.fullmatch(size.strip())
         try:
             found = None if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
-        except ValueError:
+        except (ValueError, OverflowError):
             found = None
         if found is None:
             raise ValueError(f"cache={size!r} is no number of bytes; {_EXAMPLE}")

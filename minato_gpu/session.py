@@ -5,6 +5,7 @@ The loader is handed in with every call and never kept: who drops a loader drops
 
 from __future__ import annotations
 
+import os
 import weakref
 from pathlib import Path
 from time import perf_counter
@@ -104,7 +105,7 @@ class Session:
     def kept_memory(self) -> KeptMemory | None:
         """Where copies of samples' bytes lie from epoch to epoch, if some are to be kept in memory."""
         budget = self.options.cache.memory_bytes
-        if self._kept_memory is None and budget:
+        if budget and (self._kept_memory is None or self._kept_memory.process != os.getpid()):
             self._kept_memory = KeptMemory(budget)
         return self._kept_memory
 

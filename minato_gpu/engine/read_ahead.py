@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from operator import index
 from typing import Any
 
 from minato_gpu.lanes import garbage
@@ -110,13 +111,17 @@ class ReadAhead:
         self._reader.want(self._run, first, wanted)
 
     def _wanted(self, serial: TicketId, key: SampleKey) -> tuple[TicketId, int, tuple[Key, ...]]:
-        return serial, key if type(key) is int else -1, self._keys(key)
+        try:
+            sample = index(key)
+        except TypeError:
+            sample = -1
+        return serial, sample, self._keys(key)
 
     def _keys(self, key: SampleKey) -> tuple[Key, ...]:
         try:
             found = self._source_of(key)
             sources = (found,) if isinstance(found, Source) else tuple(found)
-            return tuple((source.path, source.offset, source.length) for source in sources)
+            return tuple(_plain(source) for source in sources)
         except Exception as error:
             if not self._is_wrong:
                 self._is_wrong = True
@@ -193,6 +198,12 @@ class ReadAhead:
         self._reader.close()
         self._on_close()
         self._on_close = lambda: None
+
+
+def _plain(source: Source) -> Key:
+    """Of strings and numbers of NumPy those of Python: they can be written down, and are named alike in every run."""
+    length = source.length
+    return str(source.path), int(source.offset), None if length is None else int(length)
 
 
 def _spans(serials: Iterable[TicketId]) -> list[TicketSpan]:

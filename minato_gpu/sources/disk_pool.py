@@ -91,7 +91,7 @@ class DiskPool:
         if error is None:
             self._done(number, block, nbytes, None, seconds, on_disk=True)
         elif cancelled:
-            self._done(number, -1, 0, CancelledError())
+            self._done(number, -1, 0, CancelledError(), 0.0)
         else:
             self._versions[number] = error.version if isinstance(error, _Missing) else None
             self._pool.submit(number, source)
@@ -118,8 +118,11 @@ class DiskPool:
             written()
 
         def work() -> None:
-            kept = self._tier.write(name_of(key), version, self._blocks.view(block, nbytes), seconds)
-            self._loop.call_soon_threadsafe(ended, kept)
+            kept = False
+            try:
+                kept = self._tier.write(name_of(key), version, self._blocks.view(block, nbytes), seconds)
+            finally:
+                self._loop.call_soon_threadsafe(ended, kept)
 
         self._writer.submit(work)
         return True
@@ -141,8 +144,11 @@ class DiskPool:
 
 
 def name_of(key: Key) -> bytes:
-    """A source's name in the tier: the same for every process and run."""
-    return blake2b(repr(key).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    """A source's name in the tier: the same for every process and run, wherever it was started."""
+    path, offset, length = key
+    if "://" not in path or path.startswith("file://"):
+        path = str(Path(path.removeprefix("file://")).absolute())
+    return blake2b(repr((path, offset, length)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def version_of(source: Source) -> bytes:

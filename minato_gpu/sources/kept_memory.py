@@ -23,10 +23,12 @@ Left = tuple[int, list[tuple[int, Copy]]]
 
 
 class KeptMemory:
-    """For one reader process at a time: ``lend`` tells whether it is to be had. ``budget`` in bytes."""
+    """For one reader process at a time: ``lend`` tells whether it is to be had. ``budget`` in bytes; ``process``: whose
+    it is, by id. A fork of that shares the memory, and must make its own."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.process = os.getpid()
         capacity = max(_LEAST, round_up(2 * budget + _SLACK, 1 << 20))  # twice: sizes that differ leave gaps
         self._made = Arena("kept", capacity)
         self.table = Table(os.memfd_create("minato-table", os.MFD_CLOEXEC))
@@ -41,7 +43,9 @@ class KeptMemory:
         return Arena("kept", self._made.capacity, fd=os.dup(self._made.fd))
 
     def give_back(self) -> None:
-        """The reader process has ended."""
+        """The reader process has ended; if it was killed, nothing of it is kept."""
+        if self._lent and not self.table.whole:
+            self._made.forsake(())
         self._lent = False
 
 
@@ -51,11 +55,16 @@ class Table:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is something to take."""
+        return os.pread(self.fd, 1, 0) == _WHOLE
+
     def take(self) -> Left | None:
         """What the last process has left; it is gone with that. None where there is nothing."""
         data = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         os.ftruncate(self.fd, 0)
-        if not data or data[:1] != _WHOLE:
+        if data[:1] != _WHOLE:
             return None
         parts, rows = marshal.loads(data[1:])
         return parts, [(item, Copy(*copy)) for item, copy in rows]

@@ -97,7 +97,9 @@ class LocalReads:
             return self._fill(file, source, source.length)
 
     def _fill(self, file: int, source: Source, nbytes: int) -> tuple[int, int]:
-        block, view = self._blocks.allocate(max(nbytes, 0))
+        if nbytes < 0:
+            raise EOFError(f"{source} begins {-nbytes} bytes after the end")
+        block, view = self._blocks.allocate(nbytes)
         try:
             at = 0
             while at < nbytes:

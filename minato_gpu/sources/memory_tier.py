@@ -25,13 +25,13 @@ _KNOWN = 256  # items whose sizes are known before it is said whether all are al
 
 
 class Copy(NamedTuple):
-    """Bytes of a source that lie in a block. ``seconds``: what reading them again would take."""
+    """Bytes of a source that lie in a block. ``cost``: of reading them again, see ``ReadCosts.compared``."""
 
     key: Key
     block: int
     nbytes: int
     stamp: int
-    seconds: float
+    cost: float
 
 
 class Begun(NamedTuple):
@@ -53,10 +53,12 @@ class MemoryTier:
         self._samples = samples
         self._parts = 0  # of each sample; known from the first one
         self._copies: dict[int, Copy] = {}
+        self._items: dict[Key, int] = {}  # of the copies: samples may have a source in common
         self._policy: Policy = Minio(budget)
         self._begun: Begun | None = None  # and not told the policy
         self._at = 0  # position of the next access
-        self._sizes: dict[int, tuple[int, float]] = {}  # bytes and seconds of some items, to tell whether all are alike
+        self._since = 0  # the policy counts from this one on
+        self._sizes: dict[int, tuple[int, float]] = {}  # memory and costs of some items, to tell whether all are alike
 
     # --- what happens ----------------------------------------------------------------------------------------
 
@@ -66,24 +68,26 @@ class MemoryTier:
 
     def items(self, sample: int, parts: int) -> Sequence[int]:
         """The items of a sample with so many sources, NO_ITEM for those that are not kept."""
-        if not self._parts:
-            self._parts = parts
-        if self._begun is not None:
+        self._parts = self._parts or parts
+        if self._begun is not None and self._parts:
             self._start(self._begun)
             self._begun = None
         if not 0 <= sample < self._samples:
             return (NO_ITEM,) * parts
+        self._at += max(0, self._parts - parts)  # accesses that there are in the orders
         return [part * self._samples + sample if part < self._parts else NO_ITEM for part in range(parts)]
 
     def access(self, item: int, key: Key) -> tuple[int, Copy | None]:
-        """An item is wanted: the access' position, and the copy if there is one."""
+        """An item is wanted: the access' position, and the copy of its source if there is one. What the item was is of
+        no use, should the data set have another source for it than it had."""
         now = self._at
         self._at += 1
-        copy = self._copies.get(item)
-        if copy is None or copy.key != key:  # the data set has another source for it than it had
+        item = self._items.get(key, NO_ITEM)
+        if item == NO_ITEM:
             self.misses += 1
             return now, None
-        self._policy.used(item, now)
+        copy = self._copies[item]
+        self._policy.used(item, now - self._since)
         self.hits += 1
         self.hit_bytes += copy.nbytes
         return now, copy
@@ -94,39 +98,52 @@ class MemoryTier:
 
     def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
         """What was missed at ``now`` has been read: whether it stays, and which copies go."""
-        if item == NO_ITEM:
+        if item == NO_ITEM or self._items.get(copy.key, item) != item:
             return False, []
-        if len(self._sizes) < _KNOWN:
-            self._sizes[item] = copy.nbytes, copy.seconds
-        older = self._copies.pop(item, None)
-        verdict = self._policy.offer(item, space_of(copy.nbytes), copy.seconds, now)
-        going = [gone for each in verdict.evict if (gone := self._copies.pop(each, None)) is not None]
+        self._note(item, copy)
+        older = self._take_out(item)
+        verdict = self._policy.offer(item, space_of(copy.nbytes), copy.cost, now - self._since)
+        going = [gone for each in verdict.evict for gone in self._take_out(each)]
         self.evicted += len(going)
-        if older is not None:
-            going.append(older)
         if verdict.keep:
-            self._copies[item] = copy
-        return verdict.keep, going
+            self._put_in(item, copy)
+        return verdict.keep, going + older
+
+    def _put_in(self, item: int, copy: Copy) -> None:
+        self._copies[item] = copy
+        self._items[copy.key] = item
+
+    def _take_out(self, item: int) -> list[Copy]:
+        """The item's copy, if there is one."""
+        copy = self._copies.pop(item, None)
+        if copy is None:
+            return []
+        del self._items[copy.key]
+        return [copy]
+
+    def _note(self, item: int, copy: Copy) -> None:
+        if len(self._sizes) < _KNOWN:
+            self._sizes[item] = space_of(copy.nbytes), copy.cost
 
     # --- policies --------------------------------------------------------------------------------------------
 
     def _start(self, begun: Begun) -> None:
         """Tell the policy of the epoch; another one may follow from what is known by now."""
-        nbytes, seconds = zip(*self._sizes.values(), strict=True) if self._sizes else ((1,), (0.0,))
-        whole = self._samples * self._parts * float(np.mean([space_of(each) for each in nbytes]))
+        nbytes, costs = zip(*self._sizes.values(), strict=True) if self._sizes else ((1,), (0.0,))
+        whole = self._samples * self._parts * float(np.mean(nbytes))
         known = begun.orders is not None
         share = self.budget / whole if self._sizes else 0.5  # nothing is known yet; said anew when the next begins
-        choice = choose(shards=begun.shards, share=share, known=known, alike=alike(nbytes, seconds), once=True)
+        choice = choose(shards=begun.shards, share=share, known=known, alike=alike(nbytes, costs), once=True)
         if choice.policy != self.choice.policy:
             self._change_to(choice.policy)
         self.choice = choice
         orders = None if begun.orders is None else OfItems(begun.orders, self._samples, self._parts)
-        self._at = self._policy.begin(begun.epoch, orders, choice.look_ahead) or self._at
+        self._at = self._since + self._policy.begin(begun.epoch, orders, choice.look_ahead)
 
     def _change_to(self, name: str) -> None:
-        self._policy = new_policy(name, self.budget, self._samples * self._parts)
+        self._policy, self._since = new_policy(name, self.budget, self._samples * self._parts), self._at
         for item, copy in self._copies.items():
-            self._policy.offer(item, space_of(copy.nbytes), copy.seconds, 0)
+            self._policy.offer(item, space_of(copy.nbytes), copy.cost, 0)
 
     # --- from one reader process to the next -----------------------------------------------------------------
 
@@ -135,9 +152,10 @@ class MemoryTier:
         self._parts = parts
         refused = []
         for item, copy in copies:
+            self._note(item, copy)
             kept = 0 <= item < self._samples * parts
-            if kept and self._policy.offer(item, space_of(copy.nbytes), copy.seconds, 0).keep:
-                self._copies[item] = copy
+            if kept and self._policy.offer(item, space_of(copy.nbytes), copy.cost, 0).keep:
+                self._put_in(item, copy)
             else:
                 refused.append(copy)
         return refused
@@ -181,7 +199,9 @@ class OfItems:
 
     def order(self, epoch: int) -> Integers | None:
         order = self._orders.order(epoch)
-        if order is None or self._parts == 1:
+        if order is None or not 0 <= int(order.min(initial=0)) <= int(order.max(initial=0)) < self._samples:
+            return None  # a sampler of another data set than there was as the process began
+        if self._parts == 1:
             return order
         items: Integers = np.add.outer(order, self._samples * np.arange(self._parts)).ravel()
         return items

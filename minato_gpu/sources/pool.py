@@ -23,7 +23,8 @@ _TIME_OUT_S = 60.0
 
 
 class ReaderPool:
-    """``done`` is told of every source: its number, the block that holds it and its bytes, or the error, and seconds.
+    """``done`` is told of every source: its number, the block that holds it and its bytes, or the error, and how long
+    it took in seconds.
 
     Local files and URLs have limits of their own. ``time_out_s``: after which a request is taken to have failed.
     ``behind``: whether little of what is wanted is there; else there is no reason to read more at once.
@@ -93,7 +94,7 @@ class ReaderPool:
         if isinstance(answer, bytes):
             self._ended(lane, number, block, len(answer), None, seconds)
         else:
-            self._ended(lane, number, -1, 0, answer, 0.0)
+            self._ended(lane, number, -1, 0, answer, seconds)
 
     def _at_its_limit(self) -> bool:
         return self._lanes[1].concurrency.at_its_limit

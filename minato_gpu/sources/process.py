@@ -67,6 +67,7 @@ async def _serve(
         watch = os.pidfd_open(parent)
     except ProcessLookupError:
         return
+    loop.set_exception_handler(_failed)
     loop.add_reader(watch, ended.set)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     link = _Link(end, ring, settings, arena, ended)
@@ -74,6 +75,15 @@ async def _serve(
         await ended.wait()
     finally:
         await link.close()
+        os._exit(0)  # what comes now would change what has been left
+
+
+def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What was being done is left half done, and samples would be waited for in vain: better no such process, after
+    which workers read for themselves. (A request that failed when another had been answered has no handle.)"""
+    loop.default_exception_handler(context)
+    if "handle" in context:
+        os._exit(1)
 
 
 class _Link:
@@ -91,7 +101,7 @@ class _Link:
         self._is_due: asyncio.TimerHandle | None = None
         self._stats_at = 0.0
         self._memory = _taken_up(arena, settings)
-        self._table = settings.table
+        self._table, self._arena = settings.table, arena
         blocks = Blocks(arena)
         self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
         self._pool: ReaderPool
@@ -132,16 +142,18 @@ class _Link:
                 self._service.begin(Begun(*what))
 
     async def close(self) -> None:
-        """End what is under way; what is kept in memory is left to the next."""
+        """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
         await self._pool.close()
+        if self._memory is not None and self._table is not None:
+            self._table.leave(self._memory.left())
         if self._disk is not None:
             self._disk.finish()
+        if self._memory is not None:
+            self._arena.forsake(_blocks_of(self._memory))  # what has been written by now, too
         with contextlib.suppress(OSError):
             self._end.send(pickle.dumps((self._run, [], self._counts(fully=True)), 5))
         if self._disk is not None:
             self._disk.close()
-        if self._memory is not None and self._table is not None:
-            self._table.leave(self._memory.left())
 
     def _tell(self, told: Told) -> None:
         self._told.append(told)
@@ -190,12 +202,14 @@ def _taken_up(arena: Arena, settings: ReaderSettings) -> MemoryTier | None:
     left = None if settings.table is None else settings.table.take()
     if left is not None:
         tier.take_up(*left)
-        blocks = [(copy.block, space_of(copy.nbytes)) for _, copy in tier.left()[1]]
-        arena.occupy(blocks)
-        arena.forsake(blocks)
-    elif settings.table is not None:
-        arena.forsake(())  # of one that was killed
+        arena.occupy(_blocks_of(tier))
+        arena.forsake(_blocks_of(tier))
     return tier
+
+
+def _blocks_of(tier: MemoryTier) -> list[tuple[int, int]]:
+    """Where its copies lie in the arena, and the memory that each takes."""
+    return [(copy.block, space_of(copy.nbytes)) for _, copy in tier.left()[1]]
 
 
 def _opened(settings: ReaderSettings) -> DiskTier | None:

@@ -1,7 +1,8 @@
 """What a read costs, in seconds: a latency and a time for each byte, fitted to the reads that were made.
 
 Policies weigh what they keep by this. A single read's own time would be mostly noise: of two equal files the one whose
-request was slow by chance would stay.
+request was slow by chance would stay. And they compare what was read today with what was read an hour ago, when storage
+may have been twice as fast: so a cost is told in reads of mean size, each at the time's own speed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ class ReadCosts:
         self._y = _FORGET * self._y + seconds
         self._xx = _FORGET * self._xx + nbytes * nbytes
         self._xy = _FORGET * self._xy + nbytes * seconds
+
+    def compared(self, nbytes: int) -> float:
+        """The same in reads of mean size: 1.0 for one of that size, and for all before the first."""
+        mean = self.seconds(round(self._x / self._weight)) if self._weight else 0.0
+        return self.seconds(nbytes) / mean if mean else 1.0
 
     def seconds(self, nbytes: int) -> float:
         """What a read of so many bytes is expected to take; 0.0 before the first. Neither part is below zero."""

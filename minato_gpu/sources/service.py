@@ -212,7 +212,7 @@ class Service:
         block: int,
         nbytes: int,
         error: BaseException | None,
-        seconds: float = 0.0,
+        seconds: float,
         *,
         on_disk: bool = False,
         version: bytes | None = None,
@@ -245,12 +245,12 @@ class Service:
             self._costs.observe(each.nbytes, seconds)
         self._typical += round((each.nbytes - self._typical) / min(self.reads + self.copied, 100))
         each.stamp = self._blocks.publish(each.block)
-        seconds = self._costs.seconds(each.nbytes)
         if self._memory is not None:
-            self._keep(self._memory, each, seconds)
+            self._keep(self._memory, each)
         if version is not None and not each.kept and self._bytes.get(each.key) is each:
             assert self.disk is not None
             each.users += 1
+            seconds = self._costs.seconds(each.nbytes)
             if not self.disk.write(each.key, version, each.block, each.nbytes, seconds, lambda: self._written(each)):
                 each.users -= 1
 
@@ -258,8 +258,8 @@ class Service:
         self._leave(each)
         self._start()
 
-    def _keep(self, memory: MemoryTier, each: _Bytes, seconds: float) -> None:
-        copy = Copy(each.key, each.block, each.nbytes, each.stamp, seconds)
+    def _keep(self, memory: MemoryTier, each: _Bytes) -> None:
+        copy = Copy(each.key, each.block, each.nbytes, each.stamp, self._costs.compared(each.nbytes))
         each.kept, going = memory.offer(each.item, copy, each.at)
         if each.kept:
             self._ahead -= each.nbytes

@@ -74,13 +74,15 @@ class Consumer:
         self.rate, self.window = rate, window
         self.used = self.wanted = 0
         self.errors: dict[int, BaseException] = {}
+        self.seconds: list[float] = []
         self._there: dict[int, int] = {}
         self._came = asyncio.Event()
 
     def _behind(self) -> bool:
         return 2 * len(self._there) < self.wanted - self.used
 
-    def _done(self, number: int, block: int, nbytes: int, error: BaseException | None, _: float) -> None:
+    def _done(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
+        self.seconds.append(seconds)
         if error is None:
             assert bytes(self.arena.buffer[block + 8 : block + 8 + nbytes]) == f"s3://{number}".encode().ljust(SIZE)
         else:
@@ -233,6 +235,7 @@ def test_a_request_that_is_never_answered_is_named() -> None:
         consumer.pool.submit(0, Source("s3://0"))
         await consumer._came.wait()
         await consumer.close()
+        assert consumer.seconds == [pytest.approx(60 * Retries.attempts, rel=0.2)], "with the pauses in between"
         return consumer.errors
 
     assert "s3://0 has not been answered in 60 seconds" in str(run(main())[0])
@@ -250,7 +253,8 @@ def read_all(sources: list[Source]) -> list[bytes | BaseException]:
     async def main() -> None:
         all_there = asyncio.Event()
 
-        def done(number: int, block: int, nbytes: int, error: BaseException | None, _: float) -> None:
+        def done(number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
+            assert seconds > 0
             found[number] = error or bytes(arena.buffer[block + 8 : block + 8 + nbytes])
             if error is None:
                 blocks.free(block)
@@ -286,10 +290,17 @@ def test_files_and_parts_of_files(tmp_path: Path) -> None:
 
 def test_errors_of_files(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"12345")
-    missing, short = read_all([Source(str(tmp_path / "missing")), Source(str(tmp_path / "short"), 2, 10)])
+    names = [
+        Source(str(tmp_path / "missing")),
+        Source(str(tmp_path / "short"), 2, 10),
+        Source(str(tmp_path / "short"), 9),
+    ]
+    missing, short, beyond = read_all(names)
     assert isinstance(missing, FileNotFoundError)
     assert isinstance(short, EOFError)
     assert "7 bytes too early" in str(short)
+    assert isinstance(beyond, EOFError)
+    assert "4 bytes after the end" in str(beyond)
 
 
 def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:

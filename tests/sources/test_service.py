@@ -2,77 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.blocks import Blocks, copy
-from minato_gpu.sources.reading import Key
-from minato_gpu.sources.service import Service
-from minato_gpu.sources.source import Source
-
-SIZE = 100
-
-
-class ByHand:
-    """Reads that are under way until the test says so."""
-
-    def __init__(self) -> None:
-        self.under_way: dict[int, Source] = {}
-        self.cancelled: list[int] = []
-
-    def submit(self, number: int, source: Source) -> None:
-        assert all(other < number for other in self.under_way)
-        self.under_way[number] = source
-
-    def cancel(self, numbers: Iterable[int]) -> None:
-        self.cancelled += numbers
-
-
-class Bench:
-    """A service, its pool, and what it has told."""
-
-    def __init__(self, limit: int = 10**6) -> None:
-        self.told: dict[int, Any] = {}
-        self.arena = Arena("test")
-        self.blocks = Blocks(self.arena)
-        self.service = Service(self.blocks, limit, self._tell)
-        self.pool = self.service.pool = ByHand()
-
-    def _tell(self, told: Any) -> None:
-        number, places = told
-        assert number not in self.told
-        self.told[number] = places
-
-    def want(self, place: int, tickets: list[tuple[int, tuple[Key, ...]]]) -> None:
-        """Tickets whose samples have their numbers."""
-        self.service.want(place, [(number, number, keys) for number, keys in tickets])
-
-    def finish(self, number: int, nbytes: int = SIZE, error: BaseException | None = None) -> None:
-        """The read of this number ends, with bytes that tell its source."""
-        source, block = self.pool.under_way.pop(number), -1
-        if error is None:
-            block, view = self.blocks.allocate(nbytes)
-            view[:] = content(source.path, nbytes)
-        self.service.done(number, block, nbytes if error is None else 0, error)
-
-    def got(self, ticket: int) -> list[bytes | None]:
-        """What a worker would find."""
-        places = self.told[ticket]
-        copies = [copy(self.arena.fd, place.block, place.nbytes, place.stamp) for place in places]
-        return [None if each is None else each.tobytes() for each in copies]
-
-
-def content(path: str, nbytes: int) -> bytes:
-    return (path.encode() * nbytes)[:nbytes]
-
-
-def key(path: str, length: int | None = None) -> Key:
-    return path, 0, length
+from minato_gpu.sources.blocks import copy
+from tests.sources.by_hand import SIZE, Bench, content, key
 
 
 @pytest.fixture

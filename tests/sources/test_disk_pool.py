@@ -1,0 +1,344 @@
+"""A tier on disk before the reader pool: what has a copy is read from that, all else by a pool that a test finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from asyncio import CancelledError
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources import disk_pool
+from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.disk.records import Entry
+from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.source import Source
+
+BUDGET = 8 << 20
+
+
+class FakeTier:
+    """Copies in a dictionary. ``may_find`` and ``may_write`` hold its calls up while they are not set."""
+
+    def __init__(self) -> None:
+        self.copies: dict[bytes, tuple[bytes, bytes]] = {}
+        self.writes: list[bytes] = []
+        self.has_room, self.raises = True, False
+        self.may_find, self.may_write = threading.Event(), threading.Event()
+        self.may_find.set()
+        self.may_write.set()
+
+    def find(self, key: bytes, version: bytes) -> Entry | None:
+        self.may_find.wait()
+        if self.raises:
+            raise ArithmeticError("in the tier")
+        found, data = self.copies.get(key, (b"", b""))
+        return Entry(key, version, 0, 0, len(data), 0, 0.0, 0.0) if found == version and data else None
+
+    def read(self, entry: Entry, into: memoryview) -> bool:
+        data = self.copies[entry.key][1]
+        into[: entry.length] = data
+        return data != b"damaged"
+
+    def write(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:
+        self.may_write.wait()
+        self.writes.append(bytes(data))
+        if self.raises:
+            raise ArithmeticError("in the tier")
+        if self.has_room:
+            self.copies[key] = version, bytes(data)
+        return self.has_room
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Bench:
+    """A DiskPool, and what reaches the pool behind it (``asked``) and the service (``told``). Made in an event loop."""
+
+    def __init__(self, tier: Any) -> None:
+        self.arena = Arena("test")
+        self.blocks = Blocks(self.arena)
+        self.asked: asyncio.Queue[int] = asyncio.Queue()
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sources: dict[int, Source] = {}
+        self.cancelled: list[int] = []
+        self.pool = DiskPool(tier, self.blocks, self._told, self._make)
+
+    def _make(self, done: Done) -> Any:
+        self.done = done
+        return self
+
+    def submit(self, number: int, source: Source) -> None:
+        """As the pool behind it."""
+        self.sources[number] = source
+        self.asked.put_nowait(number)
+
+    def cancel(self, numbers: Iterable[int]) -> None:
+        """As the pool behind it."""
+        self.cancelled += numbers
+
+    def _told(self, number: int, block: int, nbytes: int, error: Any, seconds: float, **more: Any) -> None:
+        data = b"" if block < 0 else bytes(self.blocks.view(block, nbytes))
+        found = {"number": number, "block": block, "data": data, "error": error, "seconds": seconds, **more}
+        self.told.put_nowait(found)
+
+    async def read(self, number: int, data: bytes) -> dict[str, Any]:
+        """The pool behind is asked for this, and reads it; what the service is told."""
+        assert await self.asked.get() == number
+        block, view = self.blocks.allocate(len(data))
+        view[:] = data
+        self.done(number, block, len(data), None, 0.5)
+        return await self.told.get()
+
+    async def write(self, source: Source, found: dict[str, Any]) -> bool:
+        """A copy of what was read is to be written; returns once that is done, if it is."""
+        written = asyncio.Event()
+        if not self.begin_write(source, found, written.set):
+            return False
+        await written.wait()
+        return True
+
+    def begin_write(self, source: Source, found: dict[str, Any], written: Callable[[], None]) -> bool:
+        key, nbytes = (source.path, source.offset, source.length), len(found["data"])
+        return self.pool.write(key, found["version"], found["block"], nbytes, 0.5, written)
+
+    def close(self) -> None:
+        self.pool.finish()
+        self.pool.close()
+        self.arena.close()
+
+
+def on_bench(tier: Any, act: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    """Run it in an event loop."""
+
+    async def main() -> None:
+        bench = Bench(tier)
+        await act(bench)
+        assert bench.told.empty()
+        assert bench.asked.empty()
+        bench.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    return path
+
+
+@pytest.fixture
+def source(file: Path) -> Source:
+    return Source(str(file))
+
+
+def test_what_was_written_is_read_from_disk_the_next_time(tmp_path: Path, file: Path, source: Source) -> None:
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        first = await bench.read(0, b"content")
+        assert (first["error"], first["seconds"], first["version"]) == (None, 0.5, version_of(source))
+        assert "on_disk" not in first
+        assert await bench.write(source, first)
+        bench.pool.submit(1, source)
+        second = await bench.told.get()
+        assert (second["data"], second["error"], second["on_disk"]) == (b"content", None, True)
+        assert second["seconds"] > 0
+        assert "version" not in second, "it need not be written"
+        assert bench.pool.counts()["written"] == bench.pool.counts()["hits"] == 1
+
+    on_bench(DiskTier(tmp_path / "cache", BUDGET), act)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", os.urandom(100_000)], ids=["empty", "a byte", "more"])
+def test_copies_of_any_size(tmp_path: Path, file: Path, source: Source, data: bytes) -> None:
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        assert await bench.write(source, await bench.read(0, data))
+        bench.pool.submit(1, source)
+        assert (await bench.told.get())["data"] == data
+
+    on_bench(DiskTier(tmp_path / "cache", BUDGET), act)
+
+
+def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(
+    tmp_path: Path, file: Path, source: Source
+) -> None:
+    """Whatever became of it meanwhile: another version's bytes under the old one's name would be served for ever."""
+
+    async def act(bench: Bench) -> None:
+        before = version_of(source)
+        bench.pool.submit(0, source)
+        assert await bench.asked.get() == 0
+        bench.asked.put_nowait(0)
+        file.write_bytes(b"changed meanwhile")
+        found = await bench.read(0, b"changed meanwhile")
+        assert found["version"] == before != version_of(source)
+        assert await bench.write(source, found)
+        bench.pool.submit(1, source)
+        again = await bench.read(1, b"changed meanwhile")
+        assert again["version"] == version_of(source)
+        assert bench.pool.counts()["stale"] == 1
+
+    on_bench(DiskTier(tmp_path / "cache", BUDGET), act)
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source, has_copy: bool) -> None:
+    tier = FakeTier()
+    if has_copy:
+        tier.copies[name_of((source.path, 0, None))] = version_of(source), b"copy"
+
+    async def act(bench: Bench) -> None:
+        tier.may_find.clear()
+        bench.pool.submit(0, source)
+        bench.pool.cancel([0])
+        assert bench.cancelled == []
+        tier.may_find.set()
+        found = await bench.told.get()
+        if has_copy:
+            assert found["data"] == b"copy", "it is there, and may be kept"
+        else:
+            assert isinstance(found["error"], CancelledError)
+        bench.pool.submit(1, source)
+        if has_copy:
+            assert (await bench.told.get())["data"] == b"copy"
+        else:
+            assert (await bench.read(1, b"read"))["data"] == b"read", "the next is not taken for cancelled"
+
+    on_bench(tier, act)
+
+
+def test_what_is_cancelled_after_that_is_the_pools_to_cancel(source: Source) -> None:
+    async def act(bench: Bench) -> None:
+        for number in range(2):
+            bench.pool.submit(number, source)
+            assert await bench.asked.get() == number
+        bench.pool.cancel([1])
+        assert bench.cancelled == [1]
+        bench.done(1, -1, 0, CancelledError(), 0.0)
+        assert isinstance((await bench.told.get())["error"], CancelledError)
+        bench.done(0, -1, 0, OSError("gone"), 0.0)
+        assert isinstance((await bench.told.get())["error"], OSError)
+
+    on_bench(FakeTier(), act)
+
+
+def test_a_damaged_copy_is_read_from_its_source(source: Source) -> None:
+    tier = FakeTier()
+    tier.copies[name_of((source.path, 0, None))] = version_of(source), b"damaged"
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        found = await bench.read(0, b"content")
+        assert found["version"] == version_of(source)
+        bench.blocks.free(found["block"])
+        assert bench.arena.allocated == 0, "the copy's block has been freed"
+
+    on_bench(tier, act)
+
+
+@pytest.mark.parametrize("trouble", ["no file", "the tier raises"])
+def test_what_cannot_be_looked_for_is_read_and_not_written(tmp_path: Path, source: Source, trouble: str) -> None:
+    tier = FakeTier()
+    tier.raises = trouble == "the tier raises"
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source if tier.raises else Source(str(tmp_path / "missing")))
+        assert (await bench.read(0, b"content"))["version"] is None
+
+    on_bench(tier, act)
+
+
+def test_a_full_tier_is_asked_again_after_a_while(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_pool, "_FULL_FOR", 3)
+    tier = FakeTier()
+    tier.has_room = False
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        found = await bench.read(0, b"content")
+        assert [await bench.write(source, found) for _ in range(9)] == [True, False, False, False] * 2 + [True]
+        tier.has_room = True
+        assert [await bench.write(source, found) for _ in range(6)] == [False] * 3 + [True] * 3
+
+    on_bench(tier, act)
+
+
+def test_an_error_of_the_tier_lets_go_of_the_block(source: Source) -> None:
+    tier = FakeTier()
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        found = await bench.read(0, b"content")
+        tier.raises = True
+        assert await bench.write(source, found), "it returns: the block has been let go of"
+
+    on_bench(tier, act)
+
+
+def test_few_bytes_wait_to_be_written(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_pool, "_WRITES_AHEAD", 10)
+    tier = FakeTier()
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        small = await bench.read(0, b"12345")
+        bench.pool.submit(1, source)
+        large = await bench.read(1, b"more than ten bytes")
+        tier.may_write.clear()
+        written: asyncio.Queue[str] = asyncio.Queue()
+        found = [bench.begin_write(source, small, lambda: written.put_nowait("small")) for _ in range(3)]
+        assert found == [True, True, False]
+        tier.may_write.set()
+        assert [await written.get(), await written.get()] == ["small", "small"]
+        assert await bench.write(source, large), "where none waits, one is taken whatever its size"
+        assert await bench.write(source, small)
+
+    on_bench(tier, act)
+
+
+def test_what_waits_is_written_before_the_end(source: Source) -> None:
+    tier = FakeTier()
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        found = await bench.read(0, b"content")
+        for _ in range(5):
+            assert bench.begin_write(source, found, lambda: None)
+
+    on_bench(tier, act)
+    assert tier.writes == [b"content"] * 5
+
+
+def test_names_are_of_what_is_read_wherever_the_program_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = name_of((str(tmp_path / "a"), 0, None))
+    assert name_of(("a", 0, None)) == name_of((f"file://{tmp_path}/a", 0, None)) == whole
+    monkeypatch.chdir("/")
+    assert name_of(("a", 0, None)) != whole
+    others = [("s3://a", 0, None), ("s3://a", 0, 1), ("s3://a", 1, None), ("s3://b", 0, None), ("\udc80", 0, None)]
+    assert len({name_of(each) for each in others}) == len(others)
+
+
+def test_versions(file: Path) -> None:
+    source = Source(str(file))
+    before = version_of(source)
+    assert version_of(Source(f"file://{file}")) == before
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    assert version_of(source) != before
+    assert version_of(Source("https://somewhere/1.jpg")) == b""
+    with pytest.raises(FileNotFoundError):
+        version_of(Source(f"{file}.missing"))

@@ -1,0 +1,285 @@
+"""The books of the tier in memory: what stays, what goes, and that no block is forgotten or returned twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import share
+from minato_gpu.sources.blocks import space_of
+from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier, OfItems
+from minato_gpu.sources.reading import Key
+
+PAGE = 4096
+SIZE = 3000
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the first of ``shards`` reads of shuffles of ``keys``."""
+
+    keys: int
+    shards: int
+
+    def order(self, epoch: int) -> Integers:
+        return share(np.random.default_rng(epoch).permutation(self.keys), 0, self.shards)
+
+
+class Books:
+    """A tier and what its blocks hold, as whoever has the blocks must keep it."""
+
+    def __init__(self, budget: int, samples: int) -> None:
+        self.tier = MemoryTier(budget, samples)
+        self.kept: dict[int, Copy] = {}  # by block
+        self._blocks = count()
+
+    def read(self, sample: int, keys: tuple[Key, ...], nbytes: int = SIZE, cost: float = 1.0) -> list[bool]:
+        """A sample is wanted, and what is missed is read at once; returns what was a hit."""
+        return [self.wanted(item, key, nbytes, cost) for item, key in self._items(sample, keys)]
+
+    def _items(self, sample: int, keys: tuple[Key, ...]) -> list[tuple[int, Key]]:
+        return list(zip(self.tier.items(sample, len(keys)), keys, strict=True))
+
+    def wanted(self, item: int, key: Key, nbytes: int = SIZE, cost: float = 1.0) -> bool:
+        if item == NO_ITEM:
+            return False
+        now, copy = self.tier.access(item, key)
+        if copy is None:
+            self.offered(item, key, now, nbytes, cost)
+            return False
+        assert self.kept[copy.block] == copy
+        assert copy.key == key
+        return True
+
+    def offered(self, item: int, key: Key, now: int, nbytes: int = SIZE, cost: float = 1.0) -> bool:
+        copy = Copy(key, next(self._blocks), nbytes, 7, cost)
+        stays, going = self.tier.offer(item, copy, now)
+        for gone in going:
+            assert self.kept.pop(gone.block) == gone, "it goes once, and only if it was there"
+        if stays:
+            self.kept[copy.block] = copy
+        self.check()
+        return stays
+
+    def check(self) -> None:
+        """The tier has what it has been given, and not more than it may have."""
+        counts = self.tier.counts()
+        memory = sum(space_of(copy.nbytes) for copy in self.kept.values())
+        assert counts["bytes"] == memory <= self.tier.budget
+        assert counts["copies"] == len(self.kept)
+        assert sorted(copy.block for _, copy in self.tier.left()[1]) == sorted(self.kept)
+
+
+def key(name: object, length: int | None = None) -> Key:
+    return f"/data/{name}", 0, length
+
+
+def epoch(books: Books, number: int, order: Integers, orders: Shares | None, parts: int = 1) -> float:
+    """One epoch; the share of it that was hit."""
+    books.tier.begin(Begun(number, orders, 1 if orders is None else orders.shards))
+    found = [books.read(each, tuple(key((each, part)) for part in range(parts))) for each in order.tolist()]
+    return float(np.mean(found))
+
+
+def test_what_came_first_stays_and_is_hit_in_every_later_epoch() -> None:
+    books, order = Books(10 * PAGE, 40), np.random.default_rng(1)
+    assert [epoch(books, number, order.permutation(40), None) for number in range(3)] == [0.0, 0.25, 0.25]
+    counts = books.tier.counts()
+    assert (counts["hits"], counts["misses"], counts["evicted"], counts["policy"]) == (20, 100, 0, "minio")
+    assert counts["hit_bytes"] == 20 * SIZE
+
+
+def test_the_budget_is_one_of_memory_with_what_blocks_are_rounded_up_by() -> None:
+    books = Books(4 * PAGE - 1, 10)
+    assert epoch(books, 0, np.arange(10), None) == 0.0
+    assert len(books.kept) == 3
+    assert books.tier.counts()["bytes"] == 3 * PAGE
+
+
+def test_what_is_no_whole_number_of_the_data_set_is_not_kept() -> None:
+    books = Books(100 * PAGE, 4)
+    for sample in (-1, 4, 10**12):
+        assert list(books.tier.items(sample, 2)) == [NO_ITEM, NO_ITEM]
+    assert books.tier.offer(NO_ITEM, Copy(key("a"), 0, SIZE, 7, 1.0), 0) == (False, [])
+
+
+def test_parts_of_a_sample_are_items_of_their_own() -> None:
+    books = Books(100 * PAGE, 5)
+    assert list(books.tier.items(3, 2)) == [3, 8]
+    assert list(books.tier.items(4, 1)) == [4]
+    assert list(books.tier.items(1, 4)) == [1, 6, NO_ITEM, NO_ITEM], "the first sample had two"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_first_sample_without_sources(shards: int) -> None:
+    """It tells nothing of how many there are of each."""
+    books = Books(100 * PAGE, 6)
+    books.tier.begin(Begun(0, Shares(6, shards), shards))
+    assert list(books.tier.items(0, 0)) == []
+    assert [books.read(each, (key(each), key(-each))) for each in (1, 2, 1)] == [[False] * 2, [False] * 2, [True] * 2]
+
+
+def test_a_sample_whose_source_changes() -> None:
+    books = Books(100 * PAGE, 2)
+    assert books.read(0, (key("old"),)) == [False]
+    assert books.read(0, (key("new"),)) == [False]
+    assert [copy.key for copy in books.kept.values()] == [key("new")]
+    assert books.read(0, (key("new"),)) == [True]
+    assert books.tier.counts()["evicted"] == 0
+
+
+def test_samples_that_have_a_source_in_common_have_one_copy_of_it() -> None:
+    books = Books(100 * PAGE, 10)
+    assert [books.read(each, (key("shard"),)) for each in range(10)] == [[False], *[[True]] * 9]
+    assert len(books.kept) == 1
+    now, _ = books.tier.access(10, key("another"))
+    assert not books.offered(4, key("shard"), now), "two reads of it were under way"
+
+
+def test_a_source_that_is_read_twice_at_a_time_is_kept_once() -> None:
+    """A run that was given up had begun to read it, and the next does so again."""
+    books = Books(100 * PAGE, 2)
+    first, second = books.tier.access(0, key("a"))[0], books.tier.access(0, key("a"))[0]
+    assert books.offered(0, key("a"), first)
+    assert books.offered(0, key("a"), second)
+    assert list(books.kept) == [1]
+
+
+@pytest.mark.parametrize(("shards", "least"), [(2, 0.45), (4, 0.5)])
+def test_a_share_of_shuffles_that_are_known_has_more_hits_than_what_came_first(shards: int, least: float) -> None:
+    orders = Shares(400, shards)
+    books = Books(100 * PAGE, 400)
+    hits = [epoch(books, number, orders.order(number), orders) for number in range(16)]
+    assert np.mean(hits[4:]) >= least
+    assert str(books.tier.counts()["policy"]) == "next-use"
+    assert f"{shards} shards" in str(books.tier.counts()["why"])
+
+
+def test_positions_hold_where_another_policy_follows_in_a_later_epoch() -> None:
+    """In the first epochs there is room for all; then samples become larger, and what is needed soonest counts."""
+    orders = Shares(200, 2)
+    books = Books(220 * PAGE, 200)
+    for number in range(2):
+        epoch(books, number, orders.order(number), orders)
+    assert books.tier.counts()["policy"] == "minio"
+
+    def large(number: int) -> float:
+        books.tier.begin(Begun(number, orders, 2))
+        found = [books.read(each, (key((each, "large")),), 4 * PAGE - 8) for each in orders.order(number).tolist()]
+        return float(np.mean(found))
+
+    hits = [large(number) for number in range(2, 6)]
+    assert books.tier.counts()["policy"] == "next-use"
+    assert np.mean(hits[2:]) >= 0.4, "from the epoch on that follows the change"
+
+
+def test_positions_count_what_samples_of_fewer_sources_lack() -> None:
+    """Else the uses that are known would be told apart from those that are over ever less."""
+    orders = Shares(100, 2)
+    books = Books(10 * PAGE, 100)
+    books.tier.begin(Begun(0, orders, 2))
+    books.read(int(orders.order(0)[0]), (key("a"), key("b")))
+    for each in orders.order(0)[1:].tolist():
+        books.read(each, (key(each),))
+    assert books.tier.access(0, key("next"))[0] == 100
+
+
+def test_orders_of_other_samples_than_the_data_set_had_are_not_known() -> None:
+    books = Books(10 * PAGE, 50)
+    assert OfItems(Shares(60, 1), 50, 1).order(0) is None
+    hits = [epoch(books, number, Shares(60, 2).order(number), Shares(60, 2)) for number in range(3)]
+    assert hits[0] == 0.0
+
+
+def test_orders_of_items_follow_those_of_samples() -> None:
+    orders = OfItems(Shares(5, 1), 5, 2)
+    assert orders.order(3) is not None
+    assert np.array_equal(orders.order(3), [each for at in Shares(5, 1).order(3) for each in (at, at + 5)])  # type: ignore[arg-type]
+    assert orders == OfItems(Shares(5, 1), 5, 2)
+    assert hash(orders) == hash(OfItems(Shares(5, 1), 5, 2))
+    assert orders not in (OfItems(Shares(5, 1), 5, 1), OfItems(Shares(6, 1), 5, 2), "another")
+
+
+def test_unlike_items_stay_by_what_they_save() -> None:
+    books = Books(20 * PAGE, 200)
+    dear = set(range(0, 200, 10))
+    for number in range(3):
+        books.tier.begin(Begun(number, None, 1))
+        for each in np.random.default_rng(number).permutation(200).tolist():
+            books.read(each, (key(each),), cost=50.0 if each in dear else 1.0)
+    assert books.tier.counts()["policy"] == "next-use"
+    assert {copy.key for copy in books.kept.values()} == {key(each) for each in dear}
+
+
+@pytest.mark.parametrize("budget", [30, 12])
+def test_what_one_process_leaves_the_next_takes_up(budget: int) -> None:
+    books = Books(30 * PAGE, 40)
+    for number in range(2):
+        epoch(books, number, np.arange(0, 15), None, parts=2)
+    parts, copies = books.tier.left()
+    after = Books(budget * PAGE, 40)
+    refused = after.tier.take_up(parts, copies)
+    after.kept = {copy.block: copy for _, copy in copies if copy not in refused}
+    after.check()
+    assert len(refused) == 30 - budget
+    hits = [after.read(each, (key((each, 0)), key((each, 1)))) for each in range(15)]
+    assert np.sum(hits) == budget
+
+
+def test_copies_of_samples_that_there_are_no_longer_are_refused() -> None:
+    books = Books(30 * PAGE, 10)
+    epoch(books, 0, np.arange(10), None)
+    after = MemoryTier(30 * PAGE, 6)
+    assert {copy.key for copy in after.take_up(*books.tier.left())} == {key((each, 0)) for each in range(6, 10)}
+    assert after.counts()["copies"] == 6
+
+
+def test_a_process_knows_sizes_by_what_it_takes_up() -> None:
+    """Or each that begins with an epoch would think that half of the set fits, and that all are alike."""
+    books = Books(100 * PAGE, 40)
+    epoch(books, 0, np.arange(40), None)
+    after = MemoryTier(100 * PAGE, 40)
+    after.take_up(*books.tier.left())
+    after.begin(Begun(1, Shares(40, 2), 2))
+    after.items(0, 1)
+    assert "room for the whole set" in str(after.counts()["why"])
+
+
+SIZES = st.sampled_from([0, 1, SIZE, 20_000, 60_000])
+
+
+@given(st.data())
+def test_any_course(data: st.DataObject) -> None:
+    """Whatever is wanted, read late, read twice or taken up: nothing is lost, the budget holds (``Books.check``)."""
+    samples = data.draw(st.integers(1, 12))
+    budget = data.draw(st.integers(1, 40)) * PAGE
+    books, late, number = Books(budget, samples), list[tuple[int, Key, int]](), 0
+    for _ in range(data.draw(st.integers(1, 60))):
+        step = data.draw(st.sampled_from(["read", "read", "read", "miss", "late", "begin", "again", "next process"]))
+        sample, parts = data.draw(st.integers(-1, samples)), data.draw(st.integers(0, 3))
+        keys = tuple(key(name) for name in data.draw(st.lists(st.integers(0, 9), min_size=parts, max_size=parts)))
+        if step == "read":
+            books.read(sample, keys, data.draw(SIZES), data.draw(st.sampled_from([0.0, 0.5, 1.0, 9.0])))
+        elif step == "miss":
+            for item, each in books._items(sample, keys):
+                if item != NO_ITEM and (found := books.tier.access(item, each))[1] is None:
+                    late.append((item, each, found[0]))
+        elif step == "late" and late:
+            books.offered(*late.pop(data.draw(st.integers(0, len(late) - 1))), data.draw(SIZES))
+        elif step == "begin":
+            number += 1
+            shards = data.draw(st.integers(1, 3))
+            books.tier.begin(Begun(number, data.draw(st.sampled_from([None, Shares(samples, shards)])), shards))
+        elif step == "again":
+            books.tier.again()
+        elif step == "next process":
+            parts, copies = books.tier.left()
+            books.tier, late = MemoryTier(budget, samples), []
+            assert books.tier.take_up(parts, copies) == []
+        books.check()
