@@ -139,6 +139,7 @@ class ReadAhead:
         here = [serial for serial in map(TicketId, range(record.first, end)) if serial in self._here]
         if len(here) < record.rows:
             self._missing += sum(serial in self._waits for serial in range(record.first, end))
+            self.say()
         return _spans(here)
 
     def receive(self) -> list[TicketSpan]:

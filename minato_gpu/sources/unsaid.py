@@ -63,4 +63,5 @@ class Unsaid:
                     released, pack, room = [], [], TICKETS
                 pack.append((place, part))
                 room -= len(part)
-        yield released, pack
+        if released or pack:
+            yield released, pack
