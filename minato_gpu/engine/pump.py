@@ -114,7 +114,7 @@ class Pump:
             self._take_in(lane, lane.receive())
         self._take_awaited()
         if self.reads is not None:
-            self.reads.say_released()
+            self.reads.say()
 
     def _take_in(self, lane: Lane, told: Iterable[c.Message]) -> None:
         self._arrived.extend((lane, message) for message in told)

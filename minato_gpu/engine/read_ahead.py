@@ -24,8 +24,9 @@ from minato_gpu.sources import process
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
-from minato_gpu.sources.reading import Key, Place
+from minato_gpu.sources.reading import Key, PlainPlace
 from minato_gpu.sources.source import Source
+from minato_gpu.sources.unsaid import Unsaid
 from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")
@@ -50,7 +51,7 @@ def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: Read
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     close_inherited_ends()
     assert links.fetched is not None
-    process.main(end, parent, links.fetched, links.bell.ring, settings)
+    process.main(end, parent, links.fetched, links.bell.ring_pump, settings)
 
 
 class ReadAhead:
@@ -71,16 +72,17 @@ class ReadAhead:
         self._run = 0
         self._lost = False
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
-        self._here: dict[TicketId, tuple[Place, ...]] = {}
-        self._released: list[TicketId] = []  # and not said
-        self._admitted = 0  # serials below this one have been admitted
+        self._here: dict[TicketId, tuple[PlainPlace, ...]] = {}
+        self._unsaid = Unsaid()
+        self._admitted = 0  # serials below this one have been admitted,
+        self._missing = 0  # and so many of these are waited for
         self._is_wrong = False  # what ``source`` said was no use, which has been told
 
     def new_run(self) -> None:
         """Nothing of what was wanted is wanted any more."""
         self._run += 1
-        self._waits, self._here, self._admitted = set(), {}, 0
-        self._released = []
+        self._waits, self._here, self._admitted, self._missing = set(), {}, 0, 0
+        self._unsaid = Unsaid()
 
     @property
     def pending(self) -> bool:
@@ -97,6 +99,7 @@ class ReadAhead:
     def begin(self, epoch: int) -> None:
         """The tickets that will be wanted from now on are of this epoch."""
         if self._look_ahead is not None and not self._lost:
+            self._reader.say(self._run, self._unsaid)
             self._reader.begin(self._run, self._look_ahead(epoch))
 
     def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
@@ -108,7 +111,8 @@ class ReadAhead:
             self._here.update(dict.fromkeys(serials, ()))
             return
         self._waits.update(serials)
-        self._reader.want(self._run, first, wanted)
+        self._unsaid.want(first, wanted)
+        self.say()
 
     def _wanted(self, serial: TicketId, key: SampleKey) -> tuple[TicketId, int, tuple[Key, ...]]:
         try:
@@ -137,8 +141,11 @@ class ReadAhead:
         """A place enters the window; returns what of it is fetched."""
         end = record.first + record.rows
         self._admitted = end
-        serials = map(TicketId, range(record.first, end))
-        return _spans(serial for serial in serials if serial in self._here)
+        here = [serial for serial in map(TicketId, range(record.first, end)) if serial in self._here]
+        if len(here) < record.rows:
+            self._missing += sum(serial in self._waits for serial in range(record.first, end))
+            self.say()
+        return _spans(here)
 
     def receive(self) -> list[TicketSpan]:
         """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
@@ -152,7 +159,9 @@ class ReadAhead:
             return []
         self._waits.difference_update(fetched)
         self._here.update(fetched)
-        return _spans(sorted(serial for serial in fetched if serial < self._admitted))
+        awaited = sorted(serial for serial in fetched if serial < self._admitted)
+        self._missing -= len(awaited)
+        return _spans(awaited)
 
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]
@@ -168,14 +177,17 @@ class ReadAhead:
         """These samples are prepared."""
         for lo, hi in spans:
             for serial in range(lo, hi):
-                if self._here.pop(TicketId(serial), None) is not None:
-                    self._released.append(TicketId(serial))
+                places = self._here.pop(TicketId(serial), None)
+                if places is not None:
+                    self._unsaid.release(serial, places)
 
-    def say_released(self) -> None:
-        """Tell the reader process; to be called before anybody waits for what it could then read."""
-        if self._released and not self._lost:
-            self._reader.release(self._run, self._released)
-        self._released = []
+    def say(self) -> None:
+        """Tell the reader process what is wanted and released, if it is time; to be called before anybody waits."""
+        if self._unsaid.is_due(self._admitted, self._missing):
+            if self._lost:
+                self._unsaid = Unsaid()
+            else:
+                self._reader.say(self._run, self._unsaid)
 
     @property
     def pid(self) -> int:

@@ -215,6 +215,11 @@ class Bell:
         elif attention == CONSUMER:
             os.eventfd_write(self._consumer, 1)
 
+    def ring_pump(self) -> None:
+        """The same, of what wakes the consumer by itself."""
+        if self._words[ATTENTION] == PUMP:
+            os.eventfd_write(self._pump, 1)
+
     def publish(
         self, begin: int, took: Sequence[float], end: float, elapsed: float, worker: int, lying: Sequence[Lying] | None
     ) -> None:

@@ -2,7 +2,7 @@
 
 It is told by a socket what is wanted and what is released, and answers there where bytes lie (``service.py``). It ends
 when the loader's end of the socket closes, or the loader's process does. What is done at about the same time is told by
-one message, and wakes the loader once.
+one message, and wakes the loader once (telling.py).
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
+from minato_gpu.sources.telling import Telling
+from minato_gpu.sources.unsaid import TICKETS
 
 LARGEST = 1 << 20  # bytes of a message
-TICKETS = 128  # of one message, at most: each may name paths of 4 KB
-_TOGETHER_S = 3e-3  # what is done meanwhile is told together,
-_PLENTY, _LATER_S = 128, 30e-3  # or in so long, where as many samples are there that nobody can be waiting
 _STATS_S = 0.5
 
 
@@ -95,10 +94,10 @@ class _Link:
         end.setblocking(False)
         self._end, self._ring, self._ended = end, ring, ended
         self._loop = asyncio.get_running_loop()
-        self._told: list[Told] = []
+        self._telling = Telling()
         self._unsent: deque[bytes] = deque()
         self._run = 0
-        self._is_due: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
         self._memory = _taken_up(arena, settings)
         self._table, self._arena = settings.table, arena
@@ -133,11 +132,12 @@ class _Link:
             kind, run, what = pickle.loads(data)
             if run != self._run:
                 self._service.drop()
-                self._run, self._told = run, []
-            if kind == "want":
-                self._service.want(*what)
-            elif kind == "release":
-                self._service.release(what)
+                self._run, self._telling = run, Telling()
+            if kind == "say":
+                released, wanted = what
+                self._service.release(released)
+                for place, tickets in wanted:
+                    self._service.want(place, tickets)
             elif kind == "begin":
                 self._service.begin(Begun(*what))
 
@@ -156,14 +156,15 @@ class _Link:
             self._disk.close()
 
     def _tell(self, told: Told) -> None:
-        self._told.append(told)
-        if self._is_due is None:
-            plenty = self._service.there >= _PLENTY
-            self._is_due = self._loop.call_later(_LATER_S if plenty else _TOGETHER_S, self._send)
+        delay = self._telling.add(told, self._service.there)
+        if delay is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(delay, self._send)
 
     def _send(self) -> None:
-        self._is_due = None
-        told, self._told = self._told, []
+        self._timer = None
+        told = self._telling.take()
         for at in range(0, len(told), TICKETS):
             counts = self._counts(fully=self._loop.time() >= self._stats_at)
             self._unsent.append(pickle.dumps((self._run, told[at : at + TICKETS], counts), 5))

@@ -6,13 +6,14 @@ import contextlib
 import pickle
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.process import LARGEST, TICKETS
-from minato_gpu.sources.service import Told, Wanted
+from minato_gpu.sources.process import LARGEST
+from minato_gpu.sources.telling import Plain
+from minato_gpu.sources.unsaid import Unsaid
 
 _LEAVE_S = 10.0  # what is to be kept may have to be written yet
 NO_RUN = -1
@@ -44,14 +45,10 @@ class Reader:
         """An epoch begins: what is wanted from now on is wanted by that."""
         self._say("begin", run, tuple(begun))
 
-    def want(self, run: int, place: int, tickets: Sequence[Wanted]) -> None:
-        """Have these read (see ``Service.want``); a new ``run`` makes it forget the one before."""
-        for at in range(0, len(tickets), TICKETS):
-            self._say("want", run, (place, tickets[at : at + TICKETS]))
-
-    def release(self, run: int, tickets: Sequence[int]) -> None:
-        """The bytes of these are not needed any more."""
-        self._say("release", run, tickets)
+    def say(self, run: int, unsaid: Unsaid) -> None:
+        """Say what is wanted and what is released; a new ``run`` makes it forget the one before."""
+        for what in unsaid.take():
+            self._say("say", run, what)
 
     def _say(self, kind: str, run: int, what: Any) -> None:
         self._unsent.append(pickle.dumps((kind, run, what), 5))
@@ -67,9 +64,9 @@ class Reader:
         except OSError:
             self._unsent.clear()  # it has ended, which ``receive`` finds out
 
-    def receive(self, run: int) -> list[Told] | None:
+    def receive(self, run: int) -> list[Plain] | None:
         """What has been told of this run since the last call; None once the process has ended."""
-        told: list[Told] = []
+        told: list[Plain] = []
         while True:
             try:
                 data = self.end.recv(LARGEST)

@@ -26,6 +26,10 @@ Key = tuple[str, int, int | None]
 """Path, offset and length: what the bytes are."""
 
 
+PlainPlace = tuple[str, int, int | None, int, int, int]
+"""A ``Place`` as plain data."""
+
+
 class Place(NamedTuple):
     """Where the bytes of a source lie: a block of the arena of memory ``fd`` (see blocks.py)."""
 
@@ -35,11 +39,6 @@ class Place(NamedTuple):
     block: int
     nbytes: int
     stamp: int
-
-    @property
-    def key(self) -> Key:
-        """Of which source."""
-        return self.path, self.offset, self.length
 
 
 class AtHand(threading.local):
@@ -54,16 +53,16 @@ class AtHand(threading.local):
     direct_s = 0.0
 
     def __init__(self) -> None:
-        self._places: dict[Key, Place] = {}
+        self._places: dict[Key, PlainPlace] = {}
 
-    def put(self, places: Iterable[Place]) -> None:
+    def put(self, places: Iterable[PlainPlace]) -> None:
         """These lie ready, and nothing else."""
-        self._places = {place.key: place for place in places}
+        self._places = {place[:3]: place for place in places}
 
     def find(self, source: Source) -> NDArray[np.uint8] | None:
         """A copy of the source's bytes; None where they are not at hand (any more)."""
         place = self._places.get((source.path, source.offset, source.length))
-        return None if place is None else blocks.copy(self.fd, place.block, place.nbytes, place.stamp)
+        return None if place is None else blocks.copy(self.fd, *place[3:])
 
 
 AT_HAND = AtHand()

@@ -71,8 +71,10 @@ def _protocol(source: Source) -> str:
 
 
 async def _client(**more: Any) -> Any:
-    """A session of HTTP with as many connections as there are reads: their number is the pool's to choose."""
+    """A session of HTTP with as many connections as there are reads: their number is the pool's to choose, and so is
+    when a request has taken too long."""
     import aiohttp
 
     more.pop("loop", None)
+    more.setdefault("timeout", aiohttp.ClientTimeout(total=None, sock_connect=30.0))
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300), **more)

@@ -241,6 +241,61 @@ def test_a_request_that_is_never_answered_is_named() -> None:
     assert "s3://0 has not been answered in 60 seconds" in str(run(main())[0])
 
 
+def test_the_request_that_is_not_needed_any_more_is_cancelled() -> None:
+    """The first that takes long is asked a second time: what is late then costs nothing more."""
+
+    async def main() -> tuple[Storage, dict[str, int], float]:
+        loop = asyncio.get_running_loop()
+        storage = Storage(lambda now, number: 1e6 if number == 100 else 0.05)
+        consumer = Consumer(storage, 100, 1)
+        begin = loop.time()
+        while consumer.used < 102:
+            await consumer.use(loop.time() + 1e-3)
+        stats, seconds = consumer.pool.stats(), loop.time() - begin
+        assert storage.under_way == 0
+        await consumer.close()
+        return storage, stats, seconds
+
+    storage, stats, seconds = run(main())
+    assert (stats["hedges"], stats["hedges_won"], storage.cancelled, storage.requests) == (1, 1, 1, 103)
+    assert seconds < 10
+
+
+def test_a_request_is_one_task_and_nothing_is_left_of_it() -> None:
+    async def main() -> tuple[int, int]:
+        storage = Storage(lambda now, number: 0.05)
+        consumer = Consumer(storage, 1000, 32)
+        for number in range(32):
+            consumer.pool.submit(number, Source(f"s3://{number}"))
+        consumer.wanted = 32
+        most = len(asyncio.all_tasks()) - 1  # but for this one
+        while consumer.pool.stats().get("urls") is None or len(consumer._there) < 32:
+            await asyncio.sleep(0.01)
+        left = len(asyncio.all_tasks()) - 1
+        await consumer.close()
+        return most, left
+
+    assert run(main()) == (32, 0)
+
+
+def test_what_is_under_way_or_pauses_ends_with_the_pool() -> None:
+    async def main() -> tuple[int, int]:
+        storage = Storage(lambda now, number: 0.0 if number == 0 else 100.0)
+        storage.errors = [ConnectionError("lost")]
+        consumer = Consumer(storage, 100, 2)
+        consumer.pool.submit(0, Source("s3://0"))
+        await asyncio.sleep(0.01)
+        assert consumer.pool.stats()["retries"] == 1
+        consumer.pool.submit(1, Source("s3://1"))
+        await asyncio.sleep(0.001)
+        await consumer.close()
+        await asyncio.sleep(1000.0)
+        assert not consumer._there, "nobody is told"
+        return storage.requests, storage.under_way
+
+    assert run(main()) == (2, 0)
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 

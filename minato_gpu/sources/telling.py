@@ -1,0 +1,44 @@
+"""When the reader process tells what has come: a wake-up of the loader costs more than a hundred samples told by it.
+
+So samples are told together: quickly where somebody may be waiting, which is where the loader has few left that it
+knows of, or where one comes late, after those that will be needed after it. Decisions only, told what is there.
+"""
+
+from __future__ import annotations
+
+from minato_gpu.sources.reading import PlainPlace
+from minato_gpu.sources.service import Told
+
+PLENTY = 128  # samples: the loader knows so many that nobody waits for more
+SOON_S, LATER_S = 3e-3, 100e-3
+_SHARE = 4  # what is not told is a part of what is known, so that a fast loader does not come to the end of that
+
+Plain = tuple[int, tuple[PlainPlace, ...]]
+"""A ticket whose bytes are there, as plain data: quick to pickle, here and by the loader."""
+
+
+class Telling:
+    """What has come and is not told."""
+
+    def __init__(self) -> None:
+        self._told: list[Plain] = []
+        self._furthest = -1
+        self._soon = False
+
+    def add(self, told: Told, there: int) -> float | None:
+        """A ticket is there, one of ``there``; returns in how many seconds to tell, None where that is known."""
+        ticket, places = told
+        self._told.append((ticket, tuple(place[:] for place in places)))
+        first, count = len(self._told) == 1, len(self._told)
+        known = there - count
+        late = ticket < self._furthest - PLENTY
+        self._furthest = max(self._furthest, ticket)
+        if not self._soon and (late or known < PLENTY or _SHARE * count > known):
+            self._soon = True
+            return SOON_S
+        return LATER_S if first else None
+
+    def take(self) -> list[Plain]:
+        """All of it, to be told now."""
+        told, self._told, self._soon = self._told, [], False
+        return told

@@ -1,0 +1,74 @@
+"""What the loader says to its reader process together."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato_gpu.sources.service import Wanted
+from minato_gpu.sources.unsaid import TICKETS, TOGETHER, Unsaid
+
+
+def tickets(begin: int, count: int) -> list[Wanted]:
+    return [(number, number, (("a", number, 10),)) for number in range(begin, begin + count)]
+
+
+def place(nbytes: int) -> tuple[str, int, int | None, int, int, int]:
+    return "a", 0, None, 4096, nbytes, 7
+
+
+def test_nothing_is_never_due() -> None:
+    unsaid = Unsaid()
+    assert not unsaid.is_due(0, missing=5)
+    unsaid.want(0, [])
+    assert not unsaid.is_due(0, missing=5)
+    assert list(unsaid.take()) == []
+
+
+def test_what_is_wanted_near_the_window_is_said_at_once() -> None:
+    unsaid = Unsaid()
+    unsaid.want(1000, tickets(1000, 4))
+    assert not unsaid.is_due(0, missing=0)
+    assert unsaid.is_due(500, missing=0)
+
+
+def test_what_is_released_is_said_at_once_where_the_window_misses_something() -> None:
+    unsaid = Unsaid()
+    unsaid.release(0, [place(10)])
+    assert not unsaid.is_due(500, missing=0)
+    assert unsaid.is_due(500, missing=1)
+
+
+def test_many_are_due() -> None:
+    wanted, released = Unsaid(), Unsaid()
+    for number in range(TOGETHER):
+        assert not wanted.is_due(0, missing=0)
+        assert not released.is_due(0, missing=0)
+        wanted.want(1000, tickets(1000 + number, 1))
+        released.release(number, [place(10)])
+    assert wanted.is_due(0, missing=0)
+    assert released.is_due(0, missing=0)
+
+
+def test_much_memory_is_given_back_soon() -> None:
+    unsaid = Unsaid()
+    unsaid.release(0, [place(3 << 20)])
+    assert not unsaid.is_due(0, missing=0)
+    unsaid.release(1, [place(1 << 20)])
+    assert unsaid.is_due(0, missing=0)
+
+
+@given(st.lists(st.integers(0, 3 * TICKETS), max_size=6), st.integers(0, 5))
+def test_all_is_said_once_in_order_and_no_message_is_large(sizes: list[int], released: int) -> None:
+    unsaid, wanted, at = Unsaid(), list[tuple[int, Wanted]](), 0
+    for size in sizes:
+        unsaid.want(at, tickets(at, size))
+        wanted += [(at, ticket) for ticket in tickets(at, size)]
+        at += size
+    for number in range(released):
+        unsaid.release(number, [])
+    messages = list(unsaid.take())
+    assert [number for numbers, _ in messages for number in numbers] == list(range(released))
+    assert [(first, ticket) for _, some in messages for first, each in some for ticket in each] == wanted
+    assert all(sum(len(each) for _, each in some) <= TICKETS for _, some in messages)
+    assert not unsaid.is_due(at, missing=1), "nothing is left"
