@@ -86,6 +86,7 @@ class _Link:
         self._loop = asyncio.get_running_loop()
         self._telling = Telling()
         self._unsent: deque[bytes] = deque()
+        self._message = memoryview(bytearray(LARGEST))
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
@@ -110,16 +111,16 @@ class _Link:
     def _receive(self) -> None:
         while True:
             try:
-                data = self._end.recv(LARGEST)
+                nbytes = self._end.recv_into(self._message)
             except BlockingIOError:
                 return
             except OSError:
-                data = b""
-            if not data:
+                nbytes = 0
+            if not nbytes:
                 self._loop.remove_reader(self._end.fileno())
                 self._ended.set()
                 return
-            kind, run, what = pickle.loads(data)
+            kind, run, what = pickle.loads(self._message[:nbytes])
             if run != self._run:
                 self._service.drop()
                 self._run, self._telling = run, Telling()
