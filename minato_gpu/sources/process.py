@@ -127,6 +127,7 @@ class _Link:
             if kind == "say":
                 released, wanted = what
                 self._service.release(released)
+                self._send_in(self._telling.look(self._service.there))
                 for place, tickets in wanted:
                     self._service.want(place, tickets)
             elif kind == "begin":
@@ -145,7 +146,9 @@ class _Link:
             self._table.leave(self._memory.left())
 
     def _tell(self, told: Told) -> None:
-        delay = self._telling.add(told, self._service.there)
+        self._send_in(self._telling.add(told, self._service.there))
+
+    def _send_in(self, delay: float | None) -> None:
         if delay is not None:
             if self._timer is not None:
                 self._timer.cancel()
