@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 from minato_gpu.lanes import garbage
 from minato_gpu.lanes.base import Piece
@@ -154,11 +154,13 @@ class ReadAhead:
             self._lost = True
             self._reader.say_lost()
             told = [(serial, ()) for serial in self._waits]
-        fetched = {TicketId(serial): places for serial, places in told or ()}
-        if not fetched:
+        if not told:
             return []
+        fetched = cast("dict[TicketId, tuple[PlainPlace, ...]]", dict(told))
         self._waits.difference_update(fetched)
         self._here.update(fetched)
+        if not self._missing:
+            return []
         awaited = sorted(serial for serial in fetched if serial < self._admitted)
         self._missing -= len(awaited)
         return _spans(awaited)

@@ -96,6 +96,7 @@ class _Link:
         self._loop = asyncio.get_running_loop()
         self._telling = Telling()
         self._unsent: deque[bytes] = deque()
+        self._message = memoryview(bytearray(LARGEST))
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
@@ -120,22 +121,23 @@ class _Link:
     def _receive(self) -> None:
         while True:
             try:
-                data = self._end.recv(LARGEST)
+                nbytes = self._end.recv_into(self._message)
             except BlockingIOError:
                 return
             except OSError:
-                data = b""
-            if not data:
+                nbytes = 0
+            if not nbytes:
                 self._loop.remove_reader(self._end.fileno())
                 self._ended.set()
                 return
-            kind, run, what = pickle.loads(data)
+            kind, run, what = pickle.loads(self._message[:nbytes])
             if run != self._run:
                 self._service.drop()
                 self._run, self._telling = run, Telling()
             if kind == "say":
                 released, wanted = what
                 self._service.release(released)
+                self._send_in(self._telling.look(self._service.there))
                 for place, tickets in wanted:
                     self._service.want(place, tickets)
             elif kind == "begin":
@@ -156,7 +158,9 @@ class _Link:
             self._disk.close()
 
     def _tell(self, told: Told) -> None:
-        delay = self._telling.add(told, self._service.there)
+        self._send_in(self._telling.add(told, self._service.there))
+
+    def _send_in(self, delay: float | None) -> None:
         if delay is not None:
             if self._timer is not None:
                 self._timer.cancel()

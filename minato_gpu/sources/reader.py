@@ -31,6 +31,7 @@ class Reader:
         ends.append(self.end)
         self.counts: dict[str, Any] = {}
         self._unsent: deque[bytes] = deque()
+        self._message = memoryview(bytearray(LARGEST))
         with theirs:
             self._process = start(theirs)
 
@@ -69,14 +70,14 @@ class Reader:
         told: list[Plain] = []
         while True:
             try:
-                data = self.end.recv(LARGEST)
+                nbytes = self.end.recv_into(self._message)
             except BlockingIOError:
                 break
             except OSError:
-                data = b""
-            if not data:
+                nbytes = 0
+            if not nbytes:
                 return told or None
-            of, some, counts = pickle.loads(data)
+            of, some, counts = pickle.loads(self._message[:nbytes])
             self.counts |= counts
             if of == run:
                 told += some

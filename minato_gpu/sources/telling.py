@@ -29,14 +29,18 @@ class Telling:
         """A ticket is there, one of ``there``; returns in how many seconds to tell, None where that is known."""
         ticket, places = told
         self._told.append((ticket, tuple(place[:] for place in places)))
-        first, count = len(self._told) == 1, len(self._told)
-        known = there - count
         late = ticket < self._furthest - PLENTY
         self._furthest = max(self._furthest, ticket)
-        if not self._soon and (late or known < PLENTY or _SHARE * count > known):
-            self._soon = True
-            return SOON_S
-        return LATER_S if first else None
+        return self.look(there, late=late) or (LATER_S if len(self._told) == 1 else None)
+
+    def look(self, there: int, *, late: bool = False) -> float | None:
+        """So many are there by now, as some were released: the same."""
+        count = len(self._told)
+        known = there - count
+        if not count or self._soon or not (late or known < PLENTY or _SHARE * count > known):
+            return None
+        self._soon = True
+        return SOON_S
 
     def take(self) -> list[Plain]:
         """All of it, to be told now."""

@@ -34,6 +34,17 @@ def test_a_loader_that_is_fast_does_not_come_to_the_end_of_what_it_knows() -> No
     assert all(delay is None for at, delay in enumerate(delays) if at not in (0, 50))
 
 
+def test_a_loader_that_needs_what_has_come_does_not_wait_for_more_to_come() -> None:
+    """Such as that for the last samples of an epoch."""
+    telling, delays = told(900, 901, 902, known=900)
+    assert delays == [LATER_S, None, None]
+    assert telling.look(700) is None
+    assert telling.look(3 + PLENTY - 1) == SOON_S
+    assert telling.look(3) is None, "that is known"
+    telling.take()
+    assert telling.look(0) is None, "nothing is left to be told"
+
+
 def test_what_is_taken_is_plain_and_told_once() -> None:
     telling, _ = told(3, 2, known=0)
     taken = telling.take()
