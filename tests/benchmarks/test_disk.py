@@ -21,3 +21,10 @@ def test_disk_chaos(tmp_path: Path) -> None:
     said = programs.run("benchmarks.disk_chaos", "--seeds", "2", "--folder", str(tmp_path), "--json", "-")
     document = json.loads(said)
     assert document["settings"]["runs_broken"] == 0 and [row["seed"] for row in document["rows"]] == [0, 1]
+
+
+def test_cache_chaos(tmp_path: Path) -> None:
+    said = programs.run("benchmarks.cache_chaos", "--seeds", "1", "--folder", str(tmp_path), "--json", "-")
+    document = json.loads(said)
+    assert document["settings"]["runs_broken"] == 0
+    assert document["settings"]["samples"] == document["rows"][0]["samples"] > 0

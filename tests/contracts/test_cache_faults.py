@@ -195,22 +195,26 @@ def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
     child = os.fork()
     if child == 0:
         try:
+            os.close(asked)
             iterator = iter(loader)
             got = [next(iterator)]
             os.write(tell, b"begun")
-            os.read(ask, 1)
+            os.read(ask, 1)  # until the parent has closed its end, whatever has become of it
             got += list(iterator)
             os._exit(sorted(plain(rows(got))) != sums(folder) or of_tier(loader)["hits"] != 0)
         finally:
             os._exit(9)
-    assert os.read(told, 5) == b"begun"
-    for _ in range(2):
-        assert sorted(plain(rows(loader))) == sums(folder)
-        assert read(loader) == 0
-    os.write(asked, b"!")
-    assert os.waitpid(child, 0)[1] == 0
-    for each in (told, tell, ask, asked):
-        os.close(each)
+    try:
+        assert os.read(told, 5) == b"begun"
+        for _ in range(2):
+            assert sorted(plain(rows(loader))) == sums(folder)
+            assert read(loader) == 0
+    finally:
+        os.close(asked)
+        code = os.waitpid(child, 0)[1]
+        for each in (told, tell, ask):
+            os.close(each)
+    assert code == 0
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])

@@ -31,6 +31,16 @@ class Shares:
         return share(np.random.default_rng(epoch).permutation(self.keys), 0, self.shards)
 
 
+@dataclass(frozen=True)
+class Rotated:
+    """Epoch 1 begins with key 2."""
+
+    keys: int
+
+    def order(self, epoch: int) -> Integers:
+        return np.roll(np.arange(self.keys), -epoch - 1)
+
+
 class Books:
     """A tier and what its blocks hold, as whoever has the blocks must keep it."""
 
@@ -177,6 +187,21 @@ def test_positions_hold_where_another_policy_follows_in_a_later_epoch() -> None:
     hits = [large(number) for number in range(2, 6)]
     assert books.tier.counts()["policy"] == "next-use"
     assert np.mean(hits[2:]) >= 0.4, "from the epoch on that follows the change"
+
+
+def test_what_was_missed_before_the_policy_changed_is_not_taken_for_over() -> None:
+    """Its read ends in the next epoch, where it is needed first of all."""
+    books = Books(2 * PAGE, 4)
+    books.tier.begin(Begun(0, None, 1))
+    for each in (0, 1):
+        books.read(each, (key(each),))
+    ((item, _),) = books._items(2, (key(2),))
+    late, _ = books.tier.access(item, key(2))
+    books.tier.begin(Begun(1, Rotated(4), 2))
+    assert list(books.tier.items(2, 1)) == [2]
+    assert books.tier.counts()["policy"] == "next-use"
+    assert books.offered(2, key(2), late)
+    assert {copy.key for copy in books.kept.values()} == {key(2), key(0)}, "1 is needed last"
 
 
 def test_positions_count_what_samples_of_fewer_sources_lack() -> None:
