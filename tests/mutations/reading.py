@@ -45,10 +45,9 @@ FAULTS = (
     Fault(
         "what a read took is not told to the policies of a cache",
         "sources/pool.py",
-        "        self._ended(lane, number, block, nbytes, error, seconds)\n\n    # --- URLs",
-        "        self._ended(lane, number, block, nbytes, error, 0.0)\n\n    # --- URLs",
+        "self._ended(lane, number, block, len(answer), None, seconds)",
+        "self._ended(lane, number, block, len(answer), None, 0.0)",
         ("sources/test_pool.py",),
-        reverts="d3026a6",
     ),
     Fault(
         "a copy that goes from memory while it is in use is freed",
