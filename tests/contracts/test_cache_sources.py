@@ -45,6 +45,7 @@ class Shard(Files):
         return (own, header) if key % 3 else (own, header, Source(self.path, self.offsets[key] + 1, 5))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("numpy", [False, True], ids=["plain", "strings and numbers of NumPy"])
 @pytest.mark.parametrize("parts", [2, 3])
 def test_samples_with_several_sources_and_one_in_common(tmp_path: Path, parts: int, numpy: bool) -> None:
