@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "what a read took is not told to the policies of a cache",
         "sources/pool.py",
-        "self._ended(lane, number, block, len(answer), None, seconds)",
-        "self._ended(lane, number, block, len(answer), None, 0.0)",
+        "self._ended(lane, number, block, nbytes, error, seconds)",
+        "self._ended(lane, number, block, nbytes, error, 0.0)",
         ("sources/test_pool.py",),
     ),
     Fault(
