@@ -15,7 +15,6 @@ hidden is hit, and no process is left.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import shutil
@@ -30,22 +29,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 import psutil
 import torch
 from torch.utils.data import DistributedSampler
 
-from benchmarks import report
+from benchmarks import seeded_runs
 from benchmarks.disk_faults import be_full, damage_segment
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.notices import LOGGER
-from minato_gpu.report import write
 from minato_gpu.sources.disk.tier import LEAST_BUDGET
 
 _PAGE = 4096
 _BATCH = 4
 _TIMEOUT_S = 60.0
-_COLUMNS = ("what", "count")
 _FAULTS = (
     "none",
     "reader killed",
@@ -302,30 +297,7 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-@click.command(help=__doc__)
-@click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True, help="How many runs.")
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On the disk to be used.")
-@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON; - for standard output.")
-def main(seeds: int, first_seed: int, folder: Path | None, json_path: str | None) -> None:
-    LOGGER.setLevel(logging.CRITICAL)
-    report.end_in_order()
-    rows, injected = [], Counter[str]()
-    for seed in range(first_seed, first_seed + seeds):
-        rows.append(run(seed, folder or Path(tempfile.gettempdir())))
-        injected.update(rows[-1]["injected"])
-        for words in rows[-1]["broken"]:
-            report.progress(f"seed {seed}: {words}")
-    broken = sum(bool(row["broken"]) for row in rows)
-    totals = {name: sum(row[name] for row in rows) for name in ("samples", "hits", "disk_hits")}
-    if json_path != "-":
-        lines = [*injected.items(), *totals.items(), ("runs broken", broken)]
-        report.print_table(f"{seeds} runs", [{"what": what, "count": count} for what, count in lines], _COLUMNS)
-    if json_path is not None:
-        settings = {"seeds": seeds, "first_seed": first_seed, "injected": dict(injected), "runs_broken": broken}
-        write(report.document("cache_chaos", {**settings, **totals}, rows), json_path)
-    if broken:
-        raise SystemExit(1)
+main = seeded_runs.command("cache_chaos", run, ("samples", "hits", "disk_hits"), __doc__ or "")
 
 
 if __name__ == "__main__":

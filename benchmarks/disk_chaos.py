@@ -26,12 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
-from benchmarks import report
+from benchmarks import seeded_runs
 from benchmarks.disk_faults import be_full, be_killed, damage_between, damage_segment
 from minato_gpu.notices import LOGGER
-from minato_gpu.report import write
 from minato_gpu.sources.disk.records import Entry, allotted
 from minato_gpu.sources.disk.tier import DiskTier
 
@@ -39,7 +36,6 @@ BUDGET = 4 << 20
 SEGMENT = 1 << 20
 _KEYS, _VERSIONS = 120, 2
 _WRONG = 3  # a child's exit code
-_COLUMNS = ("what", "count")
 Content = dict[tuple[bytes, bytes], bytes]
 
 
@@ -184,29 +180,7 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-@click.command(help=__doc__)
-@click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True, help="How many runs.")
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On the disk to be used.")
-@click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON; - for standard output.")
-def main(seeds: int, first_seed: int, folder: Path | None, json_path: str | None) -> None:
-    LOGGER.setLevel(logging.ERROR)
-    report.end_in_order()
-    rows, injected = [], Counter[str]()
-    for seed in range(first_seed, first_seed + seeds):
-        rows.append(run(seed, folder or Path(tempfile.gettempdir())))
-        injected.update(rows[-1]["injected"])
-        for words in rows[-1]["broken"]:
-            report.progress(f"seed {seed}: {words}")
-    broken = sum(bool(row["broken"]) for row in rows)
-    if json_path != "-":
-        lines = [*injected.items(), ("copies at the end", sum(row["entries"] for row in rows)), ("runs broken", broken)]
-        report.print_table(f"{seeds} runs", [{"what": what, "count": count} for what, count in lines], _COLUMNS)
-    if json_path is not None:
-        settings = {"seeds": seeds, "first_seed": first_seed, "injected": dict(injected), "runs_broken": broken}
-        write(report.document("disk_chaos", settings, rows), json_path)
-    if broken:
-        raise SystemExit(1)
+main = seeded_runs.command("disk_chaos", run, ("entries",), __doc__ or "")
 
 
 if __name__ == "__main__":
