@@ -229,7 +229,8 @@ class Run:
             held = os.fstat(kept._made.fd).st_blocks * 512
             self.result.check(held <= self.memory, f"{fault}: {held} bytes in memory, of {self.memory}")
         if self.path.is_dir():
-            taken = sum(file.lstat().st_blocks * 512 for file in [self.path, *self.path.rglob("*")])
+            walk = os.walk(self.path)  # which leaves out what a reader process removes meanwhile
+            taken = sum(_disk_bytes(Path(at) / name) for at, _, names in walk for name in (".", *names))
             self.result.check(taken <= self.disk, f"{fault}: {taken} bytes on disk, of {self.disk}")
 
     def check_hits(self) -> None:
@@ -251,6 +252,13 @@ class Run:
 
 def _rows(batch: Any) -> Rows:
     return list(zip(*(column.tolist() for column in batch), strict=True))
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _kill(pid: int) -> None:
@@ -278,7 +286,7 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
     try:
         one.epochs()
     except Exception as error:
-        one.result.check(False, repr(error))
+        one.result.check(False, f"{type(error).__name__}: {error}")
     one.close()
     result = one.result
     del one
