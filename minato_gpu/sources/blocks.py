@@ -19,6 +19,8 @@ from minato_gpu.memory.arena import Arena, rounded
 
 HEAD = 8  # bytes of the stamp
 WIPED = 0
+NOWHERE = -1  # in the place of a block: there are no bytes
+IN_PAGE_CACHE = -2  # and there are, where the kernel keeps the file's (page_cache.py)
 
 
 def space_of(nbytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Reads of files on this machine: by threads, straight into shared memory.
+"""Reads of files on this machine: by threads, straight into shared memory, or into the page cache (page_cache.py).
 
 A thread that is in a system call holds no lock of Python's, so many are under way at once. What they have done is
 handed to the event loop together: it is woken once for all that ended meanwhile.
@@ -15,7 +15,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
-from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
+from minato_gpu.sources.page_cache import PageCache
 from minato_gpu.sources.source import Source
 
 _MOST_THREADS = 64
@@ -27,13 +28,15 @@ Ended = tuple[int, float, int, int, BaseException | None]
 
 class LocalReads:
     """``ended`` is called in the event loop for every read. ``read``, in a thread: block and bytes of a source; else
-    they come from its file."""
+    they come from its file: ``into_page_cache``, where the file system is such that workers find them there."""
 
     def __init__(
         self,
         blocks: Blocks,
         ended: Callable[[Ended], None],
         read: Callable[[Source], tuple[int, int]] | None = None,
+        *,
+        into_page_cache: bool = False,
     ) -> None:
         self._blocks = blocks
         self._ended = ended
@@ -45,6 +48,7 @@ class LocalReads:
         self._lock = threading.Lock()
         self._files = _OpenFiles()
         self._read = read or self._read_file
+        self._page_cache = PageCache() if into_page_cache else None
 
     def submit(self, number: int, source: Source) -> None:
         """Read this next."""
@@ -68,7 +72,7 @@ class LocalReads:
                 block, nbytes = self._read(source)
                 ended: Ended = number, monotonic() - begin, block, nbytes, None
             except BaseException as error:
-                ended = number, monotonic() - begin, -1, 0, error
+                ended = number, monotonic() - begin, NOWHERE, 0, error
             with self._lock:
                 self._done.append(ended)
                 first = len(self._done) == 1
@@ -90,11 +94,19 @@ class LocalReads:
         if source.length is None:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                return self._fill(file, source, os.fstat(file).st_size - source.offset)
+                return self._read_open(file, source)
             finally:
                 os.close(file)
         with self._files.borrowed(path) as file:
-            return self._fill(file, source, source.length)
+            return self._read_open(file, source)
+
+    def _read_open(self, file: int, source: Source) -> tuple[int, int]:
+        if self._page_cache is not None:
+            brought = self._page_cache.bring_in(file, source)
+            if brought is not None:
+                return IN_PAGE_CACHE, brought
+        length = source.length
+        return self._fill(file, source, os.fstat(file).st_size - source.offset if length is None else length)
 
     def _fill(self, file: int, source: Source, nbytes: int) -> tuple[int, int]:
         block, view = self._blocks.allocate(max(nbytes, 0))

@@ -40,6 +40,7 @@ class ReaderPool:
 
     Local files and URLs have limits of their own. ``time_out_s``: after which a request is taken to have failed.
     ``behind``: whether little of what is wanted is there; else there is no reason to read more at once.
+    ``into_page_cache``: see LocalReads.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class ReaderPool:
         remote: Remote | None = None,
         time_out_s: float = _TIME_OUT_S,
         behind: Callable[[], bool] = lambda: True,
+        *,
+        into_page_cache: bool = False,
     ) -> None:
         self._blocks, self._done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._time_out_s = time_out_s
-        self._local = LocalReads(blocks, self._local_ended)
+        self._local = LocalReads(blocks, self._local_ended, into_page_cache=into_page_cache)
         self._remote = remote or RemoteReads()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
         self._hedging, self._retries = Hedging(), Retries()

@@ -98,7 +98,8 @@ class _Link:
         self._disk: DiskPool | None = None
 
         def make_pool(done: Done) -> ReaderPool:
-            self._pool = ReaderPool(blocks, done, behind=service.behind)
+            keeps = settings.memory_bytes or settings.disk_bytes  # what is kept must lie in blocks
+            self._pool = ReaderPool(blocks, done, behind=service.behind, into_page_cache=not keeps)
             return self._pool
 
         tier = _opened(settings)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.sources import blocks
+from minato_gpu.sources import blocks, page_cache
 from minato_gpu.sources.source import Source
 
 Key = tuple[str, int, int | None]
@@ -27,7 +27,7 @@ Key = tuple[str, int, int | None]
 
 
 class Place(NamedTuple):
-    """Where the bytes of a source lie: a block of the arena of memory ``fd`` (see blocks.py)."""
+    """Where the bytes of a source lie: a block of the arena of memory ``fd`` (see blocks.py), or IN_PAGE_CACHE."""
 
     path: str
     offset: int
@@ -63,7 +63,11 @@ class AtHand(threading.local):
     def find(self, source: Source) -> NDArray[np.uint8] | None:
         """A copy of the source's bytes; None where they are not at hand (any more)."""
         place = self._places.get((source.path, source.offset, source.length))
-        return None if place is None else blocks.copy(self.fd, place.block, place.nbytes, place.stamp)
+        if place is None:
+            return None
+        if place.block == blocks.IN_PAGE_CACHE:
+            return page_cache.read(source, place.nbytes)
+        return blocks.copy(self.fd, place.block, place.nbytes, place.stamp)
 
 
 AT_HAND = AtHand()
@@ -93,11 +97,24 @@ def read_now(source: Source) -> NDArray[np.uint8]:
     if source.is_remote:
         data = _read_remote(source)
     else:
-        path, count = source.path.removeprefix("file://"), -1 if source.length is None else source.length
-        data = np.fromfile(path, np.uint8, count=count, offset=source.offset)
+        data = _read_file(source.path.removeprefix("file://"), source.offset, source.length)
     if source.length is not None and len(data) != source.length:
         raise EOFError(f"{source} ends {source.length - len(data)} bytes too early")
     return data
+
+
+def _read_file(path: str, offset: int, length: int | None) -> NDArray[np.uint8]:
+    """NumPy's ``fromfile`` takes 25 microseconds more."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        rest = max(0, os.fstat(file).st_size - offset)
+        data = np.empty(rest if length is None else min(length, rest), np.uint8)
+        at = 0
+        while at < len(data) and (read := os.preadv(file, [data.data[at:]], offset + at)):
+            at += read
+    finally:
+        os.close(file)
+    return data[:at]
 
 
 def _read_remote(source: Source) -> NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.blocks import NOWHERE, Blocks
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Key, Place
@@ -59,7 +59,7 @@ class _Bytes:
     item: int = NO_ITEM
     at: int = 0  # of the access that it was read for
     users: int = 0
-    block: int = -1
+    block: int = NOWHERE
     nbytes: int = 0
     stamp: int = 0
     started: bool = False
@@ -244,7 +244,8 @@ class Service:
             self.read_bytes += each.nbytes
             self._costs.observe(each.nbytes, seconds)
         self._typical += round((each.nbytes - self._typical) / min(self.reads + self.copied, 100))
-        each.stamp = self._blocks.publish(each.block)
+        if each.block >= 0:
+            each.stamp = self._blocks.publish(each.block)
         seconds = self._costs.seconds(each.nbytes)
         if self._memory is not None:
             self._keep(self._memory, each, seconds)
@@ -287,5 +288,5 @@ class Service:
 
     def _told(self, ticket: _Ticket) -> None:
         self.there += 1
-        there = [each for each in ticket.bytes if each.block >= 0]
+        there = [each for each in ticket.bytes if each.block != NOWHERE]
         self._tell((ticket.number, tuple(Place(*each.key, each.block, each.nbytes, each.stamp) for each in there)))

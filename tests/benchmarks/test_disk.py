@@ -21,3 +21,26 @@ def test_disk_chaos(tmp_path: Path) -> None:
     said = programs.run("benchmarks.disk_chaos", "--seeds", "2", "--folder", str(tmp_path), "--json", "-")
     document = json.loads(said)
     assert document["settings"]["runs_broken"] == 0 and [row["seed"] for row in document["rows"]] == [0, 1]
+
+
+def test_cold_files() -> None:
+    """Each loader checks what it delivered; the first batch needs no disk of its own."""
+    said = programs.run(
+        "benchmarks.cold_files",
+        "--quick",
+        "--case",
+        "bytes",
+        "--loader",
+        "gpu bounded",
+        "--loader",
+        "plain sub",
+        "--json",
+        "-",
+    )
+    rows = {row["loader"]: row for row in json.loads(said)["rows"]}
+    assert "minato_gpu bounded" in rows
+    for row in rows.values():
+        assert row["samples_per_s"] > 0 and row["cpu_us"] > 0 and row["first_batch_s"] > 0
+    if len(rows) == 2:
+        ours = rows["minato_gpu bounded"]
+        assert ours["best_peer"] == "spdl plain subprocesses" and ours["ratio_to_best"] > 0 and ours["cpu_ratio"] > 0
