@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
 from minato_gpu.sources.source import Source
 
@@ -27,7 +28,7 @@ Key = tuple[str, int, int | None]
 
 
 class Place(NamedTuple):
-    """Where the bytes of a source lie: a block of the arena of memory ``fd`` (see blocks.py), or IN_PAGE_CACHE."""
+    """Where the bytes of a source lie: a block of the arena (see blocks.py), or IN_PAGE_CACHE."""
 
     path: str
     offset: int
@@ -45,11 +46,11 @@ class Place(NamedTuple):
 class AtHand(threading.local):
     """What has been read ahead for the sample that this thread prepares.
 
-    ``fd``: the memory where it lies. ``direct`` and ``direct_s``: reads from storage while a loader reads ahead, and
-    the seconds they took.
+    ``arena``: the memory where it lies; None where no loader reads ahead. ``direct`` and ``direct_s``: reads from
+    storage while one does, and the seconds they took.
     """
 
-    fd = -1
+    arena: Arena | None = None
     direct = 0
     direct_s = 0.0
 
@@ -67,7 +68,8 @@ class AtHand(threading.local):
             return None
         if place.block == blocks.IN_PAGE_CACHE:
             return page_cache.read(source, place.nbytes)
-        return blocks.copy(self.fd, place.block, place.nbytes, place.stamp)
+        assert self.arena is not None
+        return blocks.copy(self.arena, place.block, place.nbytes, place.stamp)
 
 
 AT_HAND = AtHand()
@@ -81,7 +83,7 @@ def read_bytes(source: str | os.PathLike[str] | Source) -> NDArray[np.uint8]:
     """
     if not isinstance(source, Source):
         source = Source(os.fspath(source))
-    if AT_HAND.fd < 0:
+    if AT_HAND.arena is None:
         return read_now(source)
     found = AT_HAND.find(source)
     if found is None:

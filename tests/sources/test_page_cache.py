@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.page_cache import cached_pages, evict
 from minato_gpu import Source, read_bytes
+from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import page_cache
 from minato_gpu.sources.blocks import IN_PAGE_CACHE
 from minato_gpu.sources.page_cache import PageCache, bring_in, read
@@ -100,7 +101,7 @@ def test_where_nothing_stays_it_is_given_up(
 def test_a_worker_reads_storage_where_it_has_gone(path: Path) -> None:
     source = Source(str(path))
     brought(source)
-    AT_HAND.fd = 0
+    AT_HAND.arena = arena = Arena("test", 1 << 20)
     try:
         AT_HAND.put([Place(source.path, 0, None, IN_PAGE_CACHE, len(CONTENT), 0)])
         with path.open("ab") as file:
@@ -112,4 +113,5 @@ def test_a_worker_reads_storage_where_it_has_gone(path: Path) -> None:
         assert AT_HAND.direct == 1
     finally:
         AT_HAND.put(())
-        AT_HAND.fd, AT_HAND.direct, AT_HAND.direct_s = -1, 0, 0.0
+        AT_HAND.arena, AT_HAND.direct, AT_HAND.direct_s = None, 0, 0.0
+        arena.close()

@@ -27,10 +27,10 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 def at_hand(arena: Arena) -> Iterator[Any]:
-    AT_HAND.fd = arena.fd
+    AT_HAND.arena = arena
     yield AT_HAND
     AT_HAND.put(())
-    AT_HAND.fd, AT_HAND.direct, AT_HAND.direct_s = -1, 0, 0.0
+    AT_HAND.arena, AT_HAND.direct, AT_HAND.direct_s = None, 0, 0.0
 
 
 def lay_down(blocks: Blocks, source: Source, data: bytes) -> Place:
@@ -59,12 +59,12 @@ def test_a_block_that_is_not_complete_is_none(arena: Arena) -> None:
     blocks = Blocks(arena)
     block, view = blocks.allocate(4)
     view[:] = b"data"
-    assert copy(arena.fd, block, 4, 1) is None
+    assert copy(arena, block, 4, 1) is None
     stamp = blocks.publish(block)
-    found = copy(arena.fd, block, 4, stamp)
+    found = copy(arena, block, 4, stamp)
     assert found is not None
     assert found.tobytes() == b"data"
-    assert copy(arena.fd, block, 4, stamp + 1) is None
+    assert copy(arena, block, 4, stamp + 1) is None
 
 
 def test_urls_and_parts_of_them(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Bench:
     def got(self, ticket: int) -> list[bytes | None]:
         """What a worker would find."""
         places = self.told[ticket]
-        copies = [copy(self.arena.fd, place.block, place.nbytes, place.stamp) for place in places]
+        copies = [copy(self.arena, place.block, place.nbytes, place.stamp) for place in places]
         return [None if each is None else each.tobytes() for each in copies]
 
 
@@ -122,7 +122,7 @@ def test_released_memory_is_never_taken_for_what_it_was(bench: Bench) -> None:
     bench.want(1, [(1, (key("b"),))])
     bench.finish(1)
     assert bench.told[1][0].block == old.block
-    assert copy(bench.arena.fd, old.block, old.nbytes, old.stamp) is None
+    assert copy(bench.arena, old.block, old.nbytes, old.stamp) is None
 
 
 def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
