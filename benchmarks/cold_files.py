@@ -51,7 +51,7 @@ with from_extra("bench"):
 THREADS = 16
 BATCH = 64
 _SHAPE = (420, 560)  # such a photograph has about 100 KB
-_UNLIKE = 64  # pictures; their files follow each other
+_UNLIKE = 16  # pictures; their files follow each other
 _CLASSES = 10
 _MASK = (1 << 63) - 1
 _pool: ThreadPoolExecutor | None = None

@@ -5,9 +5,9 @@ from disk.
 is there already.
 
 ``disk``: a read by the reader pool that finds a copy on disk: the file's time and size, the index, the read into a new
-block, the checksum; beside a bare ``preadv`` of the same file into a block that is there already. ``warm``: the page
-cache has them (a hit leaves it as it is); ``cold``: each is thrown out before it is read. ``hit_us`` is what the pool's
-thread takes, ``turn_us`` until the event loop has been told.
+block, the checksum; beside a bare ``preadv`` of the same file by such a thread, into a block that is there already.
+``warm``: the page cache has them (a hit leaves it as it is); ``cold``: each is thrown out before it is read. ``hit_us``
+is what the pool's thread takes, ``turn_us`` until the event loop has been told.
 
 In one pass every other copy is read barely, in the next those between: the processor's caches have seen all the others
 since.
@@ -35,6 +35,7 @@ from minato_gpu.sources.blocks import HEAD, Blocks
 from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.reading import AT_HAND, Place
 
 _COLUMNS = ("tier", "cache", "bytes", "hit_us", "hit_spread_us", "bare_us", "bare_spread_us", "turn_us", "ratio")
@@ -94,6 +95,7 @@ class _DiskHits:
         self.tier = DiskTier(folder / "cache", 2 * copies * (nbytes + 8192) + (64 << 20))
         self.arena = Arena("hits", 1 << 26)
         self.blocks = Blocks(self.arena)
+        self.mine, self.into = self.blocks.allocate(nbytes)
         self.sources, self.entries = [], list[Entry]()
         for number in range(copies):
             path = folder / f"{number}"
@@ -112,19 +114,30 @@ class _DiskHits:
         def done(number: int, block: int, nbytes: int, error: BaseException | None, seconds: float, **_: Any) -> None:
             told.put_nowait((block, nbytes, error, seconds, perf_counter()))
 
+        def ended(each: Ended) -> None:
+            number, seconds, block, nbytes, error = each
+            done(number, block, nbytes, error, seconds)
+
         pool = DiskPool(self.tier, self.blocks, done, _Nothing)
-        rows = [await self._row(pool, told, cold, repetitions) for cold in (False, True)]
+        bare = LocalReads(self.blocks, ended, self._barely)
+        rows = [await self._row(pool, bare, told, cold, repetitions) for cold in (False, True)]
+        bare.close()
         pool.finish()
         pool.close()
         self.files.close()
         self.arena.close()
         return rows
 
-    async def _row(self, pool: DiskPool, told: asyncio.Queue[tuple[Any, ...]], cold: bool, repetitions: int) -> Row:
-        hits, turns, bare = list[float](), list[float](), list[float]()
-        mine, into = self.blocks.allocate(self.nbytes)
-        for entry in self.entries:  # which brings them into the page cache
-            os.preadv(self.files.fd(entry.segment), [into], entry.offset)
+    def _barely(self, source: Source) -> tuple[int, int]:
+        entry = self.entries[source.offset]
+        return self.mine, os.preadv(self.files.fd(entry.segment), [self.into], entry.offset)
+
+    async def _row(
+        self, pool: DiskPool, bare: LocalReads, told: asyncio.Queue[tuple[Any, ...]], cold: bool, repetitions: int
+    ) -> Row:
+        hits, turns, barely = list[float](), list[float](), list[float]()
+        for at in range(len(self.entries)):  # which brings them into the page cache
+            self._barely(Source("", at))
         for number in range(2 * repetitions * len(self.sources)):
             at, which = number % len(self.sources), (number + number // len(self.sources)) % 2
             entry, fd = self.entries[at], self.files.fd(self.entries[at].segment)
@@ -132,18 +145,17 @@ class _DiskHits:
                 evict(fd, entry.offset, -(-self.nbytes // 4096) * 4096)
             begin = perf_counter()
             if which:
-                os.preadv(fd, [into], entry.offset)
-                bare.append(perf_counter() - begin)
-                continue
-            pool.submit(number, self.sources[at])
+                bare.submit(number, Source("", at))
+            else:
+                pool.submit(number, self.sources[at])
             block, nbytes, error, seconds, now = await told.get()
             if error is not None or nbytes != self.nbytes:
                 raise AssertionError(f"no hit: {error!r}, {nbytes} bytes")
-            hits.append(seconds)
-            turns.append(now - begin)
-            self.blocks.free(block)
-        self.blocks.free(mine)
-        row = {"tier": "disk", "cache": "cold" if cold else "warm", **_figures(hits, bare, self.nbytes)}
+            (barely if which else hits).append(seconds)
+            if not which:
+                turns.append(now - begin)
+                self.blocks.free(block)
+        row = {"tier": "disk", "cache": "cold" if cold else "warm", **_figures(hits, barely, self.nbytes)}
         return row | {"turn_us": report.median(turns) * 1e6}
 
 

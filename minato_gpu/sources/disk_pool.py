@@ -7,11 +7,11 @@ anything: each hits what any of them has kept.
 
 from __future__ import annotations
 
+import os
 from asyncio import AbstractEventLoop, CancelledError, get_running_loop
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
@@ -152,5 +152,5 @@ def version_of(source: Source) -> bytes:
     """
     if source.is_remote:
         return b""
-    found = Path(source.path.removeprefix("file://")).stat()
+    found = os.stat(source.path.removeprefix("file://"))  # noqa: PTH116  # a Path takes three times as long
     return b"%d %d" % (found.st_size, found.st_mtime_ns)
