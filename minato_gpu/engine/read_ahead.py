@@ -23,8 +23,8 @@ from minato_gpu.sources import process
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
-from minato_gpu.sources.reading import Key, Place
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.reading import Place
+from minato_gpu.sources.source import Key, Source
 from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")
@@ -116,7 +116,7 @@ class ReadAhead:
         try:
             found = self._source_of(key)
             sources = (found,) if isinstance(found, Source) else tuple(found)
-            return tuple((source.path, source.offset, source.length) for source in sources)
+            return tuple(source.key for source in sources)
         except Exception as error:
             if not self._is_wrong:
                 self._is_wrong = True

@@ -18,7 +18,7 @@ from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import Policy
 from minato_gpu.sources.blocks import space_of
-from minato_gpu.sources.reading import Key
+from minato_gpu.sources.source import Key
 
 NO_ITEM = -1
 _KNOWN = 256  # items whose sizes are known before it is said whether all are alike

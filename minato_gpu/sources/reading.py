@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
-from minato_gpu.sources.source import Source
-
-Key = tuple[str, int, int | None]
-"""Path, offset and length: what the bytes are."""
+from minato_gpu.sources.source import Key, Source
 
 
 class Place(NamedTuple):
@@ -36,10 +33,13 @@ class Place(NamedTuple):
     block: int
     nbytes: int
     stamp: int
+    version: str = ""
 
     @property
     def key(self) -> Key:
         """Of which source."""
+        if self.version:
+            return self.path, self.offset, self.length, self.version
         return self.path, self.offset, self.length
 
 
@@ -63,7 +63,7 @@ class AtHand(threading.local):
 
     def find(self, source: Source) -> NDArray[np.uint8] | None:
         """A copy of the source's bytes; None where they are not at hand (any more)."""
-        place = self._places.get((source.path, source.offset, source.length))
+        place = self._places.get(source.key)
         if place is None:
             return None
         if place.block == blocks.IN_PAGE_CACHE:

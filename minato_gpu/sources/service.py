@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from minato_gpu.sources.blocks import NOWHERE, Blocks
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.read_costs import ReadCosts
-from minato_gpu.sources.reading import Key, Place
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.reading import Place
+from minato_gpu.sources.source import Key, Source
 
 Wanted = tuple[int, int, tuple[Key, ...]]
 """A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""
@@ -204,7 +204,7 @@ class Service:
             each.started, each.nbytes = True, size
             self._ahead += size
             self._started[each.number] = each
-            self.pool.submit(each.number, Source(*each.key))
+            self.pool.submit(each.number, Source.of(each.key))
 
     def done(
         self,
@@ -289,4 +289,8 @@ class Service:
     def _told(self, ticket: _Ticket) -> None:
         self.there += 1
         there = [each for each in ticket.bytes if each.block != NOWHERE]
-        self._tell((ticket.number, tuple(Place(*each.key, each.block, each.nbytes, each.stamp) for each in there)))
+        self._tell((ticket.number, tuple(_place(each) for each in there)))
+
+
+def _place(each: _Bytes) -> Place:
+    return Place(*each.key[:3], each.block, each.nbytes, each.stamp, *each.key[3:])

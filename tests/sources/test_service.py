@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks, copy
-from minato_gpu.sources.reading import Key
 from minato_gpu.sources.service import Service
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.source import Key, Source
 
 SIZE = 100
 
