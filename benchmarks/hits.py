@@ -36,6 +36,7 @@ from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
 from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.placing import Where
 from minato_gpu.sources.reading import AT_HAND, Place
 
 _COLUMNS = ("tier", "cache", "bytes", "hit_us", "hit_spread_us", "bare_us", "bare_spread_us", "turn_us", "ratio")
@@ -128,7 +129,7 @@ class _DiskHits:
         self.arena.close()
         return rows
 
-    def _barely(self, source: Source) -> tuple[int, int]:
+    def _barely(self, source: Source, _: Where = Where.BLOCK) -> tuple[int, int]:
         entry = self.entries[source.offset]
         return self.mine, os.preadv(self.files.fd(entry.segment), [self.into], entry.offset)
 

@@ -17,6 +17,7 @@ from typing import Any
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.placing import Where
 from minato_gpu.sources.service import Pool
 from minato_gpu.sources.source import Key, Source
 
@@ -68,7 +69,7 @@ class DiskPool:
                 rest.append(number)
         self._pool.cancel(rest)
 
-    def _read(self, source: Source) -> tuple[int, int]:
+    def _read(self, source: Source, _: Where) -> tuple[int, int]:
         """In a thread: the block that holds the copy, and its bytes."""
         try:
             version = version_of(source)

@@ -16,6 +16,7 @@ from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.hedging import Hedging, Retries, is_expired, is_final, is_refusal
 from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.placing import Cached, Where
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
@@ -40,7 +41,7 @@ class ReaderPool:
 
     Local files and URLs have limits of their own. ``time_out_s``: after which a request is taken to have failed.
     ``behind``: whether little of what is wanted is there; else there is no reason to read more at once.
-    ``into_page_cache``: see LocalReads.
+    ``where``, ``cached``: of files, see LocalReads.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class ReaderPool:
         time_out_s: float = _TIME_OUT_S,
         behind: Callable[[], bool] = lambda: True,
         *,
-        into_page_cache: bool = False,
+        where: Callable[[int], Where] = lambda _: Where.BLOCK,
+        cached: Cached | None = None,
     ) -> None:
         self._blocks, self._done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._time_out_s = time_out_s
-        self._local = LocalReads(blocks, self._local_ended, into_page_cache=into_page_cache)
+        self._local = LocalReads(blocks, self._local_ended, where=where, cached=cached)
         self._remote = remote or RemoteReads()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
         self._hedging, self._retries = Hedging(), Retries()

@@ -206,6 +206,11 @@ class Service:
             self._started[each.number] = each
             self.pool.submit(each.number, Source.of(each.key))
 
+    def expected(self, number: int) -> tuple[int, int]:
+        """Of a read that has been started: what it is to the tier in memory, and about how many bytes."""
+        each = self._started[number]
+        return each.item, each.nbytes
+
     def done(
         self,
         number: int,
@@ -247,8 +252,9 @@ class Service:
         if each.block >= 0:
             each.stamp = self._blocks.publish(each.block)
         seconds = self._costs.seconds(each.nbytes)
-        if self._memory is not None:
-            self._keep(self._memory, each, seconds)
+        memory = self._memory
+        if memory is not None and each.block >= 0 and (not memory.off_for_files or Source.of(each.key).is_remote):
+            self._keep(memory, each, seconds)
         if version is not None and not each.kept and self._bytes.get(each.key) is each:
             assert self.disk is not None
             each.users += 1
