@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import click
@@ -53,6 +53,7 @@ BATCH = 64
 _SHAPE = (420, 560)  # such a photograph has about 100 KB
 _UNLIKE = 16  # pictures; their files follow each other
 _CLASSES = 10
+_ATTEMPTS = 100  # a process that was killed may still be reading
 _MASK = (1 << 63) - 1
 _pool: ThreadPoolExecutor | None = None
 Int64 = NDArray[np.int64]
@@ -152,8 +153,12 @@ def make_cold(folder: Path) -> None:
         fd = os.open(path, os.O_RDWR)
         try:
             os.fsync(fd)
-            evict(fd)
-            if cached_pages(fd) != 0:
+            for _ in range(_ATTEMPTS):
+                evict(fd)
+                if cached_pages(fd) == 0:
+                    break
+                sleep(0.01)
+            else:
                 raise RuntimeError(f"{path} is not known to be out of the page cache")
         finally:
             os.close(fd)

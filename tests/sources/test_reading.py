@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,23 @@ def test_a_block_that_is_not_complete_is_none(arena: Arena) -> None:
     assert found is not None
     assert found.tobytes() == b"data"
     assert copy(arena, block, 4, stamp + 1) is None
+
+
+def test_a_block_that_is_given_to_something_else_meanwhile(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = Blocks(arena)
+    block, view = blocks.allocate(4)
+    view[:] = b"data"
+    stamp = blocks.publish(block)
+    look = os.pread
+
+    def look_and_free(fd: int, nbytes: int, offset: int) -> bytes:
+        monkeypatch.setattr(os, "pread", look)
+        found = look(fd, nbytes, offset)
+        blocks.free(block)
+        return found
+
+    monkeypatch.setattr(os, "pread", look_and_free)
+    assert copy(arena, block, 4, stamp) is None
 
 
 def test_urls_and_parts_of_them(tmp_path: Path) -> None:
