@@ -51,7 +51,7 @@ def _of_size(path: Path, size: int, entries: int, repetitions: int) -> list[Row]
     keys = [number.to_bytes(16, "big") for number in range(entries)]
     content = np.random.default_rng(size).bytes(size)
     rows = [_timed("keep a copy", size, [partial(_kept, tier, key, content) for key in keys])]
-    files = _Files(path)
+    files = Files(path)
     rows += [_hits(files, tier, keys, size, cold, repetitions) for cold in (False, True)]
     files.close()
     rows.append(_timed("give a copy up", size, [partial(tier.remove, [key]) for key in keys]))
@@ -59,7 +59,7 @@ def _of_size(path: Path, size: int, entries: int, repetitions: int) -> list[Row]
     return rows
 
 
-class _Files:
+class Files:
     """The tier's files, opened by another way."""
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,7 @@ def opening_row(folder: Path, entries: int) -> Row:
     return {"what": f"open after a death, {entries} entries", "us": elapsed * 1e6}
 
 
-def _hits(files: _Files, tier: DiskTier, keys: Sequence[bytes], size: int, cold: bool, repetitions: int) -> Row:
+def _hits(files: Files, tier: DiskTier, keys: Sequence[bytes], size: int, cold: bool, repetitions: int) -> Row:
     into = memoryview(bytearray(size))
     entries = [_found(tier, key) for key in keys]
     bare, hits, left = [], [], 0

@@ -24,8 +24,8 @@ from minato_gpu.sources import process
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
-from minato_gpu.sources.reading import Key, PlainPlace
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.reading import Place
+from minato_gpu.sources.source import Key, Source
 from minato_gpu.sources.unsaid import Unsaid
 from minato_gpu.window.records import Record
 
@@ -72,7 +72,7 @@ class ReadAhead:
         self._run = 0
         self._lost = False
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
-        self._here: dict[TicketId, tuple[PlainPlace, ...]] = {}
+        self._here: dict[TicketId, tuple[Place, ...]] = {}
         self._unsaid = Unsaid()
         self._admitted = 0  # serials below this one have been admitted,
         self._missing = 0  # and so many of these are waited for
@@ -156,7 +156,7 @@ class ReadAhead:
             told = [(serial, ()) for serial in self._waits]
         if not told:
             return []
-        fetched = cast("dict[TicketId, tuple[PlainPlace, ...]]", dict(told))
+        fetched = cast("dict[TicketId, tuple[Place, ...]]", dict(told))
         self._waits.difference_update(fetched)
         self._here.update(fetched)
         if not self._missing:
@@ -217,7 +217,8 @@ class ReadAhead:
 def _plain(source: Source) -> Key:
     """Of strings and numbers of NumPy those of Python: they can be written down, and are named alike in every run."""
     length = source.length
-    return str(source.path), int(source.offset), None if length is None else int(length)
+    lies = str(source.path), int(source.offset), None if length is None else int(length)
+    return (*lies, str(source.version)) if source.version else lies
 
 
 def _spans(serials: Iterable[TicketId]) -> list[TicketSpan]:

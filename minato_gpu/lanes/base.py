@@ -16,7 +16,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.samples import Key, Origin, Position, Value, add_note
-from minato_gpu.sources.reading import PlainPlace
+from minato_gpu.sources.reading import Place
 
 Part = tuple[int, tuple[float, ...]]
 
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     sources: list[Source] | None = None
     positions: Sequence[Position] | None = None
     marks: int = -1
-    fetched: list[tuple[PlainPlace, ...]] | None = None
+    fetched: list[tuple[Place, ...]] | None = None
 
     def position_of(self, at: int) -> Position:
         """Place of ticket ``at`` in the sampler's order."""

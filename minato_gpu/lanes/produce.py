@@ -17,7 +17,7 @@ from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed
-from minato_gpu.sources.reading import AT_HAND, PlainPlace
+from minato_gpu.sources.reading import AT_HAND, Place
 
 Produce = Callable[[int], Value]
 """From an offset in the piece to the prepared sample."""
@@ -142,7 +142,7 @@ class Producer:
         return lambda at: self._seeded(task, piece, at)
 
     @staticmethod
-    def _with_bytes(produce: Produce, fetched: list[tuple[PlainPlace, ...]]) -> Produce:
+    def _with_bytes(produce: Produce, fetched: list[tuple[Place, ...]]) -> Produce:
         """The same, with what has been read ahead for a sample at hand."""
 
         def produced(at: int) -> Value:

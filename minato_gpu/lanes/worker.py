@@ -73,8 +73,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
-        if self._links.fetched is not None:
-            AT_HAND.fd = self._links.fetched.fd
+        AT_HAND.arena = self._links.fetched
         delay = RunQueueDelay()
         try:
             self._serve(delay)

@@ -4,7 +4,9 @@ A block begins with a *stamp*, a number that no other block ever has, and its by
 last, and wipes it before the block's memory is used again. A worker looks at the stamp before and after its copy: a
 block that has been given to something else is never taken for what it was, whoever has died meanwhile.
 
-Copies are system calls on the memory's descriptor: a mapping would cost a page fault every 4 KB, in each worker.
+Workers copy from the arena's mapping (measured, 100 KB that no cache of the processor has: 16 µs, or 25 where a worker
+sees the memory for the first time, since the kernel maps 16 pages with each fault; by ``preadv`` 28). Tools that add up
+the resident memory of processes count what is shared in each of them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from minato_gpu.memory.arena import Arena, rounded
 
 HEAD = 8  # bytes of the stamp
 WIPED = 0
+NOWHERE = -1  # in the place of a block: there are no bytes
+IN_PAGE_CACHE = -2  # and there are, where the kernel keeps the file's (page_cache.py)
 
 
 def space_of(nbytes: int) -> int:
@@ -58,17 +62,11 @@ class Blocks:
         self._arena.buffer[block : block + HEAD] = stamp.to_bytes(HEAD, "little")
 
 
-def copy(fd: int, block: int, nbytes: int, stamp: int) -> NDArray[np.uint8] | None:
-    """A copy of the block's bytes, for any process that has the arena's descriptor; None where it is not that block."""
-    head, data = bytearray(HEAD), np.empty(nbytes, np.uint8)
-    view = data.data
+def copy(arena: Arena, block: int, nbytes: int, stamp: int) -> NDArray[np.uint8] | None:
+    """A copy of the block's bytes, for any process that has the arena; None where it is not that block."""
     wanted = stamp.to_bytes(HEAD, "little")
-    read = os.preadv(fd, [head, view], block)
-    while HEAD <= read < HEAD + nbytes:  # 2 GB is the most of one call
-        more = os.preadv(fd, [view[read - HEAD :]], block + read)
-        if more <= 0:
-            return None
-        read += more
-    if head != wanted or os.pread(fd, HEAD, block) != wanted:
+    if os.pread(arena.fd, HEAD, block) != wanted:  # of memory that has been given back it would take a page to look
         return None
-    return data
+    data = np.empty(nbytes, np.uint8)
+    data.data[:] = arena.buffer[block + HEAD : block + HEAD + nbytes]
+    return data if os.pread(arena.fd, HEAD, block) == wanted else None

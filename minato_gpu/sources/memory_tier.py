@@ -18,7 +18,7 @@ from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import Policy
 from minato_gpu.sources.blocks import space_of
-from minato_gpu.sources.reading import Key
+from minato_gpu.sources.source import Key
 
 NO_ITEM = -1
 _KNOWN = 256  # items whose sizes are known before it is said whether all are alike
@@ -49,6 +49,7 @@ class MemoryTier:
     def __init__(self, budget: int, samples: int) -> None:
         self.budget = budget
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
+        self.off_for_files = ""  # why, if so
         self.choice = Choice("minio", 0, "minio: the first epoch has not been read yet")
         self._samples = samples
         self._parts = 0  # of each sample; known from the first one
@@ -91,6 +92,13 @@ class MemoryTier:
         self.hits += 1
         self.hit_bytes += copy.nbytes
         return now, copy
+
+    def may_keep(self, item: int, nbytes: int) -> bool:
+        """Whether such an item may stay, if it is read now. Minio lets nothing go, so that there must be room."""
+        policy = self._policy
+        return item != NO_ITEM and (
+            not isinstance(policy, Minio) or policy.used_bytes + space_of(nbytes) <= policy.budget
+        )
 
     def again(self) -> None:
         """An item is wanted whose bytes are on their way already, or there, for another sample."""
@@ -170,7 +178,7 @@ class MemoryTier:
         """Hits, misses and what is kept; see ``DataLoader.stats``."""
         return {
             "policy": self.choice.policy,
-            "why": self.choice.why,
+            "why": self.off_for_files or self.choice.why,
             "budget_bytes": self.budget,
             "bytes": self._policy.used_bytes,
             "copies": len(self._copies),

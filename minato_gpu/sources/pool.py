@@ -16,6 +16,7 @@ from minato_gpu.sources.attempts import Answer, Attempts, Remote
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.placing import Cached, Where
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
@@ -28,6 +29,7 @@ class ReaderPool:
 
     Local files and URLs have limits of their own. ``time_out_s``: after which a request is taken to have failed.
     ``behind``: whether little of what is wanted is there; else there is no reason to read more at once.
+    ``where``, ``cached``: of files, see LocalReads.
     """
 
     def __init__(
@@ -37,11 +39,14 @@ class ReaderPool:
         remote: Remote | None = None,
         time_out_s: float = _TIME_OUT_S,
         behind: Callable[[], bool] = lambda: True,
+        *,
+        where: Callable[[int], Where] = lambda _: Where.BLOCK,
+        cached: Cached | None = None,
     ) -> None:
         self._blocks, self._done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
-        self._local = LocalReads(blocks, self._local_ended)
+        self._local = LocalReads(blocks, self._local_ended, where=where, cached=cached)
         self._attempts = Attempts(remote or RemoteReads(), time_out_s, self._at_its_limit, self._remote_ended)
         self._cancelled: set[int] = set()
 

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.notices import LOGGER
+from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done
 from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.placing import Cached, Placing, Where
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.telling import Telling
@@ -108,10 +109,15 @@ class _Link:
         self._disk: DiskPool | None = None
 
         def make_pool(done: Done) -> ReaderPool:
-            self._pool = ReaderPool(blocks, done, behind=service.behind)
+            self._pool = ReaderPool(blocks, done, behind=service.behind, where=where, cached=cached)
             return self._pool
 
-        tier = _opened(settings)
+        tier, cached = _opened(settings), Cached()
+        placing = Placing(self._memory, copies=tier is not None, cached=cached, say=_say_off)
+
+        def where(number: int) -> Where:
+            return placing.where(*service.expected(number))
+
         if tier is not None:
             self._disk = service.pool = service.disk = DiskPool(tier, blocks, service.done, make_pool)
         else:
@@ -197,6 +203,10 @@ class _Link:
             return
         self._loop.remove_writer(self._end.fileno())
         self._ring()
+
+
+def _say_off(why: str) -> None:
+    say_once(f"The cache in memory is {why}: they are read from there. What lies at URLs is kept as before.")
 
 
 def _taken_up(arena: Arena, settings: ReaderSettings) -> MemoryTier | None:

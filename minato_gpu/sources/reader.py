@@ -12,7 +12,7 @@ from typing import Any
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.process import LARGEST
-from minato_gpu.sources.telling import Plain
+from minato_gpu.sources.service import Told
 from minato_gpu.sources.unsaid import Unsaid
 
 _LEAVE_S = 10.0  # what is to be kept may have to be written yet
@@ -65,9 +65,9 @@ class Reader:
         except OSError:
             self._unsent.clear()  # it has ended, which ``receive`` finds out
 
-    def receive(self, run: int) -> list[Plain] | None:
+    def receive(self, run: int) -> list[Told] | None:
         """What has been told of this run since the last call; None once the process has ended."""
-        told: list[Plain] = []
+        told: list[Told] = []
         while True:
             try:
                 nbytes = self.end.recv_into(self._message)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.blocks import NOWHERE, Blocks
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.read_costs import ReadCosts
-from minato_gpu.sources.reading import Key, Place
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.reading import Place
+from minato_gpu.sources.source import Key, Source
 
 Wanted = tuple[int, int, tuple[Key, ...]]
 """A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""
@@ -59,7 +59,7 @@ class _Bytes:
     item: int = NO_ITEM
     at: int = 0  # of the access that it was read for
     users: int = 0
-    block: int = -1
+    block: int = NOWHERE
     nbytes: int = 0
     stamp: int = 0
     started: bool = False
@@ -204,7 +204,12 @@ class Service:
             each.started, each.nbytes = True, size
             self._ahead += size
             self._started[each.number] = each
-            self.pool.submit(each.number, Source(*each.key))
+            self.pool.submit(each.number, Source.of(each.key))
+
+    def expected(self, number: int) -> tuple[int, int]:
+        """Of a read that has been started: what it is to the tier in memory, and about how many bytes."""
+        each = self._started[number]
+        return each.item, each.nbytes
 
     def done(
         self,
@@ -244,9 +249,11 @@ class Service:
             self.read_bytes += each.nbytes
             self._costs.observe(each.nbytes, seconds)
         self._typical += round((each.nbytes - self._typical) / min(self.reads + self.copied, 100))
-        each.stamp = self._blocks.publish(each.block)
-        if self._memory is not None:
-            self._keep(self._memory, each)
+        if each.block >= 0:
+            each.stamp = self._blocks.publish(each.block)
+        memory = self._memory
+        if memory is not None and each.block >= 0 and (not memory.off_for_files or Source.of(each.key).is_remote):
+            self._keep(memory, each)
         if version is not None and not each.kept and self._bytes.get(each.key) is each:
             assert self.disk is not None
             each.users += 1
@@ -287,5 +294,5 @@ class Service:
 
     def _told(self, ticket: _Ticket) -> None:
         self.there += 1
-        there = [each for each in ticket.bytes if each.block >= 0]
-        self._tell((ticket.number, tuple(Place(*each.key, each.block, each.nbytes, each.stamp) for each in there)))
+        there = [each for each in ticket.bytes if each.block != NOWHERE]
+        self._tell((ticket.number, tuple((each.block, each.nbytes, each.stamp, *each.key) for each in there)))

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+Key = tuple[str, int, int | None] | tuple[str, int, int | None, str]
+"""Path, offset and length, and the version where one is declared: what the bytes are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -16,17 +19,32 @@ class Source:
 
     ``path``: a file, or a URL of anything that fsspec opens, such as ``"s3://bucket/photographs/1.jpg"``.
     ``name``: what is there, for people; it is no part of what the bytes are, and two sources that differ in it only are
-    equal. Raises ValueError for an offset or a length below zero.
+    equal. ``version``: of a URL, what tells apart the contents that were there at different times, such as an ETag: a
+    copy that was kept of another version is not used. It is believed, and not asked of the storage. Raises ValueError
+    for an offset or a length below zero.
     """
 
     path: str
     offset: int = 0
     length: int | None = None
     name: str = field(default="", compare=False)
+    version: str = ""
 
     def __post_init__(self) -> None:
         if self.offset < 0 or (self.length is not None and self.length < 0):
             raise ValueError(f"a source's offset and length must be >= 0, got {self.offset} and {self.length}")
+
+    @property
+    def key(self) -> Key:
+        """What its bytes are."""
+        if self.version:
+            return self.path, self.offset, self.length, self.version
+        return self.path, self.offset, self.length
+
+    @staticmethod
+    def of(key: Key) -> Source:
+        """And back."""
+        return Source(*key[:3], version=key[3] if len(key) > 3 else "")
 
     @property
     def is_remote(self) -> bool:

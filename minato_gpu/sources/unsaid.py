@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from minato_gpu.sources.reading import PlainPlace
+from minato_gpu.sources.reading import Place
 from minato_gpu.sources.service import Wanted
 
 TICKETS = 128  # of one message, at most: each may name paths of 4 KB
@@ -35,11 +35,11 @@ class Unsaid:
             self._wanted.append((place, tickets))
             self._tickets += len(tickets)
 
-    def release(self, ticket: int, places: Iterable[PlainPlace]) -> None:
+    def release(self, ticket: int, places: Iterable[Place]) -> None:
         """What was there for a ticket is not needed any more."""
         self._released.append(ticket)
         for place in places:
-            self._nbytes += place[4]
+            self._nbytes += place[1]
 
     def is_due(self, admitted: int, missing: int) -> bool:
         """Whether to say it now: tickets before ``admitted`` are in the window, and ``missing`` of these not there."""

@@ -10,9 +10,30 @@ FAULTS = (
     Fault(
         "a copy of a block that has been given to something else is taken for what it was",
         "sources/blocks.py",
-        "    if head != wanted or os.pread(fd, HEAD, block) != wanted:\n        return None\n",
-        "",
+        "    return data if os.pread(arena.fd, HEAD, block) == wanted else None\n",
+        "    return data\n",
         ("sources/test_reading.py", *_SERVICE),
+    ),
+    Fault(
+        "a file that has grown since it was brought into the page cache is read in part",
+        "sources/page_cache.py",
+        "        if source.length is None and os.fstat(file).st_size - source.offset != nbytes:\n",
+        "        if source is None:\n",
+        ("sources/test_page_cache.py",),
+    ),
+    Fault(
+        "what memory keeps of files the page cache has as well",
+        "sources/local.py",
+        "                if where is Where.UNCACHED:\n",
+        "                if where is None:\n",
+        ("sources/test_placing.py",),
+    ),
+    Fault(
+        "a copy of another version of a URL is used from memory",
+        "sources/source.py",
+        "        if self.version:\n            return self.path, self.offset, self.length, self.version\n",
+        "",
+        ("sources/test_version.py",),
     ),
     Fault(
         "a read of an earlier run is told of a ticket with the same number",

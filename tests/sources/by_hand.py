@@ -8,9 +8,8 @@ from typing import Any
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks, copy
 from minato_gpu.sources.memory_tier import MemoryTier
-from minato_gpu.sources.reading import Key
 from minato_gpu.sources.service import Service
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.source import Key, Source
 
 SIZE = 100
 
@@ -62,7 +61,7 @@ class Bench:
     def got(self, ticket: int) -> list[bytes | None]:
         """What a worker would find."""
         places = self.told[ticket]
-        copies = [copy(self.arena.fd, place.block, place.nbytes, place.stamp) for place in places]
+        copies = [copy(self.arena, *place[:3]) for place in places]
         return [None if each is None else each.tobytes() for each in copies]
 
 

@@ -119,7 +119,7 @@ def test_blocks_outlive_the_process_that_wrote_them() -> None:
     assert left is not None
     assert arena is not None
     for item, each in left[1]:
-        found = copy(arena.fd, each.block, each.nbytes, each.stamp)
+        found = copy(arena, each.block, each.nbytes, each.stamp)
         assert found is not None
         assert np.all(found == 1 + item)
     spaces = [(each.block, space_of(each.nbytes)) for _, each in left[1]]

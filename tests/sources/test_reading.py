@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,16 +28,16 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 def at_hand(arena: Arena) -> Iterator[Any]:
-    AT_HAND.fd = arena.fd
+    AT_HAND.arena = arena
     yield AT_HAND
     AT_HAND.put(())
-    AT_HAND.fd, AT_HAND.direct, AT_HAND.direct_s = -1, 0, 0.0
+    AT_HAND.arena, AT_HAND.direct, AT_HAND.direct_s = None, 0, 0.0
 
 
 def lay_down(blocks: Blocks, source: Source, data: bytes) -> Place:
     block, view = blocks.allocate(len(data))
     view[:] = data
-    return Place(source.path, source.offset, source.length, block, len(data), blocks.publish(block))
+    return (block, len(data), blocks.publish(block), *source.key)
 
 
 def test_what_lies_ready_is_copied_and_else_storage_is_read(tmp_path: Path, arena: Arena, at_hand: Any) -> None:
@@ -49,7 +50,7 @@ def test_what_lies_ready_is_copied_and_else_storage_is_read(tmp_path: Path, aren
     assert read_bytes(source).tobytes() == b"read ahead"
     assert at_hand.direct == 0
     assert read_bytes(Source(source.path, 5)).tobytes() == b"storage", "another part is another source"
-    blocks.free(place.block)
+    blocks.free(place[0])
     assert read_bytes(source).tobytes() == b"from storage"
     assert at_hand.direct == 2
     assert at_hand.direct_s > 0
@@ -59,12 +60,29 @@ def test_a_block_that_is_not_complete_is_none(arena: Arena) -> None:
     blocks = Blocks(arena)
     block, view = blocks.allocate(4)
     view[:] = b"data"
-    assert copy(arena.fd, block, 4, 1) is None
+    assert copy(arena, block, 4, 1) is None
     stamp = blocks.publish(block)
-    found = copy(arena.fd, block, 4, stamp)
+    found = copy(arena, block, 4, stamp)
     assert found is not None
     assert found.tobytes() == b"data"
-    assert copy(arena.fd, block, 4, stamp + 1) is None
+    assert copy(arena, block, 4, stamp + 1) is None
+
+
+def test_a_block_that_is_given_to_something_else_meanwhile(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = Blocks(arena)
+    block, view = blocks.allocate(4)
+    view[:] = b"data"
+    stamp = blocks.publish(block)
+    look = os.pread
+
+    def look_and_free(fd: int, nbytes: int, offset: int) -> bytes:
+        monkeypatch.setattr(os, "pread", look)
+        found = look(fd, nbytes, offset)
+        blocks.free(block)
+        return found
+
+    monkeypatch.setattr(os, "pread", look_and_free)
+    assert copy(arena, block, 4, stamp) is None
 
 
 def test_urls_and_parts_of_them(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ def tickets(begin: int, count: int) -> list[Wanted]:
     return [(number, number, (("a", number, 10),)) for number in range(begin, begin + count)]
 
 
-def place(nbytes: int) -> tuple[str, int, int | None, int, int, int]:
-    return "a", 0, None, 4096, nbytes, 7
+def place(nbytes: int) -> tuple[int, int, int, str, int, int | None]:
+    return 4096, nbytes, 7, "a", 0, None
 
 
 def test_nothing_is_never_due() -> None:

@@ -1,0 +1,194 @@
+"""What a hit costs: bytes that a tier has kept, as a worker has them from memory, and as the reader process has them
+from disk.
+
+``memory``: ``read_bytes`` of a source that lies at hand, beside a bare ``preadv`` of shared memory into an array that
+is there already.
+
+``disk``: a read by the reader pool that finds a copy on disk: the file's time and size, the index, the read into a new
+block, the checksum; beside a bare ``preadv`` of the same file by such a thread, into a block that is there already.
+``warm``: the page cache has them (a hit leaves it as it is); ``cold``: each is thrown out before it is read. ``hit_us``
+is what the pool's thread takes, ``turn_us`` until the event loop has been told.
+
+In one pass every other copy is read barely, in the next those between: the processor's caches have seen all the others
+since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks import report
+from benchmarks.disk_tier import Files
+from benchmarks.page_cache import evict
+from minato_gpu import Source, read_bytes
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources.blocks import HEAD, Blocks
+from minato_gpu.sources.disk.records import Entry
+from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.placing import Where
+from minato_gpu.sources.reading import AT_HAND
+
+_COLUMNS = ("tier", "cache", "bytes", "hit_us", "hit_spread_us", "bare_us", "bare_spread_us", "turn_us", "ratio")
+Row = dict[str, Any]
+
+
+def memory_row(nbytes: int, copies: int, repetitions: int) -> Row:
+    """As a worker sees it."""
+    arena = Arena("hits", 2 * copies * (nbytes + 8192) + (1 << 20))
+    blocks, places = Blocks(arena), []
+    for number in range(copies):
+        block, view = blocks.allocate(nbytes)
+        view[:] = np.random.default_rng(number).bytes(nbytes)
+        places.append((block, nbytes, blocks.publish(block), f"/{number}", 0, None))
+    sources = [Source(place[3]) for place in places]
+    into, hits, bare = np.empty(nbytes, np.uint8), [], []
+    AT_HAND.arena = arena
+    for number in range(2 * repetitions * copies):
+        source, place = sources[number % copies], places[number % copies]
+        AT_HAND.put([place])
+        begin = perf_counter()
+        if (number + number // copies) % 2:
+            os.preadv(arena.fd, [into.data], place[0] + HEAD)
+            bare.append(perf_counter() - begin)
+        else:
+            found = read_bytes(source)
+            hits.append(perf_counter() - begin)
+            if not np.array_equal(found, np.frombuffer(blocks.view(place[0], nbytes), np.uint8)):
+                raise AssertionError(f"{source} has other bytes")
+    if AT_HAND.direct:
+        raise AssertionError("some were not at hand")
+    AT_HAND.put(())
+    AT_HAND.arena = None
+    arena.close()
+    return {"tier": "memory", "cache": None, **_figures(hits, bare, nbytes)}
+
+
+class _Nothing:
+    """Reads nothing: all must be hits."""
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+
+    def submit(self, number: int, source: Source) -> None:
+        """It is a miss."""
+        self._done(number, -1, 0, AssertionError(f"{source} has no copy"), 0.0)
+
+    def cancel(self, numbers: Iterable[int]) -> None:
+        """There is nothing to cancel."""
+
+
+class _DiskHits:
+    """Files of ``nbytes``, with copies on disk."""
+
+    def __init__(self, folder: Path, nbytes: int, copies: int) -> None:
+        self.nbytes = nbytes
+        self.tier = DiskTier(folder / "cache", 2 * copies * (nbytes + 8192) + (64 << 20))
+        self.arena = Arena("hits", 1 << 26)
+        self.blocks = Blocks(self.arena)
+        self.mine, self.into = self.blocks.allocate(nbytes)
+        self.sources, self.entries = [], list[Entry]()
+        for number in range(copies):
+            path = folder / f"{number}"
+            path.write_bytes(np.random.default_rng(number).bytes(nbytes))
+            self.sources.append(Source(str(path)))
+            key, version = name_of((str(path), 0, None)), version_of(self.sources[-1])
+            entry = self.tier.find(key, version) if self.tier.write(key, version, _read(path), 0.1) else None
+            assert entry is not None
+            self.entries.append(entry)
+        self.files = Files(folder / "cache")
+
+    async def rows(self, repetitions: int) -> list[Row]:
+        """Warm and cold."""
+        told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+
+        def done(number: int, block: int, nbytes: int, error: BaseException | None, seconds: float, **_: Any) -> None:
+            told.put_nowait((block, nbytes, error, seconds, perf_counter()))
+
+        def ended(each: Ended) -> None:
+            number, seconds, block, nbytes, error = each
+            done(number, block, nbytes, error, seconds)
+
+        pool = DiskPool(self.tier, self.blocks, done, _Nothing)
+        bare = LocalReads(self.blocks, ended, self._barely)
+        rows = [await self._row(pool, bare, told, cold, repetitions) for cold in (False, True)]
+        bare.close()
+        pool.finish()
+        pool.close()
+        self.files.close()
+        self.arena.close()
+        return rows
+
+    def _barely(self, source: Source, _: Where = Where.BLOCK) -> tuple[int, int]:
+        entry = self.entries[source.offset]
+        return self.mine, os.preadv(self.files.fd(entry.segment), [self.into], entry.offset)
+
+    async def _row(
+        self, pool: DiskPool, bare: LocalReads, told: asyncio.Queue[tuple[Any, ...]], cold: bool, repetitions: int
+    ) -> Row:
+        hits, turns, barely = list[float](), list[float](), list[float]()
+        for at in range(len(self.entries)):  # which brings them into the page cache
+            self._barely(Source("", at))
+        for number in range(2 * repetitions * len(self.sources)):
+            at, which = number % len(self.sources), (number + number // len(self.sources)) % 2
+            entry, fd = self.entries[at], self.files.fd(self.entries[at].segment)
+            if cold:
+                evict(fd, entry.offset, -(-self.nbytes // 4096) * 4096)
+            begin = perf_counter()
+            if which:
+                bare.submit(number, Source("", at))
+            else:
+                pool.submit(number, self.sources[at])
+            block, nbytes, error, seconds, now = await told.get()
+            if error is not None or nbytes != self.nbytes:
+                raise AssertionError(f"no hit: {error!r}, {nbytes} bytes")
+            (barely if which else hits).append(seconds)
+            if not which:
+                turns.append(now - begin)
+                self.blocks.free(block)
+        row = {"tier": "disk", "cache": "cold" if cold else "warm", **_figures(hits, barely, self.nbytes)}
+        return row | {"turn_us": report.median(turns) * 1e6}
+
+
+def _read(path: Path) -> memoryview:
+    return memoryview(path.read_bytes())
+
+
+def _figures(hits: list[float], bare: list[float], nbytes: int) -> Row:
+    row: Row = {"bytes": nbytes, "ratio": report.median(hits) / report.median(bare)}
+    for name, values in (("hit", hits), ("bare", bare)):
+        row |= report.summarise(name, [value * 1e6 for value in values], "_us")
+    return row
+
+
+@click.command(help=__doc__)
+@report.command
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="On the disk to be measured; without it, that of temporary files.",
+)
+def main(json_path: str | None, quick: bool, repetitions: int | None, folder: Path | None) -> None:
+    sizes, copies = ((100_000,), 20) if quick else ((10_000, 100_000, 1_000_000), 300)
+    repetitions = repetitions or (1 if quick else 7)
+    rows: list[Row] = []
+    for size in sizes:
+        rows.append(memory_row(size, copies, repetitions))
+        with tempfile.TemporaryDirectory(dir=folder, prefix="hits-") as made:
+            rows += asyncio.run(_DiskHits(Path(made), size, copies).rows(repetitions))
+    settings = {"copies": copies, "repetitions": repetitions, "quick": quick}
+    report.publish(report.document("hits", settings, rows), json_path, _COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
