@@ -19,6 +19,7 @@ from minato_gpu.stages import (
     DaliFragment,
     Field,
     Fields,
+    Keepable,
     Params,
     Stage,
     Tolerance,
@@ -28,7 +29,7 @@ from minato_gpu.stages import (
     check_values,
 )
 
-__all__ = ["CupyFunction", "DaliFragment", "Field", "Pipeline", "Stage", "Tolerance", "TorchFunction"]
+__all__ = ["CupyFunction", "DaliFragment", "Field", "Keepable", "Pipeline", "Stage", "Tolerance", "TorchFunction"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -159,6 +159,22 @@ class TorchFunction:
 DeviceImplementation = DaliFragment | CupyFunction | TorchFunction
 
 
+@dataclass(frozen=True)
+class Keepable:
+    """What a stage makes on the way that depends on no draw, so that a cache may keep it from epoch to epoch.
+
+    For a stage that does two things at once, such as decoding no more of a photograph than the crop that was drawn:
+    ``make(fields)`` returns the fields ``writes`` (all of the photograph), from the fields ``reads`` alone, which are
+    some of the stage's. ``cpu(fields, params)`` makes of them, and of what else the stage reads, what the stage's own
+    ``cpu`` does: bit for bit. Neither is called for a sample of which nothing is to be kept.
+    """
+
+    reads: tuple[str, ...]
+    writes: Mapping[str, Field]
+    make: Callable[[Fields], Fields]
+    cpu: CpuFunction
+
+
 @dataclass(frozen=True, eq=False)
 class Stage:
     """One step of a pipeline.
@@ -172,6 +188,7 @@ class Stage:
     ``feature_names``, from fields known after the host read.
     ``tolerance``: by type of device ("cpu": the device implementation run by CPU operators, "cuda"), how far the
     device implementation may be from ``cpu``; a missing key means that they must be equal.
+    ``keep``: what a cache may keep of a stage that depends on a draw, if not all of it does (see ``Keepable``).
 
     All functions must be module-level (or ``functools.partial`` of such), so that spawned workers can have them.
     Raises TypeError or ValueError for a definition that cannot work.
@@ -187,6 +204,7 @@ class Stage:
     features: Callable[[Fields], Sequence[float]] | None = None
     feature_names: tuple[str, ...] = ()
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+    keep: Keepable | None = None
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -230,6 +248,16 @@ class Stage:
         unknown = set(getattr(self.device, "host_reads", ())) - set(self.reads)
         if unknown:
             raise ValueError(f"stage {self.name!r}: host_reads {sorted(unknown)} are not among its reads")
+        if self.keep is not None:
+            self._check_keep(self.keep)
+
+    def _check_keep(self, keep: object) -> None:
+        if not isinstance(keep, Keepable):
+            raise TypeError(f"stage {self.name!r}: keep must be a Keepable, got {keep!r}")
+        check_values(f"stage {self.name!r}: keep.writes", keep.writes, Field)
+        unknown = set(keep.reads) - set(self.reads)
+        if unknown:
+            raise ValueError(f"stage {self.name!r}: keep.reads {sorted(unknown)} are not among its reads")
 
 
 def check_values(what: str, values: object, kind: type) -> None:

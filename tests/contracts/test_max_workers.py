@@ -15,6 +15,7 @@ from minato_gpu.engine import building
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Costly, Made
 from tests.contracts.modes import MINATO, Mode
+from tests.waiting import wait_until
 
 _MOST = 4
 
@@ -82,10 +83,14 @@ def test_any_of_them_may_be_killed(worker: int) -> None:
     loader: Any = DataLoader(
         Costly(120), 4, num_workers=1, max_workers=_MOST, on_worker_death="replace", persistent_workers=True
     )
+    killed = -1
     for _ in range(2):
         received = []
         for number, batch in enumerate(loader):
             if number == 3:
-                os.kill(loader._session.engine.pump.lanes["cpu"].pids[worker], signal.SIGKILL)
+                lane = loader._session.engine.pump.lanes["cpu"]
+                assert wait_until(lambda: lane.pids[worker] != killed), "it has been replaced"  # noqa: B023
+                killed = lane.pids[worker]
+                os.kill(killed, signal.SIGKILL)
             received += batch.tolist()
         assert differences(range(120), received) == NOTHING
