@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from minato_gpu.samples import Origin, StageError, Value, stream
 from minato_gpu.stages import (
+    CpuFunction,
     CupyFunction,
     DaliFragment,
     Field,
@@ -165,24 +166,36 @@ class Pipeline:
         """
         end = len(self.stages) if stop is None else stop
         if start == 0:
-            self._check_given(fields)
+            self.check_given(fields)
         known = dict(fields)
         for number in range(start, end):
-            stage = self.stages[number]
             if before_stage is not None:
                 before_stage(number)
             began = perf_counter() if on_stage is not None else 0.0
-            try:
-                written = stage.cpu(known, self.draw(number, known, seed))
-                check_written(stage.writes, written)
-            except Exception as error:
-                raise stage_error(stage.name, "cpu", known, error) from error
-            known.update(written)
+            known.update(self.run_stage(number, known, seed))
             if on_stage is not None:
-                on_stage(stage.name, perf_counter() - began)
+                on_stage(self.stages[number].name, perf_counter() - began)
         return known if end < len(self.stages) else {name: known[name] for name in self.outputs}
 
-    def _check_given(self, fields: Fields) -> None:
+    def run_stage(
+        self,
+        number: int,
+        fields: Fields,
+        seed: int,
+        cpu: CpuFunction | None = None,
+        writes: Mapping[str, Field] | None = None,
+    ) -> Fields:
+        """What one stage writes, on the CPU. ``cpu``, ``writes``: something else to be run in its place, and what that
+        writes (see ``Keepable``). Raises as ``run`` does."""
+        stage = self.stages[number]
+        try:
+            written = (cpu or stage.cpu)(fields, self.draw(number, fields, seed))
+            check_written(stage.writes if writes is None else writes, written)
+        except Exception as error:
+            raise stage_error(stage.name, "cpu", fields, error) from error
+        return written
+
+    def check_given(self, fields: Fields) -> None:
         """Raise TypeError, or a StageError of a ValueError, unless the data set has returned what the stages need, as
         declared."""
         given: object = fields

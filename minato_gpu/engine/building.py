@@ -25,6 +25,7 @@ from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.event_log import EventLog
 from minato_gpu.faults.watchdog import Watchdog
+from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
 from minato_gpu.lanes.process_lane import ProcessLane, start_method
@@ -47,6 +48,7 @@ from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
+from minato_gpu.sources import field_transfer
 from minato_gpu.sources.declared import SourceOf, source_of
 from minato_gpu.sources.kept_memory import KeptMemory
 from minato_gpu.sources.process import ReaderSettings
@@ -172,11 +174,18 @@ class Plan:
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
             samples=length_of(self.loader.dataset) or 0,
+            workers=self.loader.num_workers,
             table=None if kept is None else kept.table,
         )
         look_ahead = None if kept is None else SharesAhead(Sampling(self.loader))
         on_close = (lambda: None) if kept is None else kept.give_back
         return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close)
+
+    @property
+    def keeps_fields(self) -> bool:
+        """Whether there are fields that a cache may keep. A device lane makes its own: then raw bytes are kept."""
+        pipeline = self.loader.pipeline
+        return pipeline is not None and self.options.lanes == ("cpu",) and bool(KeepableFields(pipeline))
 
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
@@ -239,6 +248,7 @@ def build_engine(
             window=policy.window,
             fetched=fetched,
             active=loader.num_workers,
+            fields=field_transfer.pair() if kept is not None and plan.keeps_fields else None,
         )
         undo.callback(links.close)
         reads = plan.read_ahead(links, kept)

@@ -51,7 +51,7 @@ def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: Read
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     close_inherited_ends()
     assert links.fetched is not None
-    process.main(end, parent, links.fetched, links.bell.ring_pump, settings)
+    process.main(end, parent, links.fetched, links.fields_receiver, links.bell.ring_pump, settings)
 
 
 class ReadAhead:

@@ -13,6 +13,7 @@ from torch._utils import ExceptionWrapper
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure, reraise
+from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.pipeline import Pipeline
@@ -82,6 +83,7 @@ class Producer:
         self._shelf = store
         # whether the current sample is to go to another lane before this stage
         self.handing_over: Callable[[int], bool] = lambda cut: False
+        self.keeping: Keeping | None = None  # where fields may be kept
         self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
@@ -216,7 +218,10 @@ class Producer:
                 return self._in_parts(fields, seed, start, task.stop)
             return pipeline.run(fields, seed, start=start, before_stage=self._on_stage)
         self._on_stage(-1)
-        return pipeline.run(self._seeded(task, piece, at), seed, before_stage=self._on_stage)
+        source = self._seeded(task, piece, at)
+        if self.keeping is not None:
+            return self.keeping.run(source, seed, self._on_stage)
+        return pipeline.run(source, seed, before_stage=self._on_stage)
 
     def _in_parts(self, fields: Value, seed: int, start: int, stop: int) -> Value:
         """The sample, or what there is of it where it is to be handed over: at ``stop``, or where that is asked for."""

@@ -16,6 +16,7 @@ from time import perf_counter
 
 from minato_gpu.lanes.base import Failure, Handed, Item, NoSample, Piece, Task
 from minato_gpu.lanes.cpu_time import RunQueueDelay
+from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.leases import lay_down
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
@@ -66,6 +67,8 @@ class Worker:
         self._row = board.row(number)
         self._producer = Producer(number, job, store, self._show_stage)
         self._producer.handing_over = partial(board.handing_over, number)
+        if job.pipeline is not None and links.fields_sender is not None:
+            self._producer.keeping = Keeping(job.pipeline, links.fields_sender)
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None
@@ -73,7 +76,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the engine ends the channel."""
-        AT_HAND.arena = self._links.fetched
+        AT_HAND.arena, AT_HAND.keeps_fields = self._links.fetched, self._producer.keeping is not None
         delay = RunQueueDelay()
         try:
             self._serve(delay)

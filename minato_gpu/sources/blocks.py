@@ -23,6 +23,7 @@ HEAD = 8  # bytes of the stamp
 WIPED = 0
 NOWHERE = -1  # in the place of a block: there are no bytes
 IN_PAGE_CACHE = -2  # and there are, where the kernel keeps the file's (page_cache.py)
+ASKED = -3  # the worker is asked for them: they are fields that it makes
 
 
 def space_of(nbytes: int) -> int:

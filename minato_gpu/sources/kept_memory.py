@@ -18,8 +18,8 @@ from minato_gpu.sources.memory_tier import Copy
 _LEAST = 1 << 36  # bytes of address space; memory is taken as it is written
 _SLACK = 1 << 30
 
-Left = tuple[int, list[tuple[int, Copy]]]
-"""The parts of each sample, and items with their copies."""
+Left = tuple[int, list[tuple[int, Copy]], tuple[float, ...]]
+"""The parts of each sample, items with their copies, and what has been learned of fields."""
 
 
 class KeptMemory:
@@ -66,12 +66,12 @@ class Table:
         os.ftruncate(self.fd, 0)
         if data[:1] != _WHOLE:
             return None
-        parts, rows = marshal.loads(data[1:])
-        return parts, [(item, Copy(*copy)) for item, copy in rows]
+        parts, rows, learned = marshal.loads(data[1:])
+        return parts, [(item, Copy(*copy)) for item, copy in rows], learned
 
     def leave(self, left: Left) -> None:
         """Write it all; its first byte says last that it is whole."""
-        data = marshal.dumps((left[0], [(item, tuple(copy)) for item, copy in left[1]]))
+        data = marshal.dumps((left[0], [(item, tuple(copy)) for item, copy in left[1]], left[2]))
         at = 0
         while at < len(data):
             at += os.pwrite(self.fd, data[at:], 1 + at)

@@ -18,14 +18,15 @@ from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import Policy
 from minato_gpu.sources.blocks import space_of
-from minato_gpu.sources.source import Key
+from minato_gpu.sources.source import FIELDS, Key
 
 NO_ITEM = -1
 _KNOWN = 256  # items whose sizes are known before it is said whether all are alike
 
 
 class Copy(NamedTuple):
-    """Bytes of a source that lie in a block. ``cost``: of reading them again, see ``ReadCosts.compared``."""
+    """Bytes of a source, or a sample's fields, that lie in a block. ``cost``: of having them again, see
+    ``ReadCosts.compared``."""
 
     key: Key
     block: int
@@ -50,11 +51,13 @@ class MemoryTier:
         self.budget = budget
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
         self.off_for_files = ""  # why, if so
+        self.learned: tuple[float, ...] = ()  # of fields, see field_keeping.py
         self.choice = Choice("minio", 0, "minio: the first epoch has not been read yet")
         self._samples = samples
         self._parts = 0  # of each sample; known from the first one
         self._copies: dict[int, Copy] = {}
         self._items: dict[Key, int] = {}  # of the copies: samples may have a source in common
+        self._fields = 0  # of the copies, those of fields
         self._policy: Policy = Minio(budget)
         self._begun: Begun | None = None  # and not told the policy
         self._at = 0  # position of the next access
@@ -100,9 +103,46 @@ class MemoryTier:
             not isinstance(policy, Minio) or policy.used_bytes + space_of(nbytes) <= policy.budget
         )
 
+    def holds(self, key: Key) -> bool:
+        """Whether there is a copy."""
+        return key in self._items
+
     def again(self) -> None:
         """An item is wanted whose bytes are on their way already, or there, for another sample."""
         self._at += 1
+
+    def skip(self, items: int, *, hits: bool) -> None:
+        """Accesses of which nothing is looked for: more that the fields of a sample save, or such as are read."""
+        self._at += items
+        if hits:
+            self.hits += items
+        else:
+            self.misses += items
+
+    def offer_fields(self, sample: int, copy: Copy) -> tuple[bool, list[Copy]]:
+        """The same for what was made of a sample: it takes the place of all that was read for it."""
+        if not self._parts or not 0 <= sample < self._samples or not self.may_keep(sample, copy.nbytes):
+            return False, []
+        kept, going = self.offer(sample, copy, self._at)
+        if kept:
+            going += [gone for part in range(1, self._parts) for gone in self._drop(part * self._samples + sample)]
+        return kept, going
+
+    def shrink(self, fields: bool, budget: float) -> list[Copy]:
+        """Let go of fields, or of what was read, until at most so many bytes are kept of that; returns what goes."""
+        kind = [item for item, copy in self._copies.items() if (copy.key[0] == FIELDS) == fields]
+        nbytes = sum(space_of(self._copies[item].nbytes) for item in kind)
+        going: list[Copy] = []
+        while kind and nbytes > budget:
+            copies = self._drop(kind.pop())
+            nbytes -= sum(space_of(copy.nbytes) for copy in copies)
+            going += copies
+        self.evicted += len(going)
+        return going
+
+    def _drop(self, item: int) -> list[Copy]:
+        self._policy.dropped(item)
+        return self._take_out(item)
 
     def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
         """What was missed at ``now`` has been read: whether it stays, and which copies go."""
@@ -120,6 +160,7 @@ class MemoryTier:
     def _put_in(self, item: int, copy: Copy) -> None:
         self._copies[item] = copy
         self._items[copy.key] = item
+        self._fields += copy.key[0] == FIELDS
 
     def _take_out(self, item: int) -> list[Copy]:
         """The item's copy, if there is one."""
@@ -127,6 +168,7 @@ class MemoryTier:
         if copy is None:
             return []
         del self._items[copy.key]
+        self._fields -= copy.key[0] == FIELDS
         return [copy]
 
     def _note(self, item: int, copy: Copy) -> None:
@@ -155,9 +197,9 @@ class MemoryTier:
 
     # --- from one reader process to the next -----------------------------------------------------------------
 
-    def take_up(self, parts: int, copies: Iterable[tuple[int, Copy]]) -> list[Copy]:
+    def take_up(self, parts: int, copies: Iterable[tuple[int, Copy]], learned: tuple[float, ...] = ()) -> list[Copy]:
         """Copies that an earlier process has left; returns those for which there is no room."""
-        self._parts = parts
+        self._parts, self.learned = parts, learned
         refused = []
         for item, copy in copies:
             self._note(item, copy)
@@ -168,9 +210,9 @@ class MemoryTier:
                 refused.append(copy)
         return refused
 
-    def left(self) -> tuple[int, list[tuple[int, Copy]]]:
+    def left(self) -> tuple[int, list[tuple[int, Copy]], tuple[float, ...]]:
         """What ``take_up`` takes."""
-        return self._parts, list(self._copies.items())
+        return self._parts, list(self._copies.items()), self.learned
 
     # --- what is said of it ----------------------------------------------------------------------------------
 
@@ -182,6 +224,7 @@ class MemoryTier:
             "budget_bytes": self.budget,
             "bytes": self._policy.used_bytes,
             "copies": len(self._copies),
+            "fields": self._fields,
             "hits": self.hits,
             "misses": self.misses,
             "hit_bytes": self.hit_bytes,

@@ -17,6 +17,7 @@ from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.placing import Cached, Where
+from minato_gpu.sources.rate import StorageRate
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
@@ -49,6 +50,7 @@ class ReaderPool:
         self._local = LocalReads(blocks, self._local_ended, where=where, cached=cached)
         self._attempts = Attempts(remote or RemoteReads(), time_out_s, self._at_its_limit, self._remote_ended)
         self._cancelled: set[int] = set()
+        self._behind, self._rate = behind, StorageRate()
 
     def submit(self, number: int, source: Source) -> None:
         """Read this, after those of lower numbers."""
@@ -77,6 +79,8 @@ class ReaderPool:
     ) -> None:
         self._cancelled.discard(number)
         lane.under_way -= 1
+        if error is None:
+            self._rate.finished(self._loop.time(), nbytes, behind=self._behind())
         self._start(lane)
         self._done(number, block, nbytes, error, seconds)
 
@@ -110,6 +114,11 @@ class ReaderPool:
         """Counters, and for files and URLs how many are read at once, and recent latencies in seconds."""
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
         return {**self._attempts.counts, **kinds}
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What the storage gives when it is asked for all that it has; 0.0 where it never was what one waited for."""
+        return self._rate.bytes_per_s
 
     async def close(self) -> None:
         """End what is under way."""

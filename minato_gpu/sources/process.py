@@ -20,10 +20,13 @@ from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.notices import LOGGER, say_once
+from minato_gpu.sources import field_transfer
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done
+from minato_gpu.sources.field_choice import FieldChoice
+from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.placing import Cached, Placing, Where
@@ -38,28 +41,43 @@ _STATS_S = 0.5
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses). ``memory_bytes`` and
+    """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses). ``memory_bytes``,
     ``disk_bytes``: budgets of the tiers, in which copies of the data set's ``samples`` samples stay (0: there is none);
-    ``directory``: of that on disk. ``table``: from the reader process before, and for the next."""
+    ``directory``: of that on disk. ``workers``: how many prepare samples. ``table``: from the reader process before,
+    and for the next."""
 
     ahead_bytes: int = 256 << 20
     memory_bytes: int = 0
     disk_bytes: int = 0
     directory: str = ""
     samples: int = 0
+    workers: int = 1
     table: Table | None = None
 
 
-def main(end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None], settings: ReaderSettings) -> None:
-    """The process's work, to its end. ``parent``: process id of the loader's; ``ring`` wakes whoever of it waits."""
+def main(
+    end: socket.socket,
+    parent: int,
+    arena: Arena,
+    fields: socket.socket | None,
+    ring: Callable[[], None],
+    settings: ReaderSettings,
+) -> None:
+    """The process's work, to its end. ``parent``: process id of the loader's; ``fields``: where workers send what is to
+    be kept; ``ring`` wakes whoever waits of the loader's process."""
     try:
-        asyncio.run(_serve(end, parent, arena, ring, settings))
+        asyncio.run(_serve(end, parent, arena, fields, ring, settings))
     finally:
         os._exit(0)  # nothing that the loader's process has registered for its own end
 
 
 async def _serve(
-    end: socket.socket, parent: int, arena: Arena, ring: Callable[[], None], settings: ReaderSettings
+    end: socket.socket,
+    parent: int,
+    arena: Arena,
+    fields: socket.socket | None,
+    ring: Callable[[], None],
+    settings: ReaderSettings,
 ) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -71,6 +89,8 @@ async def _serve(
     loop.add_reader(watch, ended.set)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     link = _Link(end, ring, settings, arena, ended)
+    if fields is not None:
+        link.keep_fields(fields)
     try:
         await ended.wait()
     finally:
@@ -101,6 +121,7 @@ class _Link:
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
+        self._settings = settings
         self._memory = _taken_up(arena, settings)
         self._table, self._arena = settings.table, arena
         blocks = Blocks(arena)
@@ -123,6 +144,27 @@ class _Link:
         else:
             service.pool = make_pool(service.done)
         self._loop.add_reader(end.fileno(), self._receive)
+
+    def keep_fields(self, end: socket.socket) -> None:
+        """Workers send fields to this end."""
+        if self._memory is None:
+            return
+        choice = FieldChoice(self._memory.budget, self._settings.samples, self._settings.workers)
+        self._service.fields = FieldKeeping(self._memory, choice, lambda: self._pool.bytes_per_s)
+        self._loop.add_reader(end.fileno(), self._take_fields, end)
+
+    def _take_fields(self, end: socket.socket) -> None:
+        try:
+            found = field_transfer.receive(end)
+        except OSError:
+            self._loop.remove_reader(end.fileno())
+            return
+        if found is None or found.file < 0:
+            return
+        try:
+            self._service.receive(found.sample, found.nbytes, found.saved_s, found.prepare_s, found.fill)
+        finally:
+            os.close(found.file)
 
     def _receive(self) -> None:
         while True:
@@ -153,6 +195,8 @@ class _Link:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
         await self._pool.close()
         if self._memory is not None and self._table is not None:
+            if self._service.fields is not None:
+                self._service.fields.note()
             self._table.leave(self._memory.left())
         if self._disk is not None:
             self._disk.finish()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
-from minato_gpu.sources.source import Key, Source
+from minato_gpu.sources.source import FIELDS, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
 """Where the bytes of a source lie: a block of the arena (see blocks.py), or IN_PAGE_CACHE; how many they are; the
@@ -36,15 +36,20 @@ class AtHand(threading.local):
     """
 
     arena: Arena | None = None
+    keeps_fields = False  # whether there may be any
     direct = 0
     direct_s = 0.0
 
     def __init__(self) -> None:
         self._places: dict[Key, tuple[int, int, int]] = {}
+        self.fields: Place | None = None  # kept ones of the sample, or that it is asked for them
 
     def put(self, places: Iterable[Place]) -> None:
         """These lie ready, and nothing else."""
         self._places = {place[3:]: place[:3] for place in places}
+        self.fields = None
+        if self.keeps_fields:
+            self.fields = next((place for place in places if place[3] == FIELDS), None)
 
     def find(self, source: Source) -> NDArray[np.uint8] | None:
         """A copy of the source's bytes; None where they are not at hand (any more)."""
@@ -56,6 +61,17 @@ class AtHand(threading.local):
             return page_cache.read(source, nbytes)
         assert self.arena is not None
         return blocks.copy(self.arena, block, nbytes, stamp)
+
+    @property
+    def asked_for(self) -> int:
+        """The sample whose fields are to be sent; -1 for none."""
+        return -1 if self.fields is None or self.fields[0] != blocks.ASKED else self.fields[4]
+
+    def find_fields(self) -> NDArray[np.uint8] | None:
+        """A copy of the sample's kept fields; None where they are not there (any more)."""
+        if self.fields is None or self.arena is None:
+            return None
+        return blocks.copy(self.arena, *self.fields[:3])
 
 
 AT_HAND = AtHand()

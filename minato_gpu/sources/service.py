@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from minato_gpu.sources.blocks import NOWHERE, Blocks
+from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
+from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Place
-from minato_gpu.sources.source import Key, Source
+from minato_gpu.sources.source import Key, Source, fields_key
 
 Wanted = tuple[int, int, tuple[Key, ...]]
 """A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""
@@ -72,6 +73,7 @@ class _Bytes:
 class _Ticket:
     number: int
     place: int
+    asked: int = -1  # the sample whose fields its worker is to send, if it is
     bytes: list[_Bytes] = field(default_factory=list)
     missing: int = 0
 
@@ -85,6 +87,7 @@ class Service:
     ) -> None:
         self.pool: Pool
         self.disk: Writer | None = None
+        self.fields: FieldKeeping | None = None
         self.reads = 0  # done, with their bytes
         self.read_bytes = 0
         self.copied = 0  # reads of copies on disk
@@ -103,6 +106,7 @@ class Service:
         self._started: dict[int, _Bytes] = {}  # by number, not done
         self._ahead = 0  # bytes that are there and not released, and of what is under way those expected
         self._typical = 0  # bytes of a source whose length is not declared
+        self._parts = 1  # sources of a sample
 
     # --- what the loader says --------------------------------------------------------------------------------
 
@@ -110,17 +114,26 @@ class Service:
         """An epoch begins: what is wanted from now on is wanted by that."""
         if self._memory is not None:
             self._memory.begin(begun)
+        self._choose()
 
     def want(self, place: int, tickets: Sequence[Wanted]) -> None:
         """Tickets of a place, or some of them, in the order of need; all come after those of earlier places."""
         for number, sample, keys in tickets:
             ticket = self._tickets[number] = _Ticket(number, place)
-            items = (NO_ITEM,) * len(keys) if self._memory is None else self._memory.items(sample, len(keys))
-            for key, item in zip(keys, items, strict=True):
+            found, items, asked = self._planned(sample, keys)
+            if asked:
+                ticket.asked = sample
+            for key, item in zip(found, items, strict=True):
                 self._want(ticket, key, item)
             if not ticket.missing:
                 self._told(ticket)
         self._start()
+
+    def _planned(self, sample: int, keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[int], bool]:
+        self._parts = len(keys)
+        if self.fields is not None:
+            return self.fields.plan(sample, keys)
+        return keys, (NO_ITEM,) * len(keys) if self._memory is None else self._memory.items(sample, len(keys)), False
 
     def _want(self, ticket: _Ticket, key: Key, item: int) -> None:
         found = self._bytes.get(key)
@@ -270,6 +283,36 @@ class Service:
         each.kept, going = memory.offer(each.item, copy, each.at)
         if each.kept:
             self._ahead -= each.nbytes
+        self._gone(going)
+
+    def receive(
+        self, sample: int, nbytes: int, saved_s: float, prepare_s: float, fill: Callable[[memoryview], None]
+    ) -> None:
+        """A worker has made fields of so many bytes, and sends them (``fill`` puts them where they are to lie). They
+        save so much of the ``prepare_s`` seconds that a worker takes for the sample."""
+        memory, fields = self._memory, self.fields
+        if memory is None or fields is None:
+            return
+        fields.choice.observe(nbytes, saved_s, prepare_s)
+        if fields.is_due:
+            self._choose()
+        if not memory.may_keep(sample, nbytes) or not fields.choice.wants(sample):
+            return
+        block, view = self._blocks.allocate(nbytes)
+        fill(view)
+        cost = self._costs.compared(self._typical) * nbytes / max(self._typical, 1)  # a byte earns what others do
+        key = fields_key(sample)
+        kept, going = memory.offer_fields(sample, Copy(key, block, nbytes, self._blocks.publish(block), cost))
+        self._gone(going)
+        if not kept:
+            self._blocks.free(block)
+
+    def _choose(self) -> None:
+        if self.fields is not None:
+            self._gone(self.fields.choose(self._typical * self._parts))
+
+    def _gone(self, going: Iterable[Copy]) -> None:
+        """What the tier lets go of."""
         for gone in going:
             live = self._bytes.get(gone.key)
             if live is not None and live.kept and live.block == gone.block:  # of use until it is released
@@ -290,9 +333,15 @@ class Service:
             "failed": self.failed,
             "shared": self.shared,
             "bytes_ahead": self._ahead,
-        } | ({} if self._memory is None else {"memory": self._memory.counts()})
+        } | ({} if self._memory is None else {"memory": self._memory.counts() | self._kept()})
+
+    def _kept(self) -> dict[str, Any]:
+        return {} if self.fields is None else {"kept": self.fields.choice.why()}
 
     def _told(self, ticket: _Ticket) -> None:
         self.there += 1
         there = [each for each in ticket.bytes if each.block != NOWHERE]
-        self._tell((ticket.number, tuple((each.block, each.nbytes, each.stamp, *each.key) for each in there)))
+        places: tuple[Place, ...] = tuple((each.block, each.nbytes, each.stamp, *each.key) for each in there)
+        if ticket.asked >= 0:
+            places = *places, (ASKED, 0, 0, *fields_key(ticket.asked))
+        self._tell((ticket.number, places))

@@ -13,6 +13,14 @@ Key = tuple[str, int, int | None] | tuple[str, int, int | None, str]
 """Path, offset and length, and the version where one is declared: what the bytes are."""
 
 
+FIELDS = "fields:"  # in the place of a path: what was made of a sample (kept_fields.py), not what was read
+
+
+def fields_key(sample: int) -> Key:
+    """Of a sample's fields."""
+    return FIELDS, sample, None
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """``length`` bytes of ``path`` from ``offset`` on; a ``length`` of None means all that there is.

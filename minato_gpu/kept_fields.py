@@ -1,0 +1,209 @@
+"""Fields of a pipeline that depend on no draw: which they are, and runs that make them, or begin with them.
+
+Found by dataflow, field by field. A stage is *fixed* if it draws nothing and reads nothing that depends on a draw;
+what it writes is the same in every epoch. Of a stage that is not, a part may be (``Keepable``). Kept are those of
+these fields that other stages read, or that are outputs: with them a run needs no fixed stage at all.
+
+    read > decode > crop (drawn) > normalise        read and decode are fixed; kept is what decode writes
+
+Kept fields belong to what the data set has returned: where that has changed, they are not used (``given``).
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import struct
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Value
+from minato_gpu.stages import Fields, Keepable, Stage
+
+Kept = Mapping[int, Fields]
+"""By the number of the stage that writes them."""
+
+_ALIGN = 64
+_LARGEST_GIVEN = 1 << 16  # bytes: a data set that returns more has read it itself, which kept fields would not save
+_COMPARED = 32  # samples for which a stage is run both ways, to know what its part would save
+
+
+class Made(NamedTuple):
+    """``outputs`` of a sample; what may be ``kept`` of it, a copy (None where it cannot be copied); and seconds: what
+    that saves of ``prepare_s`` in all."""
+
+    outputs: Fields
+    kept: Kept | None
+    saved_s: float
+    prepare_s: float
+
+
+class KeepableFields:
+    """Of one pipeline. False where there is nothing to keep."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._fixed: set[int] = set()
+        self._parts: dict[int, Keepable] = {}
+        self._names: dict[int, tuple[str, ...]] = {}  # what is kept of fixed stages
+        self._given: tuple[str, ...] = ()  # fields of the data set that fixed stages read
+        self._compared = 0
+        self._fused_s = self._made_s = 0.0
+        self._look()
+
+    def __bool__(self) -> bool:
+        return bool(self._names or self._parts)
+
+    def _look(self) -> None:
+        drawn: set[str] = set()
+        writer: dict[str, int] = {}
+        wanted: dict[int, set[str]] = {}
+        given: set[str] = set()
+        for number, stage in enumerate(self._pipeline.stages):
+            early, late = self._divide(number, stage, drawn)
+            given.update(name for name in early if name not in writer)
+            for name in late:
+                if writer.get(name) in self._fixed:
+                    wanted.setdefault(writer[name], set()).add(name)
+            writer.update(dict.fromkeys(stage.writes, number))
+        for name in self._pipeline.outputs:
+            if writer.get(name) in self._fixed:
+                wanted.setdefault(writer[name], set()).add(name)
+        self._names = {number: tuple(sorted(names)) for number, names in wanted.items()}
+        self._given = tuple(sorted(given))
+
+    def _divide(self, number: int, stage: Stage, drawn: set[str]) -> tuple[set[str], set[str]]:
+        """The fields that the stage reads for what may be kept, and those that it reads whatever is kept. ``drawn``:
+        those that depend on a draw, before the stage and, changed, after it."""
+        reads = set(stage.reads)
+        if stage.draw is None and not reads & drawn:
+            self._fixed.add(number)
+            drawn -= stage.writes.keys()
+            return reads, set()
+        keep = stage.keep
+        early: set[str] = set()
+        if keep is not None and not set(keep.reads) & drawn:
+            self._parts[number] = keep
+            early = set(keep.reads)
+        drawn |= stage.writes.keys()
+        return early, (reads - early) | set(stage.meta)
+
+    # --- runs ------------------------------------------------------------------------------------------------
+
+    def given(self, fields: Fields) -> bytes | None:
+        """What the data set has returned for fixed stages, as bytes; None where that is too much, or cannot be told."""
+        try:
+            data = pickle.dumps([fields[name] for name in self._given], 5)
+        except Exception:  # a field that is missing, or cannot be pickled: the run will say so, or nothing is kept
+            return None
+        return data if len(data) <= _LARGEST_GIVEN else None
+
+    def run(self, fields: Fields, kept: Kept, seed: int, before_stage: Callable[[int], None]) -> Fields:
+        """The sample's outputs, as ``Pipeline.run`` has them, without the work that is saved."""
+        pipeline, known = self._pipeline, dict(fields)
+        for number in range(len(pipeline.stages)):
+            if number in self._fixed:
+                known.update(kept.get(number, {}))
+                continue
+            before_stage(number)
+            part = self._parts.get(number)
+            if part is None:
+                known.update(pipeline.run_stage(number, known, seed))
+            else:
+                known.update(pipeline.run_stage(number, {**known, **kept[number]}, seed, part.cpu))
+        return {name: known[name] for name in pipeline.outputs}
+
+    def make(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Made:
+        """The sample, prepared so that its fields can be kept, and these."""
+        pipeline, known, kept = self._pipeline, dict(fields), dict[int, Fields | None]()
+        begin, saved_s, more_s = perf_counter(), 0.0, 0.0
+        pipeline.check_given(fields)
+        for number in range(len(pipeline.stages)):
+            before_stage(number)
+            began = perf_counter()
+            if number in self._parts:
+                known, kept[number], saves, costs = self._in_two(number, known, seed)
+                saved_s += saves
+                more_s += costs
+                continue
+            written = pipeline.run_stage(number, known, seed)
+            known.update(written)
+            if number in self._fixed:
+                after = perf_counter()
+                saved_s += after - began
+                kept[number] = _copied({name: written[name] for name in self._names.get(number, ())})
+                more_s += perf_counter() - after
+        prepare_s = perf_counter() - begin - more_s
+        whole = None if None in kept.values() else {number: each for number, each in kept.items() if each}
+        return Made({name: known[name] for name in pipeline.outputs}, whole, saved_s, prepare_s)
+
+    def _in_two(
+        self, number: int, known: dict[str, Value], seed: int
+    ) -> tuple[dict[str, Value], Fields | None, float, float]:
+        """A stage whose part is kept: the fields then, the part, the seconds that it saves, and those that it took more
+        than the stage as it is."""
+        pipeline, part = self._pipeline, self._parts[number]
+        fused_s = 0.0
+        began = perf_counter()
+        if self._compared < _COMPARED:  # the first samples go both ways
+            pipeline.run_stage(number, known, seed)
+            fused_s = perf_counter() - began
+        middle = perf_counter()
+        made = pipeline.run_stage(number, known, seed, lambda fields, _: part.make(fields), part.writes)
+        after = perf_counter()
+        kept = _copied(made)
+        began_again = perf_counter()
+        written = pipeline.run_stage(number, {**known, **made}, seed, part.cpu)
+        end = perf_counter()
+        if fused_s:
+            self._compared += 1
+            self._fused_s += fused_s
+            self._made_s += after - middle
+        usual_s = self._fused_s / max(self._made_s, 1e-9) * (after - middle)
+        return {**known, **written}, kept, max(0.0, usual_s - (end - began_again)), end - began - usual_s
+
+
+def _copied(fields: Fields) -> Fields | None:
+    """What a later stage that works in place does not change; None where it cannot be copied."""
+    try:
+        return copy.deepcopy(dict(fields))
+    except Exception:  # runs the values' own code: no error of the sample's
+        return None
+
+
+# --- as bytes ------------------------------------------------------------------------------------------------
+
+
+def packed(given: bytes, kept: Kept) -> list[bytes | memoryview]:
+    """Buffers that make up one block: sizes, what the data set gave, a pickle, and the arrays of that."""
+    arrays: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(dict(kept), 5, buffer_callback=arrays.append)
+    parts: list[bytes | memoryview] = [given, pickled, *(each.raw() for each in arrays)]
+    sizes = [len(part) for part in parts]
+    head = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
+    found: list[bytes | memoryview] = []
+    for part in (head, *parts):
+        found += part, bytes(-len(part) % _ALIGN)
+    return found
+
+
+def unpacked(data: NDArray[np.uint8]) -> tuple[bytes, Kept]:
+    """And back; arrays are views of ``data``: uint8 (n,), as ``packed`` laid it down."""
+    view = data.data
+    (count,) = struct.unpack_from("<Q", view)
+    sizes = struct.unpack_from(f"<{count}Q", view, 8)
+    at, parts = _up(8 + 8 * count), []
+    for size in sizes:
+        parts.append(view[at : at + size])
+        at += _up(size)
+    kept: Kept = pickle.loads(parts[1], buffers=parts[2:])
+    return bytes(parts[0]), kept
+
+
+def _up(size: int) -> int:
+    return size + -size % _ALIGN

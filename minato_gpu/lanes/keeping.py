@@ -1,0 +1,44 @@
+"""How a worker prepares samples of which a cache keeps fields: with them where there are some, making them where it is
+asked to (see kept_fields.py), and as always else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from minato_gpu.kept_fields import KeepableFields, packed, unpacked
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import Value
+from minato_gpu.sources import field_transfer
+from minato_gpu.sources.reading import AT_HAND
+from minato_gpu.stages import Fields
+
+
+class Keeping:
+    """``end``: where fields are sent to the reader process."""
+
+    def __init__(self, pipeline: Pipeline, end: socket.socket) -> None:
+        self._pipeline, self._end = pipeline, end
+        self._keepable = KeepableFields(pipeline)
+
+    def run(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Value:
+        """The sample that AT_HAND is about, prepared from what the data set returned. Raises as ``Pipeline.run``."""
+        if AT_HAND.fields is not None:
+            given = self._keepable.given(fields)
+            if given is not None:
+                return self._with_kept(fields, given, seed, before_stage)
+        return self._pipeline.run(fields, seed, before_stage=before_stage)
+
+    def _with_kept(self, fields: Fields, given: bytes, seed: int, before_stage: Callable[[int], None]) -> Value:
+        if AT_HAND.asked_for >= 0:
+            made = self._keepable.make(fields, seed, before_stage)
+            if made.kept is not None:
+                buffers = packed(given, made.kept)
+                field_transfer.send(self._end, AT_HAND.asked_for, buffers, made.saved_s, made.prepare_s)
+            return made.outputs
+        data = AT_HAND.find_fields()
+        if data is not None:
+            belongs_to, kept = unpacked(data)
+            if belongs_to == given:  # else the data set has changed
+                return self._keepable.run(fields, kept, seed, before_stage)
+        return self._pipeline.run(fields, seed, before_stage=before_stage)
