@@ -83,14 +83,14 @@ class KeepableFields:
         reads = set(stage.reads)
         if stage.draw is None and not reads & drawn:
             self._fixed.add(number)
-            drawn -= stage.writes.keys()
+            drawn.difference_update(stage.writes)
             return reads, set()
         keep = stage.keep
         early: set[str] = set()
         if keep is not None and not set(keep.reads) & drawn:
             self._parts[number] = keep
             early = set(keep.reads)
-        drawn |= stage.writes.keys()
+        drawn.update(stage.writes)
         return early, (reads - early) | set(stage.meta)
 
     # --- runs ------------------------------------------------------------------------------------------------

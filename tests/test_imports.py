@@ -19,6 +19,7 @@ PACKAGE = Path(minato_gpu.__file__).parent
 ORDER = """
 notices threads slices snapshots extras console report nvjpeg samples stages packing
 pipeline
+kept_fields
 arguments
 scheduling caching
 spans event_log

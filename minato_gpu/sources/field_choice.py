@@ -23,7 +23,7 @@ class FieldChoice:
         self.shares: Shares | None = None
         self.means: Means | None = None
         self.samples = samples
-        self.field_bytes = 0.0  # of a sample, in memory, on average
+        self.field_bytes = 0.0  # of a sample, on average
         self._budget, self._workers = budget, workers
         self.known = 0  # samples whose fields were seen
         self._asked = 0
@@ -41,7 +41,7 @@ class FieldChoice:
         """The fields of a sample have so many bytes; they save so much of a worker's ``prepare_s`` seconds."""
         self.known += 1
         weight = 1 / min(self.known, 1000)
-        self.field_bytes += weight * (space_of(nbytes) - self.field_bytes)
+        self.field_bytes += weight * (nbytes - self.field_bytes)
         self._saved_s += weight * (saved_s - self._saved_s)
         self._prepare_s += weight * (prepare_s - self._prepare_s)
 
@@ -60,7 +60,8 @@ class FieldChoice:
         if self.known < LEARNED:
             return
         prepare_s, saved_s = self._prepare_s / self._workers, self._saved_s / self._workers
-        self.means = Means(read_s, prepare_s, max(0.0, min(saved_s, prepare_s)), raw_bytes, self.field_bytes)
+        field_bytes = space_of(round(self.field_bytes))
+        self.means = Means(read_s, prepare_s, max(0.0, min(saved_s, prepare_s)), raw_bytes, field_bytes)
         self.shares = split(self.means, self._budget / max(self.samples, 1), keeps_raw=keeps_raw)
 
     def why(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.blocks import Blocks, copy
+from minato_gpu.sources.blocks import ASKED, Blocks, copy
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.service import Service
 from minato_gpu.sources.source import Key, Source
@@ -59,8 +59,8 @@ class Bench:
         self.service.done(number, block, nbytes if error is None else 0, error, 0.01, version=version)
 
     def got(self, ticket: int) -> list[bytes | None]:
-        """What a worker would find."""
-        places = self.told[ticket]
+        """What a worker would find; nothing of what it is asked for."""
+        places = [place for place in self.told[ticket] if place[0] != ASKED]
         copies = [copy(self.arena, *place[:3]) for place in places]
         return [None if each is None else each.tobytes() for each in copies]
 

@@ -42,7 +42,7 @@ def in_child(act: Callable[[], object]) -> int:
 
 def test_what_is_left_is_taken_up_once(table: Table) -> None:
     assert table.take() is None
-    for left in ((1, []), (2, COPIES), (1, COPIES[:1])):
+    for left in ((1, [], ()), (2, COPIES, (0.5, 2.0)), (1, COPIES[:1], ())):
         table.leave(left)
         assert table.take() == left
         assert table.take() is None
@@ -63,12 +63,12 @@ def test_a_table_that_was_not_written_to_its_end_is_none(
         return write(fd, data[:40], offset)
 
     monkeypatch.setattr(os, "pwrite", some)
-    assert in_child(lambda: table.leave((2, COPIES))) == -signal.SIGKILL
+    assert in_child(lambda: table.leave((2, COPIES, ()))) == -signal.SIGKILL
     monkeypatch.undo()
     assert after == 0 or os.fstat(table.fd).st_size > 0
     assert table.take() is None
-    table.leave((1, COPIES))
-    assert table.take() == (1, COPIES), "the next begins anew"
+    table.leave((1, COPIES, ()))
+    assert table.take() == (1, COPIES, ()), "the next begins anew"
 
 
 def test_it_is_lent_to_one_at_a_time() -> None:
@@ -106,7 +106,7 @@ def keep(kept: KeptMemory, number: int, *, leave: bool) -> None:
         view[:] = bytes([number + item]) * 10_000
         copies.append((item, Copy((f"{item}", 0, None), block, 10_000, blocks.publish(block), 1.0)))
     if leave:
-        kept.table.leave((1, copies[::2]))
+        kept.table.leave((1, copies[::2], ()))
     else:
         os.kill(os.getpid(), signal.SIGKILL)
 

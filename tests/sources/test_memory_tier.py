@@ -247,7 +247,7 @@ def test_what_one_process_leaves_the_next_takes_up(budget: int) -> None:
     books = Books(30 * PAGE, 40)
     for number in range(2):
         epoch(books, number, np.arange(0, 15), None, parts=2)
-    parts, copies = books.tier.left()
+    parts, copies, _ = books.tier.left()
     after = Books(budget * PAGE, 40)
     refused = after.tier.take_up(parts, copies)
     after.kept = {copy.block: copy for _, copy in copies if copy not in refused}
@@ -304,7 +304,7 @@ def test_any_course(data: st.DataObject) -> None:
         elif step == "again":
             books.tier.again()
         elif step == "next process":
-            parts, copies = books.tier.left()
+            parts, copies, learned = books.tier.left()
             books.tier, late = MemoryTier(budget, samples), []
-            assert books.tier.take_up(parts, copies) == []
+            assert books.tier.take_up(parts, copies, learned) == []
         books.check()

@@ -1,0 +1,193 @@
+"""Which fields of a pipeline depend on no draw, and runs that make them or begin with them: the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minato_gpu.kept_fields import KeepableFields, packed, unpacked
+from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
+from minato_gpu.samples import StageError
+from minato_gpu.stages import Fields, Params
+
+ARRAY = Field(np.int64, (None,))
+ran: list[str] = []
+
+
+def stage(name: str, reads: str, writes: str, *, drawn: bool = False, meta: str = "", **more: Any) -> Stage:
+    """Writes a sum of what it reads, and of what it drew."""
+
+    def cpu(fields: Fields, params: Params) -> Fields:
+        ran.append(name)
+        total = sum((fields[each] for each in reads.split()), np.zeros(3, np.int64))
+        return {each: total * 10 + len(each) + params.get("drawn", 0) for each in writes.split()}
+
+    draw = (lambda rng, _: {"drawn": rng.integers(1, 9, 3)}) if drawn else None
+    fields = dict.fromkeys(writes.split(), ARRAY)
+    return Stage(name, tuple(reads.split()), fields, cpu, draw=draw, meta=tuple(meta.split()), **more)
+
+
+def pipeline(*stages: Stage, outputs: str = "z") -> Pipeline:
+    return Pipeline(stages, outputs=tuple(outputs.split()))
+
+
+FUSED = stage("crop", "a b", "z", drawn=True)
+
+
+def _crop(fields: Fields, params: Params) -> Fields:
+    ran.append("crop of it")
+    return {"z": (fields["whole"] + fields["b"]) * 10 + 1 + params["drawn"]}
+
+
+def _whole(fields: Fields) -> Fields:
+    ran.append("whole")
+    return {"whole": fields["a"] + 0}
+
+
+KEEP = Keepable(("a",), {"whole": ARRAY}, _whole, _crop)
+
+CASES: dict[str, tuple[Pipeline, dict[int, set[str]], tuple[str, ...]]] = {
+    "what comes before the draw": (
+        pipeline(stage("read", "a", "b"), stage("decode", "b", "c"), stage("crop", "c", "z", drawn=True)),
+        {1: {"c"}},
+        ("crop",),
+    ),
+    "field by field": (
+        pipeline(
+            stage("read", "a", "b size"),
+            stage("box", "size", "box", drawn=True, meta="size"),
+            stage("decode", "b", "c"),
+            stage("crop", "c box", "z"),
+        ),
+        {0: {"size"}, 2: {"c"}},
+        ("box", "crop"),
+    ),
+    "a name written twice": (
+        pipeline(
+            stage("read", "a", "x"),
+            stage("turn", "x", "y", drawn=True),
+            stage("again", "a", "x"),
+            stage("join", "x y", "z"),
+        ),
+        {0: {"x"}, 2: {"x"}},
+        ("turn", "join"),
+    ),
+    "an output": (
+        pipeline(stage("read", "a", "z"), stage("flip", "z", "y", drawn=True), outputs="y z"),
+        {0: {"z"}},
+        ("flip",),
+    ),
+    "everything": (pipeline(stage("read", "a", "b"), stage("decode", "b", "z")), {1: {"z"}}, ()),
+    "a part of a stage": (
+        pipeline(stage("read", "a", "b"), stage("crop", "a b", "z", drawn=True, keep=KEEP)),
+        {0: {"b"}, 1: {"whole"}},
+        ("crop of it",),
+    ),
+    "no part of a stage that reads what was drawn": (
+        pipeline(stage("turn", "a", "a", drawn=True), stage("crop", "a b", "z", drawn=True, keep=KEEP)),
+        {},
+        ("turn", "crop"),
+    ),
+    "nothing": (pipeline(stage("turn", "a", "b", drawn=True), stage("join", "b", "z")), {}, ("turn", "join")),
+}
+
+
+def given() -> dict[str, Any]:
+    return {"a": np.array([1, 2, 3]), "b": np.array([4, 5, 6]), "path": "/a"}
+
+
+def no_stage(_: int) -> None:
+    """Nobody is told."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_runs_with_kept_fields_are_the_same(case: str) -> None:
+    made_of, kept, left = CASES[case]
+    keepable = KeepableFields(made_of)
+    assert bool(keepable) == bool(kept)
+    expected = made_of.run(given(), 7)
+    for _ in range(40):  # the first ones also compare what a part of a stage would save
+        made = keepable.make(given(), 7, no_stage)
+        assert made.prepare_s > 0
+        assert made.saved_s >= 0
+        equal(made.outputs, expected)
+    assert made.kept is not None
+    assert {number: set(fields) for number, fields in made.kept.items()} == kept
+    block = np.frombuffer(b"".join(bytes(part) for part in packed(b"given", made.kept)), np.uint8).copy()
+    belongs_to, found = unpacked(block)
+    assert belongs_to == b"given"
+    for seed in (7, 8):
+        ran.clear()
+        outputs = keepable.run(given(), found, seed, no_stage)
+        assert tuple(ran) == left
+        equal(outputs, made_of.run(given(), seed))
+
+
+def equal(found: Fields, expected: Fields) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_a_stage_that_works_in_place_spoils_nothing() -> None:
+    def spoil(fields: Fields, params: Params) -> Fields:
+        fields["b"][:] = -1
+        return {"z": fields["b"] + params["drawn"]}
+
+    drawn = stage("spoil", "b", "z", drawn=True)
+    made_of = pipeline(stage("read", "a", "b"), Stage("spoil", ("b",), {"z": ARRAY}, spoil, draw=drawn.draw))
+    made = KeepableFields(made_of).make(given(), 7, no_stage)
+    assert made.kept is not None
+    assert np.all(made.kept[0]["b"] > 0)
+
+
+def test_what_the_data_set_gave_is_told_apart() -> None:
+    keepable = KeepableFields(pipeline(stage("read", "a", "b"), stage("crop", "b path", "z", drawn=True)))
+    first = keepable.given(given())
+    assert first is not None
+    assert first == keepable.given({**given(), "path": "/b"}), "no fixed stage reads it"
+    assert first != keepable.given({**given(), "a": np.array([1, 2, 4])})
+    assert keepable.given({"a": np.zeros(1 << 16)}) is None, "it has been read already"
+    assert keepable.given({}) is None
+    assert keepable.given({"a": lambda: 0}) is None
+
+
+@pytest.mark.parametrize("run", ["make", "run"])
+def test_errors_name_their_stage(run: str) -> None:
+    def fail(fields: Fields, params: Params) -> Fields:
+        raise ValueError("bad")
+
+    drawn = stage("fail", "b", "z", drawn=True)
+    made_of = pipeline(stage("read", "a", "b"), Stage("fail", ("b",), {"z": ARRAY}, fail, draw=drawn.draw))
+    keepable = KeepableFields(made_of)
+    act: Callable[[], Any] = (
+        (lambda: keepable.make(given(), 7, no_stage))
+        if run == "make"
+        else (lambda: keepable.run(given(), {0: {"b": np.zeros(3)}}, 7, no_stage))
+    )
+    with pytest.raises(StageError, match="stage 'fail' failed: ValueError: bad") as caught:
+        act()
+    assert caught.value.origin.path == "/a"
+
+
+def test_fields_that_cannot_be_copied_are_not_kept() -> None:
+    class Odd:
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("no")
+
+    def odd(fields: Fields, params: Params) -> Fields:
+        return {"b": Odd()}
+
+    def crop(fields: Fields, params: Params) -> Fields:
+        return {"z": params["drawn"]}
+
+    drawn = stage("crop", "b", "z", drawn=True)
+    made_of = pipeline(
+        Stage("odd", ("a",), {"b": Field(object)}, odd), Stage("crop", ("b",), {"z": ARRAY}, crop, draw=drawn.draw)
+    )
+    made = KeepableFields(made_of).make(given(), 7, no_stage)
+    assert made.kept is None
+    equal(made.outputs, made_of.run(given(), 7))
