@@ -103,6 +103,20 @@ class MemoryTier:
             not isinstance(policy, Minio) or policy.used_bytes + space_of(nbytes) <= policy.budget
         )
 
+    def look_again(self, key: Key, now: int) -> Copy | None:
+        """What was missed at ``now``, and has been kept since; then it was no miss."""
+        item = self._items.get(key, NO_ITEM)
+        if item == NO_ITEM:
+            return None
+        copy = self._copies[item]
+        self._policy.used(item, now - self._since)
+        self.hits, self.misses, self.hit_bytes = self.hits + 1, self.misses - 1, self.hit_bytes + copy.nbytes
+        return copy
+
+    def was_shared(self) -> None:
+        """What was missed has been read for another sample: neither a hit nor a miss."""
+        self.misses -= 1
+
     def holds(self, key: Key) -> bool:
         """Whether there is a copy."""
         return key in self._items

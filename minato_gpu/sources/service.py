@@ -68,6 +68,12 @@ class _Bytes:
     kept: bool = False  # by the tier in memory, whose its block is
     waiting: list[_Ticket] = field(default_factory=list)
 
+    def take(self, copy: Copy) -> bool:
+        """They are those of a copy in memory."""
+        self.block, self.nbytes, self.stamp = copy.block, copy.nbytes, copy.stamp
+        self.done = self.kept = True
+        return True
+
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
@@ -137,15 +143,17 @@ class Service:
 
     def _want(self, ticket: _Ticket, key: Key, item: int) -> None:
         found = self._bytes.get(key)
-        if found is None:
-            found = self._bytes[key] = _Bytes(key, self._numbers, ticket.place, item)
-            self._numbers += 1
-            if not self._find(found):
-                self._queue.append(found)
-        else:
+        if found is not None and found.kept:
             self.shared += 1
             if self._memory is not None and item != NO_ITEM:
                 self._memory.again()
+        else:
+            found = _Bytes(key, self._numbers, ticket.place, item)
+            self._numbers += 1
+            if self._find(found):
+                self._bytes[key] = found
+            else:
+                self._queue.append(found)
         found.users += 1
         ticket.bytes.append(found)
         if not found.done:
@@ -157,10 +165,7 @@ class Service:
         if self._memory is None or each.item == NO_ITEM:
             return False
         each.at, copy = self._memory.access(each.item, each.key)
-        if copy is not None:
-            each.block, each.nbytes, each.stamp = copy.block, copy.nbytes, copy.stamp
-            each.done = each.kept = True
-        return copy is not None
+        return copy is not None and each.take(copy)
 
     def release(self, tickets: Iterable[int]) -> None:
         """The samples have been prepared, or nobody wants them any more."""
@@ -187,7 +192,8 @@ class Service:
             self._let_go(each)
 
     def _let_go(self, each: _Bytes) -> None:
-        del self._bytes[each.key]
+        if self._bytes.get(each.key) is each:
+            del self._bytes[each.key]
         if each.done:
             self._free(each)
         elif each.started:
@@ -212,12 +218,49 @@ class Service:
             if not due and self._ahead + size > self._limit:
                 return
             self._queue.popleft()
-            if each.done:
+            if each.done or self._is_there(each):
                 continue
+            self._bytes[each.key] = each
             each.started, each.nbytes = True, size
             self._ahead += size
             self._started[each.number] = each
             self.pool.submit(each.number, Source.of(each.key))
+
+    def _is_there(self, each: _Bytes) -> bool:
+        """Whether another ticket has had these bytes read, or a tier keeps them by now: then they are shared.
+
+        Found out no sooner than they would be read: what is wanted much later must not keep bytes from being freed, or
+        a small set of large samples would stay in memory as a whole.
+        """
+        live = self._bytes.get(each.key)
+        if live is None:
+            copy = None if self._memory is None or each.item == NO_ITEM else self._memory.look_again(each.key, each.at)
+            if copy is None or not each.take(copy):
+                return False
+            self._bytes[each.key] = each
+        else:
+            self._share(each, live)
+        waiting, each.waiting = each.waiting, []
+        self._tell_of((live or each), waiting)
+        return True
+
+    def _share(self, each: _Bytes, live: _Bytes) -> None:
+        """Who wants the one gets the other."""
+        self.shared += 1
+        if self._memory is not None and each.item != NO_ITEM:
+            self._memory.was_shared()
+        each.done, live.users = True, live.users + each.users
+        for ticket in each.waiting:
+            ticket.bytes[ticket.bytes.index(each)] = live
+
+    def _tell_of(self, each: _Bytes, waiting: list[_Ticket]) -> None:
+        if not each.done:
+            each.waiting += waiting
+            return
+        for ticket in waiting:
+            ticket.missing -= 1
+            if not ticket.missing and self._tickets.get(ticket.number) is ticket:  # not one of an earlier run
+                self._told(ticket)
 
     def expected(self, number: int) -> tuple[int, int]:
         """Of a read that has been started: what it is to the tier in memory, and about how many bytes."""
@@ -246,10 +289,7 @@ class Service:
         else:
             self._read(each, seconds, version, on_disk=on_disk)
         waiting, each.waiting = each.waiting, []
-        for ticket in waiting:
-            ticket.missing -= 1
-            if not ticket.missing and self._tickets.get(ticket.number) is ticket:  # not one of an earlier run
-                self._told(ticket)
+        self._tell_of(each, waiting)
         if not each.users:
             self._free(each)
         self._start()

@@ -79,6 +79,24 @@ def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
     bench.arena.close()
 
 
+def test_what_is_wanted_again_much_later_does_not_stay_until_then() -> None:
+    """A small set of large samples, whose next epoch is known: it would stay in memory as a whole."""
+    bench = Bench(limit=3 * SIZE)
+    for epoch in range(3):
+        for sample in range(10):
+            number = 10 * epoch + sample
+            bench.want(number, [(number, (key(f"{sample}", SIZE),))])
+    for number in range(30):
+        while number not in bench.told:
+            bench.finish(min(bench.pool.under_way))
+        assert bench.got(number) == [content(f"{number % 10}", SIZE)]
+        assert bench.service.counts()["bytes_ahead"] <= 4 * SIZE
+        bench.service.release([number])
+    assert bench.service.counts()["reads"] == 30
+    assert bench.arena.allocated == 0
+    bench.arena.close()
+
+
 def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
     bench.want(0, [(0, (key("a"),)), (1, (key("b"),))])
     bench.finish(0)
