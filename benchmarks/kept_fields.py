@@ -113,7 +113,7 @@ class Measured(NamedTuple):
 def measure(case: Case, epochs: int) -> Measured:
     """Two epochs fill the cache, and one more changes it where what is known by then changes the choice."""
     # this process is for nothing else
-    building.ReaderSettings = partial(ReaderSettings, ahead_bytes=_AHEAD)  # type: ignore[assignment,misc]
+    building.ReaderSettings = partial(ReaderSettings, ahead_bytes=_AHEAD)  # type: ignore[assignment,attr-defined]
     if (told := case.shares) is not None:
 
         def as_told(means: Means, budget: float, *, keeps_raw: bool = True) -> Shares:
