@@ -155,7 +155,7 @@ def measure(case: Case, epochs: int) -> Measured:
 def cases(count: int, *, quick: bool) -> list[Case]:
     """No cache, what is chosen, and splits between all raw and all decoded."""
     larger = space_of(LARGER * NBYTES) / space_of(NBYTES)
-    steps = 1 if quick else 6
+    steps = 1 if quick else 4
     decoded = [ROOM / larger * at / steps for at in range(steps + 1)]
     told = [Shares(share, max(0.0, min(1 - share, ROOM - larger * share))) for share in decoded]
     found = [Case(f"{shares.fields:.0%} decoded, {shares.raw:.0%} raw", count, shares) for shares in told]
