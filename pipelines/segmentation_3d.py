@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage, Tolerance, TorchFunction
+from minato_gpu.pipeline import CupyFunction, Field, Keepable, Pipeline, Stage, Tolerance, TorchFunction
 
 from . import volume_stages
 from .volumes import CaseFolder
@@ -79,6 +79,12 @@ def build(
             draw=partial(volume_stages.draw_crop, oversampling=oversampling),
             features=volume_stages.cost_features,
             feature_names=("voxels",),
+            keep=Keepable(
+                reads=("path", "label_path"),
+                writes={"image_volume": Field(object), "label_volume": Field(object)},
+                make=volume_stages.open_volumes,
+                cpu=partial(volume_stages.crop_volumes, patch=patch),
+            ),
         ),
         Stage(
             "flip",
