@@ -150,7 +150,7 @@ def _host_stages(scale: tuple[float, float], ratio: tuple[float, float]) -> tupl
         READ,
         Stage(
             "crop_box",
-            reads=("encoded", "size", "progressive"),
+            reads=(),
             writes={"box": Field(np.int32, (4,))},
             cpu=image_stages.place_box,
             draw=partial(image_stages.draw_box, scale=scale, ratio=ratio),
