@@ -9,7 +9,7 @@ into RGB, chroma upsampled smoothly ("fancy"), the accurate inverse transform. O
 
 Decisions:
 - Box and decoding belong together: a decoder that knows the box decodes no further down, and nobody wants to send a
-  whole decoded photograph to another lane.
+  whole decoded photograph to another lane. A cache may keep the whole one: then boxes are cut from that.
 - The functions are in ``pipelines.image_stages``, module-level, so that spawned workers can have them.
 """
 

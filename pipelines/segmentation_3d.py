@@ -7,6 +7,7 @@ labelled structure. One is not: the reference multiplies by 1 + (1 +- 0.3) to va
 Decisions:
 - The crop stays on the CPU: it reads a few megabytes of a volume of up to hundreds, mapped into memory where the format
   allows it, and sending whole volumes to a device would cost more than it saves.
+- A cache may keep the opened volumes, though their crop is drawn: a ``.nii.gz`` file is unpacked once then.
 - Noise is drawn on the host, whichever lane adds it.
 """
 
