@@ -29,6 +29,7 @@ class FakeTier:
     def __init__(self) -> None:
         self.copies: dict[bytes, tuple[bytes, bytes]] = {}
         self.writes: list[bytes] = []
+        self.told: list[str] = []
         self.has_room, self.raises = True, False
         self.may_find, self.may_write = threading.Event(), threading.Event()
         self.may_find.set()
@@ -54,6 +55,12 @@ class FakeTier:
         if self.has_room:
             self.copies[key] = version, bytes(data)
         return self.has_room
+
+    def begin_epoch(self) -> None:
+        self.told.append("begin")
+
+    def tell_uses(self) -> None:
+        self.told.append("uses")
 
     def stats(self) -> dict[str, Any]:
         return {}
