@@ -153,7 +153,6 @@ class DiskPool:
         self._reads.close()
         if self._tell is not None:
             self._tell.cancel()
-            self._tell_uses()
         self._writer.shutdown()
 
     def close(self) -> None:

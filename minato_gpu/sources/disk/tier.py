@@ -196,6 +196,8 @@ class DiskTier:
                 return
             self._closed = True
             try:
+                if self._upkeep is not None and self._troubles.off is None:
+                    self._upkeep.tell()
                 self._writer.close()
                 self._troubles.off = "it has been closed"
                 self._index.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator
 
 from minato_gpu.sources.disk.directory import Directory
 from minato_gpu.sources.disk.files import SegmentFiles
@@ -38,7 +37,7 @@ class Upkeep:
         self._index, self._ledger, self._files, self._directory = index, ledger, files, directory
         self._runs, self._budget = runs, budget
         self._used: dict[bytes, None] = {}  # not written down yet
-        self._listed: list[bytes] = []  # what may go, the first last
+        self._listed: list[tuple[bytes, int]] = []  # what may go, with its bytes, the first last
         self._before = 0.0  # what that was listed for
         self._is_whole = False  # whether all were
 
@@ -72,7 +71,7 @@ class Upkeep:
             if self._excess > 0 and self._runs.budget < largest:
                 return 0  # there is room enough for another run
             gone = self._trim()
-            return gone + self._remove(max(nbytes, min(_AT_ONCE, self._budget >> 6)), before)
+            return gone + self._remove(max(nbytes + self._excess, min(_AT_ONCE, self._budget >> 6)), before)
 
     @property
     def _excess(self) -> int:
@@ -88,18 +87,27 @@ class Upkeep:
 
     def _remove(self, nbytes: int, before: float) -> int:
         gone = 0
-        while nbytes > 0 and (keys := list(self._next(before))):
+        while nbytes > 0 and (keys := self._next(nbytes, before)):
             doomed = self._ledger.doom(keys, before)
             free(self._ledger, self._files, doomed)
             gone += len(doomed)
             nbytes -= sum(doomed.values())
         return gone
 
-    def _next(self, before: float) -> Iterator[bytes]:
-        """Some of those that may go, the longest unused first. They are looked for when others may have become so."""
+    def _next(self, nbytes: int, before: float) -> list[bytes]:
+        """Some of those that may go, of about so many bytes at most, the longest unused first."""
         if before != self._before or (not self._listed and not self._is_whole):
-            entries = ((entry.used_at, entry.key) for entry in self._index.all_entries() if entry.used_at < before)
-            found = heapq.nsmallest(_LISTED, entries) if before else []
-            self._listed, self._before, self._is_whole = [key for _, key in found[::-1]], before, len(found) < _LISTED
-        for _ in range(min(_AT_A_TIME, len(self._listed))):
-            yield self._listed.pop()
+            self._list(before)
+        keys: list[bytes] = []
+        while self._listed and nbytes > 0 and len(keys) < _AT_A_TIME:
+            key, length = self._listed.pop()
+            keys.append(key)
+            nbytes -= max(length, 1)
+        return keys
+
+    def _list(self, before: float) -> None:
+        """Look for what may go; for more only when that has gone, or others may have become so."""
+        entries = (each for each in self._index.all_entries() if each.used_at < before)
+        found = heapq.nsmallest(_LISTED, ((each.used_at, each.key, each.length) for each in entries)) if before else []
+        self._listed = [(key, length) for _, key, length in reversed(found)]
+        self._before, self._is_whole = before, len(found) < _LISTED
