@@ -159,9 +159,9 @@ def test_one_process_at_a_time_removes(path: Path, clock: Clock) -> None:
     with owner.owned() as owned:
         assert owned, "it has been let go of"
     owner.close()
-    assert keep(tier, *range(2100, 2120)) == 20
+    assert keep(tier, *range(2100, 2110)) == 10
     assert not holds.succeeds(), "it was killed"
-    assert keep(tier, *range(3000, 3020)) == 20, "a dead owner is none"
+    assert keep(tier, *range(3000, 3010)) == 10, "a dead owner is none"
     tier.close()
 
 
