@@ -151,7 +151,7 @@ def test_one_process_at_a_time_removes(path: Path, clock: Clock) -> None:
     holds = Elsewhere(lambda: _own_for_ever(path))
     tier = opened(path, "mine")
     for number in range(2):
-        epoch(tier, range(1000 * number, 1000 * number + 50))
+        epoch(tier, range(1000 * number, 1000 * number + 30))
     owner = Directory(path, make=False)
     with owner.owned() as owned:
         assert owned
