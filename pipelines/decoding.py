@@ -31,6 +31,8 @@ with from_extra("pipelines"):
 # The accurate inverse transform, and chroma upsampled smoothly, as OpenCV has them.
 _OPTIONS = "libjpeg_turbo_decoder:fancy_upsampling=1 libjpeg_turbo_decoder:fast_idct=0"
 
+_NARROW = 8  # pixels
+
 # A slot of the CPU lane is one core; OpenCV's own threads would take the other slots' cores.
 cv2.setNumThreads(1)
 
@@ -138,10 +140,25 @@ def _region(codec: Any, encoded: Any, box: tuple[int, int, int, int]) -> Any:
         raise ValueError(f"nvImageCodec cannot decode this picture: {error}") from error
     if not (bottom <= rows and right <= columns) and not (bottom <= columns and right <= rows):
         raise ValueError(f"the coded picture is {columns} x {rows}, unlike its header")
-    image = _decoder.decode(codec, stream.get_sub_code_stream(region=codec.Region(top, left, bottom, right)))
+    up, start, down, end = _wide(encoded, box) if min(height, width) < _NARROW else (top, left, bottom, right)
+    image = _decoder.decode(codec, stream.get_sub_code_stream(region=codec.Region(up, start, down, end)))
     if image is None:
         raise ValueError("nvImageCodec cannot decode this picture")
-    return np.asarray(image)
+    return np.asarray(image)[top - up : bottom - up, left - start : right - start]
+
+
+def _wide(encoded: Any, box: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """More (top, left, bottom, right) than a narrow box, to be decoded in its place: of some JPEG files a single column
+    at the edge, decoded alone, has other colours than in the whole picture."""
+    header, (top, left, height, width) = read_header(encoded.tobytes()), box
+    up = max(0, min(top, header.height - _NARROW))
+    start = max(0, min(left, header.width - _NARROW))
+    return (
+        up,
+        start,
+        max(top + height, min(up + _NARROW, header.height)),
+        max(left + width, min(start + _NARROW, header.width)),
+    )
 
 
 def _whole(encoded: Any, box: tuple[int, int, int, int]) -> Any:

@@ -107,6 +107,17 @@ def test_of_the_examples(tmp_path: Path) -> None:
         assert check(np.fromfile(path, np.uint8), 12, np.random.default_rng(1)).ndim == 3
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_single_row_or_column_at_any_edge(orientation: int) -> None:
+    coffee = jpeg(photograph("coffee.png")[:399, :597], SUBSAMPLING[0], progressive=True)
+    encoded = np.frombuffer(with_orientation(coffee, orientation), np.uint8)
+    whole = decode_whole(encoded)
+    height, width = whole.shape[:2]
+    for at in range(76, min(height, width) - 3, 16):
+        for side in ((at, 0, 3, 1), (at, width - 1, 3, 1), (0, at, 1, 3), (height - 1, at, 1, 3)):
+            np.testing.assert_array_equal(decode_box(encoded, side), cut_box(whole, side), err_msg=str(side))
+
+
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_of_a_file_that_lacks_scans_the_bytes_are_kept(orientation: int) -> None:
     """Boxes of it, decoded alone, are not those of the whole: what is missing is guessed."""
