@@ -42,8 +42,8 @@ def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, persistent: bo
     close(loader)
     counts = of_tier(loader, "disk")  # what it tells last is whole
     if persistent:
-        assert counts["hits"] >= NEW, "of those of four epochs"
-        assert counts["evicted"] > 0
+        assert counts["written"] >= NEW // 2, "epochs overlap, and have reads in common"
+        assert counts["evicted"] > 0 < counts["hits"]
     else:
         assert (hits[0], evicted[0]) == (0, 0)
         assert evicted[1] > 0
