@@ -54,11 +54,13 @@ class DiskPool:
         self._versions: dict[int, bytes | None] = {}  # of what has no copy and is being read, from before it was
         self._waiting = 0  # bytes to be written
         self._passes = 0  # writes that are not tried, as the tier is full
+        self._epoch = 0  # how many have begun
         self._tell: TimerHandle | None = None  # what has been used
 
     def begin(self) -> None:
         """An epoch begins."""
         self._passes = 0
+        self._epoch += 1
         self._writer.submit(self._tier.begin_epoch)
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -126,10 +128,12 @@ class DiskPool:
         if self._waiting and self._waiting + nbytes > _WRITES_AHEAD:
             return False
         self._waiting += nbytes
+        epoch = self._epoch
 
         def ended(kept: bool) -> None:
             self._waiting -= nbytes
-            self._passes = 0 if kept else _FULL_FOR
+            if epoch == self._epoch:  # else there may be room since
+                self._passes = 0 if kept else _FULL_FOR
             written()
 
         def work() -> None:
