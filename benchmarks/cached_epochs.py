@@ -1,7 +1,7 @@
 """Epochs over slow storage with a cache, beside what the policy says that they take.
 
 A server gives its objects at so many bytes a second, all loaders together, after a few milliseconds each. Preparing a
-sample takes a fixed time, which is slept. After a few epochs in which the cache fills:
+sample takes a fixed time, most of which is slept. After a few epochs in which the cache fills:
 
     hit_rate, of_hits     share of the accesses that read nothing; and of the hits that the policy has, simulated
     epoch_s, model_s      seconds of an epoch; what its misses take at the server's rate, or preparation if more
@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
 from benchmarks import report
 from benchmarks.isolate import isolated
-from benchmarks.storage import slept_s
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.caching.choice import look_ahead, new_policy
@@ -60,11 +60,22 @@ class Objects:
         return Source(f"{self.address}/{key}.bin", 0, NBYTES)
 
     def __getitem__(self, key: int) -> torch.Tensor:
-        data = read_bytes(self.source(key))
+        return self.prepared(key, read_bytes(self.source(key)))
+
+    def prepared(self, key: int, data: NDArray[np.uint8]) -> torch.Tensor:
+        """The sample, once its bytes are there."""
         if not np.array_equal(data, content(key, NBYTES)):
             raise AssertionError(f"object {key} has other bytes")
         sleep(self.prepare_s)
         return torch.tensor([key])
+
+    def prepare_alone_s(self) -> float:
+        """What preparing one takes, without a loader."""
+        data, times = content(1, NBYTES), 50
+        begin = perf_counter()
+        for _ in range(times):
+            self.prepared(1, data)
+        return (perf_counter() - begin) / times
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,7 @@ def expected_reads(case: Case, policy: str) -> list[int]:
 
 def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
     """One measured, and one modelled."""
-    prepare_s = case.count / case.ranks * slept_s(case.prepare_s) / WORKERS
+    prepare_s = case.count / case.ranks * Objects("", 1, case.prepare_s).prepare_alone_s() / WORKERS
     accesses = case.ranks * -(-case.count // case.ranks)
 
     def model(reads: list[int]) -> float:

@@ -1,10 +1,10 @@
 """Chaos on disk: processes that share a cache are killed, the disk is full, files are damaged; nothing wrong is served.
 
 Each seed is a directory and a few rounds. In a round two or three processes write, find, read and remove copies at
-random. Of these some kill themselves (SIGKILL) in the middle of a write to a segment, or before or after a
-transaction, a cut, a hole or a deletion; some are killed from outside at a random moment; for some the disk is full
-from some write on. Meanwhile and between rounds segments are damaged, shortened and deleted, and between rounds the
-index is damaged and shortened.
+random, and begin epochs, whereupon copies that others have left make room. Of these some kill themselves (SIGKILL) in
+the middle of a write to a segment, or before or after a transaction, a cut, a hole or a deletion; some are killed from
+outside at a random moment; for some the disk is full from some write on. Meanwhile and between rounds segments are
+damaged, shortened and deleted, and between rounds the index is damaged and shortened.
 
 After each round what the directory takes on disk is compared with the budget, and after the last one everything is
 read again, with nobody else there: each copy is what was written or is missing, accounts and files agree, only a
@@ -112,7 +112,7 @@ def _child(path: Path, content: Content, seed: float, fault: str) -> None:
         be_killed(choose.randint(1, 150), choose)
     elif fault == "disk full":
         be_full(choose.randint(1, 60), choose)
-    tier = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
+    tier = DiskTier(path, BUDGET, segment_bytes=SEGMENT, run=(f"{seed}", os.getpid()))
     held: list[Entry] = []
     into = memoryview(bytearray(200_000))
     names = list(content)
@@ -125,6 +125,8 @@ def _child(path: Path, content: Content, seed: float, fault: str) -> None:
                 tier.remove([choose.choice(names)[0] for _ in range(10)])
         elif act < 0.42:
             tier.remove([key])
+        elif act < 0.45:
+            choose.choice((tier.begin_epoch, tier.begin_epoch, tier.tell_uses))()
         elif (entry := tier.find(key, version)) is not None:
             held.append(entry)
             entry = choose.choice(held)  # found long ago, perhaps, and removed since

@@ -2,7 +2,8 @@
 
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
-saves.json, and a compare_WORKLOAD.json for each workload.
+saves.json, storage.json, caches.json (of which what is simulated is shown, and as cached_epochs what is measured),
+kept_fields.json, hits.json, cold_files.json, worker_count.json, and a compare_WORKLOAD.json for each workload.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
@@ -35,6 +36,13 @@ PAGES: Mapping[str, Sequence[str]] = {
         "simulation",
         "ablation",
         "saves",
+        "storage",
+        "caches",
+        "cached_epochs",
+        "kept_fields",
+        "hits",
+        "cold_files",
+        "worker_count",
     ),
 }
 """Which page shows which tables."""
@@ -111,6 +119,61 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("batch_us", "a batch, us", "{:,.0f}"),
         ("saved_batch_us", "a batch where each is saved, us", "{:,.0f}"),
     ),
+    "storage": (
+        ("case", "case", "{}"),
+        ("loader", "loader", "{}"),
+        ("of_bound", "of the bound", "{:.3f}"),
+        ("samples_per_s", "samples/s", "{:,.0f}"),
+        ("hedged_share", "asked twice", "{:.3f}"),
+    ),
+    "caches": (
+        ("shards", "hosts", "{}"),
+        ("cache_share", "cache", "{:.2f}"),
+        ("policy", "policy", "{}"),
+        ("hit_rate", "hit rate", "{:.3f}"),
+        ("belady", "the most there can be", "{:.3f}"),
+        ("look_ahead", "epochs of look-ahead", "{}"),
+    ),
+    "cached_epochs": (
+        ("case", "case", "{}"),
+        ("cache_share", "cache", "{:.2f}"),
+        ("policy", "policy", "{}"),
+        ("hit_rate", "hit rate", "{:.3f}"),
+        ("of_hits", "of the simulated hits", "{:.3f}"),
+        ("epoch_s", "epoch, s", "{:.2f}"),
+        ("model_s", "model, s", "{:.2f}"),
+        ("of_model", "of the model", "{:.3f}"),
+    ),
+    "kept_fields": (
+        ("split", "what is kept", "{}"),
+        ("fields", "decoded", "{:.3f}"),
+        ("raw", "raw", "{:.3f}"),
+        ("epoch_s", "epoch, s", "{:.2f}"),
+        ("of_uncached", "of that without a cache", "{:.3f}"),
+        ("of_best", "of the best", "{:.3f}"),
+    ),
+    "hits": (
+        ("tier", "tier", "{}"),
+        ("cache", "page cache", "{}"),
+        ("bytes", "bytes", "{:,}"),
+        ("hit_us", "hit, us", "{:.1f}"),
+        ("bare_us", "bare read, us", "{:.1f}"),
+        ("ratio", "ratio", "{:.2f}"),
+    ),
+    "cold_files": (
+        ("case", "case", "{}"),
+        ("loader", "loader", "{}"),
+        ("samples_per_s", "samples/s", "{:,.0f}"),
+        ("cpu_us", "CPU a sample, us", "{:,.0f}"),
+        ("ratio_to_best", "rate by the best peer's", "{:.3f}"),
+        ("cpu_ratio", "CPU by that peer's", "{:.3f}"),
+    ),
+    "worker_count": (
+        ("case", "case", "{}"),
+        ("workers", "workers", "{}"),
+        ("samples_per_s", "samples/s", "{:,.0f}"),
+        ("at_work", "at work", "{:.1f}"),
+    ),
     "ablation": (
         ("scenario", "scenario", "{}"),
         ("without", "without", "{}"),
@@ -126,7 +189,8 @@ def recorded(folder: Path, name: str) -> Any:
     if name in ("workloads", "compare"):
         documents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("compare_*.json"))]
         return {**documents[0], "rows": [row for document in documents for row in document["rows"]]}
-    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    file = "caches" if name == "cached_epochs" else name
+    return json.loads((folder / f"{file}.json").read_text(encoding="utf-8"))
 
 
 def markdown(name: str, rows: Sequence[Row]) -> str:
@@ -158,6 +222,9 @@ def _shown(name: str, row: Row) -> bool:
         return bool(row["step_ms"] == 0)
     if name in ("tails", "more_tails"):
         return str(row["case"]).startswith("scattered") == (name == "tails")
+    if name in ("caches", "cached_epochs"):
+        measured = str(row["case"]).startswith("measured")
+        return measured if name == "cached_epochs" else "equal items" in str(row["case"]) and "belady" in row
     if name != "simulation":
         return True
     return row["prediction_error"] == 0.3 and (row["scenario"], row["window"]) not in {("hybrid", 128), ("tail", 256)}

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from minato_gpu.sources.disk.tier import DiskTier
 
 
+_UNUSED_S = 86400.0
+
+
 @click.command(short_help="Show, verify or empty a cache on disk.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--verify", is_flag=True, help="Read every copy, and drop those that are not what was written.")
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 @click.pass_context
 def cache(context: click.Context, directory: Path, verify: bool, empty: bool, json_path: str | None) -> None:
     """Show what the cache in DIR holds, which may be in use.
+
+    Of no use, probably: unused_bytes are of copies that no run has used for a day. From oldest_s to newest_s seconds
+    have passed since copies were used or written.
 
     With --verify every copy is read; exits with 1 where one was damaged. A damaged index empties the cache.
     """
@@ -48,12 +54,13 @@ def _looked_at(directory: Path, verify: bool) -> dict[str, Any]:
 
 
 def _row(tier: DiskTier) -> dict[str, Any]:
-    held = [(entry.length, entry.written_at) for entry in tier.entries()]
+    held = [(entry.length, entry.used_at) for entry in tier.entries()]
     now = time.time()
     return {
         "entries": len(held),
         "content_bytes": sum(length for length, _ in held),
         "disk_bytes": tier.nbytes(),
+        "unused_bytes": sum(length for length, at in held if now - at > _UNUSED_S),
         "oldest_s": max((now - at for _, at in held), default=None),
         "newest_s": min((now - at for _, at in held), default=None),
     }

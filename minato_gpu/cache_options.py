@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from torch.utils.data import IterableDataset
 
@@ -25,11 +26,12 @@ _EXAMPLE = "pass a number of bytes, or a text such as '32GB' or '32GiB'"
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Budgets in bytes (0: no such tier), and the directory of the tier on disk."""
+    """Budgets in bytes (0: no such tier), and the directory of the tier on disk. ``run``: a name of the loader."""
 
     memory_bytes: int = 0
     disk_bytes: int = 0
     directory: str = ""
+    run: str = field(default_factory=lambda: uuid4().hex, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.memory_bytes or self.disk_bytes)
@@ -78,11 +80,11 @@ class CacheOptions:
             raise ValueError(
                 f"a budget of 'disk' and cache_dir go together, got cache={cache!r}, cache_dir={directory!r}"
             )
-        sizes = {f"{name}_bytes": _nbytes(size) for name, size in budgets.items()}
-        if 0 < sizes.get("disk_bytes", 0) < LEAST_BUDGET:
-            raise ValueError(f"cache: a directory needs at least {LEAST_BUDGET} bytes, got {sizes['disk_bytes']}")
+        memory, disk = (_nbytes(budgets[name]) if name in budgets else 0 for name in ("memory", "disk"))
+        if 0 < disk < LEAST_BUDGET:
+            raise ValueError(f"cache: a directory needs at least {LEAST_BUDGET} bytes, got {disk}")
         # absolute: the process that reads ahead may be started from another working directory
-        return cls(**sizes, directory="" if directory is None else str(Path(os.fsdecode(directory)).absolute()))
+        return cls(memory, disk, "" if directory is None else str(Path(os.fsdecode(directory)).absolute()))
 
 
 def _nbytes(size: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from minato_gpu import nvjpeg
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator, in_memory
@@ -16,7 +17,7 @@ from minato_gpu.engine.building import build_engine
 from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
-from minato_gpu.samples import sample_seed
+from minato_gpu.samples import Value, sample_seed
 from minato_gpu.sampling.orders import Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source, source_of
@@ -53,7 +54,7 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
 class EngineIterator(EpochIterator):
     """One epoch through an engine."""
 
-    def __init__(self, loader: Any, session: Session, number: int, resumption: Resumption | None) -> None:
+    def __init__(self, loader: Arguments, session: Session, number: int, resumption: Resumption | None) -> None:
         keeps = session.may_keep(loader, resumption)
         engine = session.engine if keeps else None
         goes_on = engine is not None and not engine.closed
@@ -130,7 +131,7 @@ class EngineIterator(EpochIterator):
             session.speculates = False  # the generators move between epochs: the next guess would be wrong too
         self._engine.begin(progress.source, progress.expected, prefetched=holds)
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self) -> Value:
         try:
             data = super()._next_batch()
         except KilledWorkers:
@@ -144,7 +145,7 @@ class EngineIterator(EpochIterator):
             self._try_to_prepare_next()
         return data
 
-    def _placed(self, data: Any) -> Any:
+    def _placed(self, data: Value) -> Value:
         return data if self._engine.assembly.loading is not None else super()._placed(data)
 
     def _go_on(self) -> None:

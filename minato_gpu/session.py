@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
@@ -46,7 +47,7 @@ class Session:
     order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands.
     """
 
-    def __init__(self, loader: Any, options: Options) -> None:
+    def __init__(self, loader: Arguments, options: Options) -> None:
         self.options = options
         self.order_log = None if loader.order_log is None else OrderLog(Path(loader.order_log))
         self.engine: Engine | None = None
@@ -72,7 +73,7 @@ class Session:
 
     # --- epochs --------------------------------------------------------------------------------------------
 
-    def take_pending(self, loader: Any) -> Resumption | None:
+    def take_pending(self, loader: Arguments) -> Resumption | None:
         """What the epoch that begins is to go on from, with the loader prepared for it."""
         resumption = self._pending
         if resumption is None:
@@ -89,7 +90,7 @@ class Session:
             resumption.load_sampler()
         return resumption
 
-    def may_keep(self, loader: Any, resumption: Resumption | None) -> bool:
+    def may_keep(self, loader: Arguments, resumption: Resumption | None) -> bool:
         """Whether the workers of the epoch that begins may stay, or be those that have stayed: not while another
         iterator has them. One that takes up a state leaves them to that, and gets others."""
         user = None if self._user is None else self._user()
@@ -115,7 +116,7 @@ class Session:
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
-    def state(self, loader: Any, ahead: int) -> State:
+    def state(self, loader: Arguments, ahead: int) -> State:
         """See ``DataLoader.state_dict``."""
         if self._pending is not None:
             if ahead:
@@ -130,7 +131,7 @@ class Session:
             return before_epoch(loader, number, workers, self.progress, streams)
         return self.progress.state(ahead)
 
-    def load(self, loader: Any, state: dict[str, Any]) -> None:
+    def load(self, loader: Arguments, state: dict[str, Any]) -> None:
         """See ``DataLoader.load_state_dict``."""
         if self.order_log is not None and self.order_log.replays:
             raise ValueError(
@@ -138,7 +139,7 @@ class Session:
             )
         self._pending = Resumption(loader, state)
 
-    def streams_between(self, loader: Any, *, keeps: bool = True) -> list[StreamState]:
+    def streams_between(self, loader: Arguments, *, keeps: bool = True) -> list[StreamState]:
         """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``:
         workers that have stayed are its own; where they do not, a thread has the data set of this process, as the
         loader has."""
@@ -153,7 +154,7 @@ class Session:
         told = told_of(loader.dataset, over=last is not None and last.ended_with_batches)
         return [StreamState(None) if last is None and told.error else told]  # it may be able to once it is iterated
 
-    def left_here(self, loader: Any) -> list[StreamState]:
+    def left_here(self, loader: Arguments) -> list[StreamState]:
         """Where the data set of this process begins the next epoch, if that has not been given the state which the last
         one was resumed from: its stream had ended."""
         streams = None if self.progress is None else self.progress.source.streams

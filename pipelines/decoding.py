@@ -22,6 +22,9 @@ from torch.utils.data import get_worker_info
 
 from minato_gpu.extras import from_extra
 
+from .headers import read_header
+from .jpeg_scans import has_all_scans
+
 with from_extra("pipelines"):
     import cv2
 
@@ -98,6 +101,33 @@ def decode_box(encoded: Any, box: tuple[int, int, int, int]) -> Any:
     return _whole(encoded, box) if codec is None else _region(codec, encoded, box)
 
 
+def decode_whole(encoded: Any) -> Any:
+    """What boxes can be cut from, as often as wanted, instead of decoding each: uint8 (height, width, 3).
+
+    Or ``encoded`` as it is, uint8 (n,), where that is not the same, or is no picture: see ``cut_box``.
+    """
+    data = encoded.tobytes()
+    try:
+        header = read_header(data)
+        if data[:2] == b"\xff\xd8" and not has_all_scans(data):
+            return encoded
+        return decode_box(encoded, (0, 0, header.height, header.width))
+    except ValueError:  # said of boxes that are affected
+        return encoded
+
+
+def cut_box(whole: Any, box: tuple[int, int, int, int]) -> Any:
+    """What ``decode_box(encoded, box)`` returns, from ``whole``, which ``decode_whole(encoded)`` returned: the same
+    pixels, as a view where that is the picture. Raises ValueError where that does."""
+    if whole.ndim == 1:
+        return decode_box(whole, box)
+    top, left, height, width = box
+    crop = whole[top : top + height, left : left + width]
+    if crop.shape[:2] != (height, width):
+        raise ValueError(f"the decoded picture is {whole.shape[1]} x {whole.shape[0]}, unlike its header")
+    return crop
+
+
 def _region(codec: Any, encoded: Any, box: tuple[int, int, int, int]) -> Any:
     top, left, height, width = box
     bottom, right = top + height, left + width
@@ -115,11 +145,7 @@ def _region(codec: Any, encoded: Any, box: tuple[int, int, int, int]) -> Any:
 
 
 def _whole(encoded: Any, box: tuple[int, int, int, int]) -> Any:
-    top, left, height, width = box
     picture = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
     if picture is None:
         raise ValueError("OpenCV cannot decode this picture")
-    crop = picture[top : top + height, left : left + width]
-    if crop.shape[:2] != (height, width):
-        raise ValueError(f"the decoded picture is {picture.shape[1]} x {picture.shape[0]}, unlike its header")
-    return crop
+    return cut_box(picture, box)

@@ -9,7 +9,7 @@ into RGB, chroma upsampled smoothly ("fancy"), the accurate inverse transform. O
 
 Decisions:
 - Box and decoding belong together: a decoder that knows the box decodes no further down, and nobody wants to send a
-  whole decoded photograph to another lane.
+  whole decoded photograph to another lane. A cache may keep the whole one: then boxes are cut from that.
 - The functions are in ``pipelines.image_stages``, module-level, so that spawned workers can have them.
 """
 
@@ -150,7 +150,7 @@ def _host_stages(scale: tuple[float, float], ratio: tuple[float, float]) -> tupl
         READ,
         Stage(
             "crop_box",
-            reads=("encoded", "size", "progressive"),
+            reads=(),
             writes={"box": Field(np.int32, (4,))},
             cpu=image_stages.place_box,
             draw=partial(image_stages.draw_box, scale=scale, ratio=ratio),

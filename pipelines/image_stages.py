@@ -16,7 +16,7 @@ from minato_gpu import nvjpeg, read_bytes, shared_empty
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 
-from .decoding import decode_box
+from .decoding import cut_box, decode_box, decode_whole
 from .headers import read_header
 
 with from_extra("pipelines"):
@@ -81,6 +81,17 @@ def decode(fields: Fields, params: Params) -> Fields:
     """The box of the decoded picture: upright, RGB also where the file is greyscale."""
     top, left, height, width = (int(n) for n in fields["box"])
     return {"image": decode_box(fields["encoded"], (top, left, height, width))}
+
+
+def decode_picture(fields: Fields) -> Fields:
+    """What of ``decode`` depends on no box: all of the picture, or the bytes where that is not the same."""
+    return {"picture": decode_whole(fields["encoded"])}
+
+
+def crop_picture(fields: Fields, params: Params) -> Fields:
+    """As ``decode``, from what ``decode_picture`` made."""
+    top, left, height, width = (int(n) for n in fields["box"])
+    return {"image": cut_box(fields["picture"], (top, left, height, width))}
 
 
 def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:

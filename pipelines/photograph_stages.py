@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from minato_gpu.pipeline import DaliFragment, Field, Stage, Tolerance
+from minato_gpu.pipeline import DaliFragment, Field, Keepable, Stage, Tolerance
 
 from . import decoding, image_stages
 
@@ -30,9 +30,16 @@ READ = Stage(
     cpu=image_stages.read,
 )
 
+_PICTURE = Keepable(
+    reads=("encoded",),
+    writes={"picture": Field(object)},  # uint8 (h, w, 3), or the bytes, uint8 (n,)
+    make=image_stages.decode_picture,
+    cpu=image_stages.crop_picture,
+)
+
 
 def decode() -> Stage:
-    """image: uint8 (h, w, 3), the box of the photograph."""
+    """image: uint8 (h, w, 3), the box of the photograph, of which a cache may keep all ("picture")."""
     if torch.cuda.is_initialized():  # forked workers cannot look for GPUs any more, and importing takes nothing more
         decoding.library()
     return Stage(
@@ -42,6 +49,7 @@ def decode() -> Stage:
         cpu=image_stages.decode,
         device=DaliFragment(image_stages.decode_dali, host_reads=("encoded", "box")),
         tolerance={"cpu": Tolerance(1, 0.25), "cuda": NVJPEG},
+        keep=_PICTURE,
     )
 
 

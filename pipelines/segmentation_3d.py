@@ -7,6 +7,7 @@ labelled structure. One is not: the reference multiplies by 1 + (1 +- 0.3) to va
 Decisions:
 - The crop stays on the CPU: it reads a few megabytes of a volume of up to hundreds, mapped into memory where the format
   allows it, and sending whole volumes to a device would cost more than it saves.
+- A cache may keep the opened volumes, though their crop is drawn: a ``.nii.gz`` file is unpacked once then.
 - Noise is drawn on the host, whichever lane adds it.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage, Tolerance, TorchFunction
+from minato_gpu.pipeline import CupyFunction, Field, Keepable, Pipeline, Stage, Tolerance, TorchFunction
 
 from . import volume_stages
 from .volumes import CaseFolder
@@ -79,6 +80,12 @@ def build(
             draw=partial(volume_stages.draw_crop, oversampling=oversampling),
             features=volume_stages.cost_features,
             feature_names=("voxels",),
+            keep=Keepable(
+                reads=("path", "label_path"),
+                writes={"image_volume": Field(object), "label_volume": Field(object)},
+                make=volume_stages.open_volumes,
+                cpu=partial(volume_stages.crop_volumes, patch=patch),
+            ),
         ),
         Stage(
             "flip",

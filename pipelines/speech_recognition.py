@@ -82,7 +82,8 @@ def build(
     features: float32 (frames, ``splice`` * ``mels``), tokens: int64 (characters,), as the data set gives them. With
     ``steps`` also direction: float32 (``mels``,), see ``pipelines.speech_steps``.
     ``rate``: Hz, to which every file is brought; ``speeds``: one is drawn for each sample, to the nearest fraction with
-    a denominator up to 100; ``frequency_width``: of a mask, in bands; ``time_width``: in shares of the frames.
+    a denominator up to 100, and nothing where there is only one; ``frequency_width``: of a mask, in bands;
+    ``time_width``: in shares of the frames.
     Raises ValueError for values that make no sense.
     """
     _check(rate, speeds, mels, (frequency_masks, frequency_width, time_masks), time_width, splice)
@@ -106,18 +107,7 @@ def _spectral_stages(rate: int, speeds: tuple[float, ...], mels: int) -> tuple[S
             writes={"audio": audio, "rate": Field(np.int32)},
             cpu=speech_stages.read,
         ),
-        Stage(
-            "resample",
-            reads=("audio",),
-            writes={"audio": audio},
-            cpu=speech_resampling.resample,
-            device=CupyFunction(speech_resampling.resample_on_device),
-            draw=partial(speech_resampling.draw_speed, rate=rate, speeds=tuple(speeds)),
-            meta=("rate",),
-            features=speech_stages.cost_features,
-            feature_names=("samples",),
-            tolerance=_RESAMPLED,
-        ),
+        _resample_stage(rate, tuple(speeds), audio),
         Stage(
             "filterbank",
             reads=("audio",),
@@ -126,6 +116,31 @@ def _spectral_stages(rate: int, speeds: tuple[float, ...], mels: int) -> tuple[S
             device=DaliFragment(partial(speech_stages.filterbank_dali, rate=rate, mels=mels)),
             tolerance=_SPECTRAL,
         ),
+    )
+
+
+def _resample_stage(rate: int, speeds: tuple[float, ...], audio: Field) -> Stage:
+    stage = partial(
+        Stage,
+        name="resample",
+        writes={"audio": audio},
+        features=speech_stages.cost_features,
+        feature_names=("samples",),
+        tolerance=_RESAMPLED,
+    )
+    if len(speeds) == 1:  # nothing to draw: a cache may keep all that comes before the masks
+        here: dict[str, Any] = {"rate": rate, "speed": speeds[0]}
+        return stage(
+            reads=("audio", "rate"),
+            cpu=partial(speech_resampling.resample_at, **here),
+            device=CupyFunction(partial(speech_resampling.resample_at_on_device, **here)),
+        )
+    return stage(
+        reads=("audio",),
+        cpu=speech_resampling.resample,
+        device=CupyFunction(speech_resampling.resample_on_device),
+        draw=partial(speech_resampling.draw_speed, rate=rate, speeds=speeds),
+        meta=("rate",),
     )
 
 

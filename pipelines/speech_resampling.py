@@ -28,8 +28,11 @@ def draw_speed(rng: np.random.Generator, meta: Fields, *, rate: int, speeds: tup
 
     Ko, Peddinti, Povey and Khudanpur, "Audio augmentation for speech recognition", Interspeech 2015.
     """
-    speed = speed_fraction(speeds[int(rng.integers(len(speeds)))])
-    ratio = Fraction(rate, int(meta["rate"])) / speed
+    return _ratio(meta, rate, speeds[int(rng.integers(len(speeds)))])
+
+
+def _ratio(fields: Fields, rate: int, speed: float) -> Params:
+    ratio = Fraction(rate, int(fields["rate"])) / speed_fraction(speed)
     return {"up": ratio.numerator, "down": ratio.denominator}
 
 
@@ -46,6 +49,11 @@ def resample(fields: Fields, params: Params) -> Fields:
     if up == down:
         return {"audio": fields["audio"]}
     return {"audio": signal.resample_poly(fields["audio"], up, down, window=taps(up, down))}
+
+
+def resample_at(fields: Fields, params: Params, *, rate: int, speed: float) -> Fields:
+    """The audio at ``rate`` and played at ``speed``, the only one, so that nothing is drawn."""
+    return resample(fields, _ratio(fields, rate, speed))
 
 
 @lru_cache(maxsize=32)
@@ -76,3 +84,8 @@ def resample_on_device(xp: ModuleType, fields: Fields, params: Params) -> Fields
     for tap in range(reach):
         resampled += padded[newest - tap] * weights[tap][phase]
     return {"audio": resampled}
+
+
+def resample_at_on_device(xp: ModuleType, fields: Fields, params: Params, *, rate: int, speed: float) -> Fields:
+    """As ``resample_at``, over an array module."""
+    return resample_on_device(xp, fields, _ratio(fields, rate, speed))

@@ -30,7 +30,19 @@ def crop(fields: Fields, params: Params, *, patch: tuple[int, int, int]) -> Fiel
     Balanced as MLPerf's reference does it: of a random class, one of the two connected structures with the largest
     bounding boxes; the patch contains the box, or lies within it where that is larger. Else anywhere in the volume.
     """
-    image, label = open_volume(fields["path"]), open_volume(fields["label_path"])
+    return crop_volumes(open_volumes(fields), params, patch=patch)
+
+
+def open_volumes(fields: Fields) -> Fields:
+    """What of ``crop`` depends on no draw: image_volume and label_volume, as their files hold them (dtype, byte order,
+    order of axes in memory), mapped where the format allows it."""
+    paths = {"image_volume": fields["path"], "label_volume": fields["label_path"]}
+    return {name: np.asarray(open_volume(path)) for name, path in paths.items()}
+
+
+def crop_volumes(fields: Fields, params: Params, *, patch: tuple[int, int, int]) -> Fields:
+    """As ``crop``, from what ``open_volumes`` made."""
+    image, label = fields["image_volume"], fields["label_volume"]
     if image.shape != label.shape:
         raise ValueError(f"the image has the shape {image.shape}, its label {label.shape}")
     corner = _corner(np.asarray(label, dtype=np.uint8), params, patch) if params["balanced"] else None

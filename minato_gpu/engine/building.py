@@ -173,11 +173,13 @@ class Plan:
             memory_bytes=0 if kept is None else kept.budget,
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
+            run=cache.run,
             samples=length_of(self.loader.dataset) or 0,
             workers=self.loader.num_workers,
             table=None if kept is None else kept.table,
         )
-        look_ahead = None if kept is None or self._replays else LookAhead(self.loader)
+        # a recorded order is not the sampler's; and the tier on disk goes by none
+        look_ahead = LookAhead(self.loader, known=kept is not None and not self._replays) if cache else None
         on_close = (lambda: None) if kept is None else kept.give_back
         return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close)
 

@@ -20,26 +20,26 @@ import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.graph_settings import apply_random_seed
 
 from minato_gpu.lanes.produce import Job
-from minato_gpu.samples import no_end
+from minato_gpu.samples import Value, no_end
 from minato_gpu.snapshots import dumps
 
 ITSELF = "itself"
 """The kind of a state that is of a data set and of the iterator that it is; the others are "iterator" and "dataset"."""
 
 
-def is_stateful(thing: Any) -> bool:
+def is_stateful(thing: Value) -> bool:
     """Whether it can save and load its state."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
-def share_seed(pipe: Any, seed: int) -> None:
+def share_seed(pipe: Value, seed: int) -> None:
     """Let a data pipe's order be drawn from this seed, as PyTorch does before each of its epochs."""
     apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
@@ -98,7 +98,7 @@ def dataset_part(state: bytes | None) -> bytes | None:
     return None if dataset is None else dumps(("dataset", dataset, None))
 
 
-def told_of(dataset: Any, *, over: bool = False) -> StreamState:
+def told_of(dataset: Value, *, over: bool = False) -> StreamState:
     """The state of a data set that is not being iterated."""
     if not is_stateful(dataset):
         return StreamState(None)
@@ -109,7 +109,7 @@ def told_of(dataset: Any, *, over: bool = False) -> StreamState:
         return StreamState(None, error=_said(dataset, error))
 
 
-def load_dataset(dataset: Any, state: bytes | None) -> bytes | None:
+def load_dataset(dataset: Value, state: bytes | None) -> bytes | None:
     """Give the data set its part of a stream's state, before ``iter()``. Returns what it had, if it has told it."""
     part = dataset_part(state)
     if part is None:
@@ -122,7 +122,7 @@ def load_dataset(dataset: Any, state: bytes | None) -> bytes | None:
     return before
 
 
-def _rest(iterator: Iterator[Any]) -> Iterator[Any]:
+def _rest(iterator: Iterator[Value]) -> Iterator[Value]:
     """What is left of it. A ``for`` would call its ``__iter__``, which may begin anew."""
     while True:
         try:
@@ -132,7 +132,7 @@ def _rest(iterator: Iterator[Any]) -> Iterator[Any]:
         yield sample
 
 
-def _said(part: Any, error: Exception) -> str:
+def _said(part: Value, error: Exception) -> str:
     return f"{type(part).__name__}.state_dict(): {type(error).__name__}: {error}"
 
 
@@ -144,12 +144,12 @@ class _Fetcher(_IterableDatasetFetcher):
     sets get back what they had ``before`` it was loaded.
     """
 
-    def __init__(self, *arguments: Any, before: bytes | None) -> None:
+    def __init__(self, *arguments: Value, before: bytes | None) -> None:
         super().__init__(*arguments)
         self._before = before
         self._passes = 0
 
-    def fetch(self, keys: Any) -> Any:
+    def fetch(self, keys: Value) -> Value:
         """A batch. Raises StopIteration at the end."""
         while True:
             samples = self.dataset_iter
@@ -167,7 +167,7 @@ class _Fetcher(_IterableDatasetFetcher):
             self._passes += 1
             self.dataset_iter, self.ended = iter(self.dataset), False
 
-    def _noted(self, samples: Iterator[Any]) -> Iterator[Any]:
+    def _noted(self, samples: Iterator[Value]) -> Iterator[Value]:
         """A pass that has any is the epoch's, even if they are too few for a batch."""
         for sample in _rest(samples):
             self._passes = 2
@@ -196,7 +196,7 @@ class Stream:
             before = load_dataset(job.dataset, start.state)
         arguments = job.dataset, job.auto_collation, no_end(job.collate_fn, "collate_fn"), job.drop_last
         begins = start is not None and start.over and not start.batches
-        fetcher: Any = partial(_Fetcher, before=before) if begins else _IterableDatasetFetcher
+        fetcher: Value = partial(_Fetcher, before=before) if begins else _IterableDatasetFetcher
         self.fetcher = fetcher(*arguments)
         if start is not None:
             self._go_on(start, samples, goes_on)
@@ -219,7 +219,7 @@ class Stream:
             )
         self.fetcher.ended = start.ended or dropped < delivered
 
-    def fetch(self, samples: int) -> Any:
+    def fetch(self, samples: int) -> Value:
         """The next batch. Raises StopIteration at the end."""
         return self.fetcher.fetch([None] * samples)
 

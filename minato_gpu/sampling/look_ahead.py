@@ -83,10 +83,11 @@ class LookAhead:
     """What a reader process is told of each epoch that begins.
 
     Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
-    is hit every time, so that no order is better than another.
+    is hit every time, so that no order is better than another. Nor is where none is ``known`` to be the sampler's.
     """
 
-    def __init__(self, loader: Arguments) -> None:
+    def __init__(self, loader: Arguments, *, known: bool = True) -> None:
+        self._knows = known
         self._sampling = Sampling(loader)
         self._keys = length_of(loader.dataset) or 0
         # the generator that every epoch's seed is drawn from
@@ -100,7 +101,9 @@ class LookAhead:
         sampling, sampler = self._sampling, self._sampling.inner
         self._before = count = count_of(sampling.told_epoch, source.number, self._before)
         known = _Known()
-        if (told := told_by(sampler)) is not None:
+        if not self._knows:
+            pass
+        elif (told := told_by(sampler)) is not None:
             known = self._drawn(ToldOrders(told, count.first, count.stride), once=False)
         elif sampling.batched and sampling.size is None:
             pass  # batches are made in ways that nobody knows

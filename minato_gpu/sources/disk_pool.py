@@ -1,14 +1,15 @@
 """A tier on disk before the reader pool: what has a copy there is read from it, and all else from its source.
 
 The tier is looked into by threads, as files are. It keeps what comes first, until its budget is full: then what is new
-passes by (CoorDL's MinIO cache, see caching/minio.py). So the processes that share a directory need not agree on
-anything: each hits what any of them has kept.
+passes by (CoorDL's MinIO cache, see caching/minio.py), unless there are copies that nobody uses any more, which make
+room (disk/upkeep.py). So the processes that share a directory need not agree on anything: each hits what any of them
+has kept.
 """
 
 from __future__ import annotations
 
 import os
-from asyncio import AbstractEventLoop, CancelledError, get_running_loop
+from asyncio import AbstractEventLoop, CancelledError, TimerHandle, get_running_loop
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -23,6 +24,7 @@ from minato_gpu.sources.service import Pool
 from minato_gpu.sources.source import Key, Source
 
 _WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
+_TELL_S = 60.0  # after which others see what has been used
 _FULL_FOR = 4096  # reads after which a tier that was full is asked again: copies may have been removed
 
 Done = Callable[..., None]
@@ -52,6 +54,12 @@ class DiskPool:
         self._versions: dict[int, bytes | None] = {}  # of what has no copy and is being read, from before it was
         self._waiting = 0  # bytes to be written
         self._passes = 0  # writes that are not tried, as the tier is full
+        self._tell: TimerHandle | None = None  # what has been used
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._passes = 0
+        self._writer.submit(self._tier.begin_epoch)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -89,6 +97,8 @@ class DiskPool:
         number, seconds, block, nbytes, error = ended
         source, cancelled = self._looking.pop(number), number in self._cancelled
         self._cancelled.discard(number)
+        if self._tell is None:
+            self._tell = self._loop.call_later(_TELL_S, self._tell_uses)
         if error is None:
             self._done(number, block, nbytes, None, seconds, on_disk=True)
         elif cancelled:
@@ -96,6 +106,10 @@ class DiskPool:
         else:
             self._versions[number] = error.version if isinstance(error, _Missing) else None
             self._pool.submit(number, source)
+
+    def _tell_uses(self) -> None:
+        self._tell = None
+        self._writer.submit(self._tier.tell_uses)
 
     def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
         self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
@@ -137,6 +151,8 @@ class DiskPool:
     def finish(self) -> None:
         """Write what waits."""
         self._reads.close()
+        if self._tell is not None:
+            self._tell.cancel()
         self._writer.shutdown()
 
     def close(self) -> None:

@@ -26,13 +26,14 @@ _KNOWN = 256  # items whose sizes are known before it is said whether all are al
 
 class Copy(NamedTuple):
     """Bytes of a source, or a sample's fields, that lie in a block. ``cost``: of having them again, see
-    ``ReadCosts.compared``."""
+    ``ReadCosts.compared``; ``version``: of what a copy on disk would be, if there may be one and is none."""
 
     key: Key
     block: int
     nbytes: int
     stamp: int
     cost: float
+    version: bytes | None = None
 
 
 class Begun(NamedTuple):

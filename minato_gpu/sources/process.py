@@ -42,13 +42,15 @@ _STATS_S = 0.5
 class ReaderSettings:
     """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses). ``memory_bytes``,
     ``disk_bytes``: budgets of the tiers, in which copies of the data set's ``samples`` samples stay (0: there is none);
-    ``directory``: of that on disk. ``workers``: how many prepare samples. ``table``: from the reader process before,
-    and for the next."""
+    ``directory``: of that on disk, for which ``run`` is a name of the loader. ``workers``: how many prepare samples.
+    ``table``: from the reader process before, and for the next.
+    """
 
     ahead_bytes: int = 256 << 20
     memory_bytes: int = 0
     disk_bytes: int = 0
     directory: str = ""
+    run: str = ""
     samples: int = 0
     workers: int = 1
     table: Table | None = None
@@ -87,7 +89,7 @@ async def _serve(
     loop.set_exception_handler(_failed)
     loop.add_reader(watch, ended.set)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    link = _Link(end, ring, settings, arena, ended)
+    link = _Link(end, parent, ring, settings, arena, ended)
     if fields is not None:
         link.keep_fields(fields)
     try:
@@ -109,7 +111,13 @@ class _Link:
     """The socket, and the service behind it."""
 
     def __init__(
-        self, end: socket.socket, ring: Callable[[], None], settings: ReaderSettings, arena: Arena, ended: asyncio.Event
+        self,
+        end: socket.socket,
+        parent: int,
+        ring: Callable[[], None],
+        settings: ReaderSettings,
+        arena: Arena,
+        ended: asyncio.Event,
     ) -> None:
         end.setblocking(False)
         self._end, self._ring, self._ended = end, ring, ended
@@ -131,7 +139,7 @@ class _Link:
             self._pool = ReaderPool(blocks, done, behind=service.behind, where=where, cached=cached)
             return self._pool
 
-        tier, cached = _opened(settings), Cached()
+        tier, cached = _opened(settings, parent), Cached()
         placing = Placing(self._memory, copies=tier is not None, cached=cached, say=_say_off)
 
         def where(number: int) -> Where:
@@ -188,6 +196,8 @@ class _Link:
                     self._service.want(place, tickets)
             elif kind == "begin":
                 self._service.begin(Begun(*what))
+                if self._disk is not None:
+                    self._disk.begin()
 
     async def close(self) -> None:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
@@ -269,12 +279,12 @@ def _blocks_of(tier: MemoryTier) -> list[tuple[int, int]]:
     return [(copy.block, space_of(copy.nbytes)) for _, copy in tier.left()[1]]
 
 
-def _opened(settings: ReaderSettings) -> DiskTier | None:
+def _opened(settings: ReaderSettings, parent: int) -> DiskTier | None:
     """The tier on disk, unless what was possible as the loader was made is so no longer."""
     if not settings.disk_bytes:
         return None
     try:
-        return DiskTier(settings.directory, settings.disk_bytes)
+        return DiskTier(settings.directory, settings.disk_bytes, run=(settings.run, parent))
     except CacheDirectoryError as error:
         LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
         return None

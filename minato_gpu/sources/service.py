@@ -306,20 +306,25 @@ class Service:
             each.stamp = self._blocks.publish(each.block)
         memory = self._memory
         if memory is not None and each.block >= 0 and (not memory.off_for_files or Source.of(each.key).is_remote):
-            self._keep(memory, each)
-        if version is not None and not each.kept and self._bytes.get(each.key) is each:
-            assert self.disk is not None
-            each.users += 1
-            seconds = self._costs.seconds(each.nbytes)
-            if not self.disk.write(each.key, version, each.block, each.nbytes, seconds, lambda: self._written(each)):
-                each.users -= 1
+            self._keep(memory, each, version)
+        if not each.kept and self._bytes.get(each.key) is each:
+            self._write(each, version)
+
+    def _write(self, each: _Bytes, version: bytes | None) -> None:
+        """Copy it to disk, if it may be and there is room."""
+        if self.disk is None or version is None:
+            return
+        each.users += 1
+        seconds = self._costs.seconds(each.nbytes)
+        if not self.disk.write(each.key, version, each.block, each.nbytes, seconds, lambda: self._written(each)):
+            each.users -= 1
 
     def _written(self, each: _Bytes) -> None:
         self._leave(each)
         self._start()
 
-    def _keep(self, memory: MemoryTier, each: _Bytes) -> None:
-        copy = Copy(each.key, each.block, each.nbytes, each.stamp, self._costs.compared(each.nbytes))
+    def _keep(self, memory: MemoryTier, each: _Bytes, version: bytes | None) -> None:
+        copy = Copy(each.key, each.block, each.nbytes, each.stamp, self._costs.compared(each.nbytes), version)
         each.kept, going = memory.offer(each.item, copy, each.at)
         if each.kept:
             self._ahead -= each.nbytes
@@ -352,14 +357,30 @@ class Service:
             self._gone(self.fields.choose(self._typical * self._parts))
 
     def _gone(self, going: Iterable[Copy]) -> None:
-        """What the tier lets go of."""
+        """What the tier lets go of: the disk may have room for it."""
         for gone in going:
             live = self._bytes.get(gone.key)
             if live is not None and live.kept and live.block == gone.block:  # of use until it is released
                 live.kept = False
                 self._ahead += live.nbytes
-            else:
+                self._write(live, gone.version)
+            elif not self._write_gone(gone):
                 self._blocks.free(gone.block)
+
+    def _write_gone(self, gone: Copy) -> bool:
+        """Whether it is copied to disk, after which it is freed; nobody uses it."""
+        if self.disk is None or gone.version is None or (self._memory is not None and self._memory.holds(gone.key)):
+            return False
+
+        def written() -> None:
+            self._ahead -= gone.nbytes
+            self._blocks.free(gone.block)
+            self._start()
+
+        seconds = self._costs.seconds(gone.nbytes)
+        is_written = self.disk.write(gone.key, gone.version, gone.block, gone.nbytes, seconds, written)
+        self._ahead += gone.nbytes * is_written
+        return is_written
 
     def behind(self) -> bool:
         """Whether less than half of what is wanted is there."""

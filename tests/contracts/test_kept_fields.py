@@ -170,3 +170,19 @@ def test_the_death_of_a_process_changes_nothing(folder: Path, dies: str) -> None
     if dies == "worker":
         close(loader)
         assert read(loader) <= SAMPLES + 8
+
+
+def _no_picture(fields: Fields) -> Fields:
+    raise ValueError("the whole is broken, and the crop is not")
+
+
+def test_what_cannot_be_kept_is_no_failure(folder: Path) -> None:
+    crop = IN_ONE.stages[1]
+    keep = Keepable(("data",), _PICTURE, _no_picture, _crop)
+    stage = Stage("crop", crop.reads, crop.writes, crop.cpu, draw=crop.draw, keep=keep)
+    data = Photographs(folder)
+    plain = loader_of(data, pipeline=IN_ONE)
+    cached = loader_of(data, _ENOUGH, pipeline=Pipeline((_READ, stage), outputs=("x", "key")))
+    for _ in range(2):
+        assert epoch(cached) == epoch(plain)
+    assert of_tier(cached)["fields"] == 0

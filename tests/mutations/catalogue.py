@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import disk, failures, memory, reading, resuming, scheduling, shared_memory
+from tests.mutations import disk, failures, memory, pipelines, reading, resuming, scheduling, shared_memory
 from tests.mutations.fault import Fault
 
 ALL: tuple[Fault, ...] = (
@@ -13,4 +13,5 @@ ALL: tuple[Fault, ...] = (
     *shared_memory.FAULTS,
     *reading.FAULTS,
     *disk.FAULTS,
+    *pipelines.FAULTS,
 )

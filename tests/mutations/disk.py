@@ -43,6 +43,27 @@ FAULTS = (
         ("sources/disk/test_tier.py", "sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
     ),
     Fault(
+        "a copy on disk goes that another run uses",
+        _DISK + "runs.py",
+        "return min(needs_from(run, now) for run in runs)",
+        "return needs_from(next(iter(runs)), now)",
+        ("sources/disk/test_runs.py", "sources/disk/test_upkeep.py"),
+    ),
+    Fault(
+        "a copy on disk goes that has been used since it was listed",
+        _DISK + "ledger.py",
+        "            if entry.used_at >= before:\n                continue\n",
+        "",
+        ("sources/disk/test_upkeep.py",),
+    ),
+    Fault(
+        "several processes at a time make room on disk",
+        _DISK + "directory.py",
+        "owned = _is_free(self._owner.fd)",
+        "owned = True",
+        ("sources/disk/test_upkeep.py",),
+    ),
+    Fault(
         "a damaged index on disk is believed",
         _DISK + "rebuild.py",
         "if value[-_SEAL:] != sealed or key <= last:",

@@ -272,3 +272,10 @@ def test_weights_that_are_part_of_something_large_are_sent_alone() -> None:
     large = torch.ones(10**6, dtype=torch.double)
     begun = looking(WeightedRandomSampler(large[:9], 20))(epoch(0))  # type: ignore[arg-type]
     assert len(pickle.dumps(begun)) < 20_000
+
+
+def test_where_the_order_is_not_the_samplers_nothing_is_told() -> None:
+    loader: Any = SimpleNamespace(sampler=distributed(9, 2, 0), batch_sampler=None, dataset=range(9), device=None)
+    loader.generator, loader.drop_last, loader.persistent_workers = None, False, True
+    assert LookAhead(loader)(epoch(2)).orders is not None
+    assert LookAhead(loader, known=False)(epoch(2, position=3)) == Begun(2, None, 1, skipped=3)

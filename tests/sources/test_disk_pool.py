@@ -29,6 +29,7 @@ class FakeTier:
     def __init__(self) -> None:
         self.copies: dict[bytes, tuple[bytes, bytes]] = {}
         self.writes: list[bytes] = []
+        self.told: list[str] = []
         self.has_room, self.raises = True, False
         self.may_find, self.may_write = threading.Event(), threading.Event()
         self.may_find.set()
@@ -54,6 +55,12 @@ class FakeTier:
         if self.has_room:
             self.copies[key] = version, bytes(data)
         return self.has_room
+
+    def begin_epoch(self) -> None:
+        self.told.append("begin")
+
+    def tell_uses(self) -> None:
+        self.told.append("uses")
 
     def stats(self) -> dict[str, Any]:
         return {}
@@ -271,6 +278,37 @@ def test_a_full_tier_is_asked_again_after_a_while(source: Source, monkeypatch: p
         assert [await bench.write(source, found) for _ in range(9)] == [True, False, False, False] * 2 + [True]
         tier.has_room = True
         assert [await bench.write(source, found) for _ in range(6)] == [False] * 3 + [True] * 3
+
+    on_bench(tier, act)
+
+
+def test_a_full_tier_is_asked_again_as_an_epoch_begins(source: Source) -> None:
+    tier = FakeTier()
+    tier.has_room = False
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        found = await bench.read(0, b"content")
+        assert [await bench.write(source, found) for _ in range(3)] == [True, False, False]
+        bench.pool.begin()
+        assert await bench.write(source, found)
+        assert tier.told == ["begin"]
+
+    on_bench(tier, act)
+
+
+def test_uses_are_told_a_while_after_reads(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_pool, "_TELL_S", 0.0)
+    tier = FakeTier()
+    told = asyncio.Event()
+    monkeypatch.setattr(tier, "tell_uses", lambda: bench_loop[0].call_soon_threadsafe(told.set))
+    bench_loop: list[asyncio.AbstractEventLoop] = []
+
+    async def act(bench: Bench) -> None:
+        bench_loop.append(asyncio.get_running_loop())
+        bench.pool.submit(0, source)
+        await bench.read(0, b"content")
+        await told.wait()
 
     on_bench(tier, act)
 

@@ -176,6 +176,43 @@ def test_what_memory_does_not_keep_is_written_and_stays_until_then() -> None:
     bench.arena.close()
 
 
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("in_use", [True, False])
+def test_what_memory_lets_go_of_is_written(in_use: bool, takes: bool) -> None:
+    """And stays until then, counted as read ahead."""
+    bench = Kept(1)
+    bench.wanted(0, 0, 5, "a")
+    bench.finish(0, version=b"1")
+    bench.disk.takes = takes
+    if not in_use:
+        bench.service.release([0])
+    bench.service._gone(bench.memory.shrink(False, 0))
+    assert [path for path, _ in bench.disk.waiting] == ["a"] * takes
+    assert bench.service.counts()["bytes_ahead"] == SIZE * (takes or in_use)
+    assert bench.held == PAGE * (takes or in_use)
+    if in_use:
+        assert bench.got(0) == [content("a", SIZE)]
+        bench.service.release([0])
+    if takes:
+        assert bench.held == PAGE
+        bench.disk.finish()
+    bench.check()
+    bench.arena.close()
+
+
+def test_what_came_from_disk_is_not_written_again() -> None:
+    bench = Kept(1)
+    bench.wanted(0, 0, 0, "a")
+    bench.pool.under_way.clear()
+    block, _ = bench.blocks.allocate(SIZE)
+    bench.service.done(0, block, SIZE, None, 0.01, on_disk=True)
+    bench.service.release([0])
+    bench.service._gone(bench.memory.shrink(False, 0))
+    assert bench.disk.waiting == []
+    bench.check()
+    bench.arena.close()
+
+
 @pytest.mark.parametrize(("takes", "version"), [(False, b"1"), (True, None)])
 def test_what_is_not_written_is_released_as_ever(takes: bool, version: bytes | None) -> None:
     """The disk is full, or there is no file whose version it would be."""

@@ -3,6 +3,7 @@
     format      what this is, and the number of its format
     gate        held by the one process that is about to open the directory
     lock        shared by all that have it open
+    owner       held by the one process that removes copies to make room
     index/      LMDB
     segments/   files of entries' bytes
 
@@ -17,6 +18,8 @@ import fcntl
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from minato_gpu.notices import LOGGER
@@ -26,7 +29,7 @@ from minato_gpu.sources.disk.index import RENEWED, renew
 
 _FORMAT = 1
 _NAME = "minato-gpu cache, format "
-_OURS = {"format", "format.new", "gate", "lock", "index", "segments", "lost+found"}
+_OURS = {"format", "format.new", "gate", "lock", "owner", "index", "segments", "lost+found"}
 _LEAST_BLOCK = 4096
 
 
@@ -44,13 +47,15 @@ class Directory:
         self.path = Path(path).expanduser().absolute()
         try:
             _admit(self.path, make)
-            self._gate, self._lock = (OpenFile(_lock_file(self.path / name)) for name in ("gate", "lock"))
+            names = ("gate", "lock", "owner")
+            self._gate, self._lock, self._owner = (OpenFile(_lock_file(self.path / name)) for name in names)
             try:
                 self.alone = self._come_in()
                 self.segments = OpenFile(os.open(self.path / "segments", os.O_RDONLY | os.O_DIRECTORY))
             except BaseException:
                 self._gate.close()
                 self._lock.close()
+                self._owner.close()
                 raise
         except OSError as error:
             raise CacheDirectoryError(f"{self.path} cannot be used for a cache: {error.strerror}") from error
@@ -76,11 +81,22 @@ class Directory:
         fcntl.flock(self._lock.fd, fcntl.LOCK_SH)
         self._gate.close()
 
+    @contextmanager
+    def owned(self) -> Iterator[bool]:
+        """Be the one process that removes copies to make room, if no other is; a holder that dies is none any more."""
+        owned = _is_free(self._owner.fd)
+        try:
+            yield owned
+        finally:
+            if owned:
+                fcntl.flock(self._owner.fd, fcntl.LOCK_UN)
+
     def close(self) -> None:
         """Let go of it; in a fork's copy, of that copy only."""
         self.segments.close()
         self._lock.close()
         self._gate.close()
+        self._owner.close()
 
     def _come_in(self) -> bool:
         fcntl.flock(self._gate.fd, fcntl.LOCK_EX)

@@ -59,7 +59,7 @@ class Table:
 
 
 class Index:
-    """Entries, accounts of segments, space that is to be freed, and totals. ``path`` is a folder of its own.
+    """Entries, accounts of segments, space that is to be freed, totals, and who reads. ``path`` is a folder of its own.
 
     May be used by several threads, not across a fork. Methods raise lmdb.Error where the disk fails, and
     DamagedIndexError.
@@ -76,8 +76,8 @@ class Index:
             readahead=False,
         )
         self._environment.reader_check()  # slots of the dead
-        self.entries, self.segments, self.doomed, self.totals = (
-            Table(self._environment, name) for name in (b"entries", b"segments", b"doomed", b"totals")
+        self.entries, self.segments, self.doomed, self.totals, self.runs = (
+            Table(self._environment, name) for name in (b"entries", b"segments", b"doomed", b"totals", b"runs")
         )
         self._page_bytes = int(self._environment.stat()["psize"])
 

@@ -11,6 +11,7 @@ written and until they are free, and a process that is killed anywhere between l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from itertools import takewhile
 from typing import TypeVar
@@ -89,16 +90,28 @@ class Ledger:
             self._put(transaction, entry.segment, new)
         return True, doomed
 
-    def doom(self, keys: Iterable[bytes]) -> Doomed:
-        """Take entries out; returns the space that is to be freed."""
+    def doom(self, keys: Iterable[bytes], before: float = math.inf) -> Doomed:
+        """Take entries out, but for those that have been used at ``before`` or since; returns the space that is to be
+        freed."""
         with self._index.write() as transaction:
-            return self._doom(transaction, keys)
+            return self._doom(transaction, keys, before)
 
     def doom_this(self, entry: Entry) -> Doomed:
         """The same for an entry, if it is still this one."""
         with self._index.write() as transaction:
-            same = self._index.entries.get(transaction, entry.key) == records.pack_entry(entry)
+            value = self._index.entries.get(transaction, entry.key)
+            found = None if value is None else records.unpack_entry(entry.key, value)
+            same = found is not None and (found.segment, found.offset) == (entry.segment, entry.offset)
             return self._doom(transaction, [entry.key]) if same else {}
+
+    def used(self, keys: Iterable[bytes], at: float) -> None:
+        """Write down that these have been used; a record keeps its size, so that the index does not grow."""
+        with self._index.write() as transaction:
+            for key in keys:
+                value = self._index.entries.get(transaction, key)
+                if value is not None:
+                    entry = records.unpack_entry(key, value)._replace(used_at=at)
+                    self._index.entries.put(transaction, key, records.pack_entry(entry))
 
     def doomed(self) -> Doomed:
         """All that is to be freed, of processes that are gone too."""
@@ -182,13 +195,16 @@ class Ledger:
             else:
                 accounts[number] = segment._replace(doomed=segment.doomed + size)
 
-    def _doom(self, transaction: lmdb.Transaction, keys: Iterable[bytes]) -> Doomed:
+    def _doom(self, transaction: lmdb.Transaction, keys: Iterable[bytes], before: float = math.inf) -> Doomed:
         doomed = {}
         for key in keys:
-            value = self._index.entries.pop(transaction, key)
+            value = self._index.entries.get(transaction, key)
             if value is None:
                 continue
             entry = records.unpack_entry(key, value)
+            if entry.used_at >= before:
+                continue
+            self._index.entries.pop(transaction, key)
             place, size = (entry.segment, entry.offset), allotted(entry.length, self._block)
             doomed[place] = size
             self._index.doomed.put(transaction, place_key(place), records.pack_number(place_key(place), size))

@@ -16,6 +16,7 @@ _ENTRY = struct.Struct("<QQQQdd")
 _SEGMENT = struct.Struct("<qqqq?")
 _PLACE = struct.Struct(">QQ")
 _NUMBER = struct.Struct("<q")
+_RUN = struct.Struct("<QQQddddq")
 _SEAL = struct.Struct("<I")
 
 Place = tuple[int, int]  # a segment's number, and the offset in its file
@@ -29,7 +30,8 @@ class Entry(NamedTuple):
     """A copy that is kept: ``length`` bytes of the segment file from ``offset`` on, which have this ``checksum``
     (XXH3).
 
-    ``cost_s``: what it cost to get the bytes, in seconds, as who wrote them said. ``written_at``: seconds since 1970.
+    ``cost_s``: what it cost to get the bytes, in seconds, as who wrote them said. ``used_at``: when it was written, or
+    used since, in seconds since 1970; coarse, see runs.py.
     """
 
     key: bytes
@@ -39,7 +41,7 @@ class Entry(NamedTuple):
     length: int
     checksum: int
     cost_s: float
-    written_at: float
+    used_at: float
 
 
 class Segment(NamedTuple):
@@ -55,6 +57,24 @@ class Segment(NamedTuple):
     live: int = 0
     doomed: int = 0
     full: bool = False
+
+
+class Run(NamedTuple):
+    """A loader that reads by the tier, in one process: ``pid`` in a ``namespace``, ``born`` at that clock tick.
+
+    Times are in seconds since 1970: ``began``, and ``epoch_at`` its current epoch (0: none yet); copies that have been
+    used from ``since`` on are of use to it (0: any may be, as its first epoch goes on); ``heard``: when it said so
+    last. ``budget``: the bytes that it may take.
+    """
+
+    namespace: int
+    pid: int
+    born: int
+    began: float
+    epoch_at: float
+    since: float
+    heard: float
+    budget: int
 
 
 class Verified(NamedTuple):
@@ -107,6 +127,16 @@ def pack_number(key: bytes, number: int) -> bytes:
 def unpack_number(key: bytes, value: bytes) -> int:
     """The number. Raises DamagedIndexError."""
     return int(_NUMBER.unpack(unseal(key, value))[0])
+
+
+def pack_run(key: bytes, run: Run) -> bytes:
+    """The value of a run."""
+    return seal(key, _RUN.pack(*run))
+
+
+def unpack_run(key: bytes, value: bytes) -> Run:
+    """The run. Raises DamagedIndexError."""
+    return Run(*_RUN.unpack(unseal(key, value)))
 
 
 def segment_key(number: int) -> bytes:

@@ -10,7 +10,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from minato_gpu.sources.disk.filesystem import Uncached
 from minato_gpu.sources.disk.freeing import free, recover
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.ledger import Ledger
-from minato_gpu.sources.disk.records import Entry, Verified, allotted
+from minato_gpu.sources.disk.records import Entry, Place, Verified, allotted
+from minato_gpu.sources.disk.runs import Runs
 from minato_gpu.sources.disk.troubles import FAILURES, Troubles
+from minato_gpu.sources.disk.upkeep import Upkeep
 from minato_gpu.sources.disk.writer import Writer
 
 LEAST_BUDGET = 4 << 20
@@ -33,7 +35,10 @@ _OVERHEAD = 512 << 10  # locks, folders, the format
 _OVERHEAD_SHIFT = 7  # and for what file systems keep of files with many holes, a 128th of the budget
 _AT_A_TIME = 256  # entries removed in one transaction
 _UNREADABLE = (errno.ENOENT, errno.EIO, errno.ENODATA)
-_COUNTS = ("hits", "misses", "stale", "corrupt", "gone", "bytes_read", "written", "bytes_written", "refused", "removed")
+_COUNTS = (
+    *("hits", "misses", "stale", "corrupt", "gone", "bytes_read"),
+    *("written", "bytes_written", "refused", "removed", "evicted"),
+)
 
 
 class DiskTier:
@@ -42,11 +47,17 @@ class DiskTier:
     ``directory`` is made where it is not there yet. A budget of None looks at one that is there, and adds nothing.
     ``segment_bytes``: how large a segment file becomes. One object for each directory and process; threads may share
     it. In a fork's copy everything is a miss. Raises CacheDirectoryError (directory.py), ValueError for a budget that
-    is too small for anything.
+    is too small for anything. ``run``: a name, and the id of a process: on whose behalf copies of no use are removed
+    where there is no room for others (runs.py); else none is.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], budget_bytes: int | None, *, segment_bytes: int = 256 << 20
+        self,
+        directory: str | os.PathLike[str],
+        budget_bytes: int | None,
+        *,
+        segment_bytes: int = 256 << 20,
+        run: tuple[str, int] | None = None,
     ) -> None:
         if budget_bytes is not None and budget_bytes < LEAST_BUDGET:
             raise ValueError(f"a cache on disk needs a budget of at least {LEAST_BUDGET:,} bytes, got {budget_bytes:,}")
@@ -59,6 +70,7 @@ class DiskTier:
             self._index = Index(self._directory.index)
             self._ledger = Ledger(self._index, self._directory.block)
             self._files = SegmentFiles(self._directory.segments.fd)
+            self._upkeep = None if run is None else self._made_upkeep(run)
             self._enter(budget_bytes)
         except BaseException as error:
             self._directory.close()
@@ -99,6 +111,8 @@ class DiskTier:
             self._troubles.count("misses")
             return False
         self._troubles.count_hit(entry.length)
+        if self._upkeep is not None:
+            self._upkeep.used(entry)
         return True
 
     def write(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:
@@ -135,6 +149,14 @@ class DiskTier:
         except FAILURES as error:
             self._troubles.met(error)
         return freed
+
+    def begin_epoch(self) -> None:
+        """The run begins an epoch. From its second one on it makes room for what it reads."""
+        self._do(lambda upkeep: self._troubles.count("evicted", upkeep.begin()))
+
+    def tell_uses(self) -> None:
+        """Let other processes see what has been read; to be called within a minute of it."""
+        self._do(Upkeep.tell)
 
     def entries(self) -> Iterator[Entry]:
         """Every copy, by key; some of those that come or go meanwhile."""
@@ -174,6 +196,8 @@ class DiskTier:
                 return
             self._closed = True
             try:
+                if self._upkeep is not None and self._troubles.off is None:
+                    self._upkeep.tell()
                 self._writer.close()
                 self._troubles.off = "it has been closed"
                 self._index.close()
@@ -202,6 +226,18 @@ class DiskTier:
             self._index.close()
             raise
 
+    def _made_upkeep(self, run: tuple[str, int]) -> Upkeep:
+        runs = Runs(self._index, *run, self._budget)
+        return Upkeep(self._index, self._ledger, self._files, self._directory, runs, self._budget - self._overhead)
+
+    def _do(self, act: Callable[[Upkeep], None]) -> None:
+        try:
+            with self._writing:
+                if self._troubles.off is None and self._upkeep is not None:
+                    act(self._upkeep)
+        except FAILURES as error:
+            self._troubles.met(error)
+
     @property
     def _overhead(self) -> int:
         return _OVERHEAD + (self._budget >> _OVERHEAD_SHIFT)
@@ -211,7 +247,7 @@ class DiskTier:
         if known is not None and known.version == version:
             return True
         size = allotted(len(data), self._directory.block)
-        place = self._writer.put(data, size, self._budget - self._overhead) if self._budget else None
+        place = self._place(data, size) if self._budget else None
         if place is None:
             self._troubles.count("refused")
             return False
@@ -223,6 +259,14 @@ class DiskTier:
             self._troubles.count("bytes_written", len(data))
         free(self._ledger, self._files, doomed)
         return True
+
+    def _place(self, data: memoryview, size: int) -> Place | None:
+        budget = self._budget - self._overhead
+        place = self._writer.put(data, size, budget)
+        if place is None and self._upkeep is not None and (gone := self._upkeep.make_room(size)):
+            self._troubles.count("evicted", gone)
+            place = self._writer.put(data, size, budget)
+        return place
 
     def _fetch(self, entry: Entry, into: memoryview) -> bool:
         if self._troubles.off is not None:

@@ -1,0 +1,117 @@
+"""Who reads by the tier, and so which copies nobody does: what is decided from that is pure.
+
+A *run* is a loader in a process. It stays a run between its epochs, as long as its process lives, though the process
+that reads for it may be started anew for each. What it has used since it began is of use to it. After a day that is
+too much to ask: then what it has used neither in the last day nor since the beginning of its last whole epoch is not.
+While its first epoch goes on, any copy may be what it reads next.
+
+A run that is not heard of for a quarter of an hour reads nothing (it may have been a single pass), and holds on to what
+it has used; after a day, to nothing. That is also how runs end whose processes cannot be seen, as those of another
+container.
+
+Uses are written down within a minute, and one that follows another within the hour is not: so no read waits for a
+write, and what is read in every epoch costs a record an hour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from minato_gpu.sources.disk import records
+from minato_gpu.sources.disk.index import Index
+from minato_gpu.sources.disk.records import Run
+
+_COARSE_S, _DAY_S = 3600.0, 86400.0
+_READS_NOTHING_S = 900.0
+
+
+class Runs:
+    """The runs in ``index``, of which one is this process's: ``name``, of process ``pid``, with ``budget`` bytes.
+
+    Methods raise lmdb.Error and DamagedIndexError. ``now``: seconds since 1970.
+    """
+
+    def __init__(self, index: Index, name: str, pid: int, budget: int) -> None:
+        self.budget = budget
+        self._index = index
+        self._key = f"{name} {pid}".encode()
+        self._new = Run(_namespace(), pid, _born(pid) or 0, 0.0, 0.0, 0.0, 0.0, budget)
+        self._run = self._new
+
+    def begin(self, now: float) -> None:
+        """The run begins an epoch, after which what earlier epochs have not used is of no use to it."""
+        with self._index.write() as transaction:
+            found = {key: records.unpack_run(key, value) for key, value in self._index.runs.items(transaction)}
+            self._run = begun(found.pop(self._key, self._new)._replace(budget=self.budget), now)
+            for key, run in found.items():
+                if not _lives(run) or needs_from(run, now) == math.inf:
+                    self._index.runs.pop(transaction, key)
+            self._index.runs.put(transaction, self._key, records.pack_run(self._key, self._run))
+
+    def heard(self, now: float) -> None:
+        """The run has been reading."""
+        if not self._run.began:
+            return
+        with self._index.write() as transaction:
+            value = self._index.runs.get(transaction, self._key)
+            found = self._run if value is None else records.unpack_run(self._key, value)
+            self._run = found._replace(heard=now)
+            self._index.runs.put(transaction, self._key, records.pack_run(self._key, self._run))
+
+    def is_old(self, used_at: float, now: float) -> bool:
+        """Whether a use is to be written down, of a copy whose last one was then."""
+        return used_at < max(self._run.began, now - _COARSE_S)
+
+    def limits(self, now: float) -> tuple[float, int]:
+        """Copies that have not been used since the first are of no use to anybody; the second is the largest budget.
+
+        The first is 0 until this run's first epoch has ended.
+        """
+        with self._index.read() as transaction:
+            found = [records.unpack_run(key, value) for key, value in self._index.runs.items(transaction)]
+        runs = [self._run._replace(heard=now), *(run for run in found if _lives(run))]
+        return unused_before(runs, now), max(run.budget for run in runs if needs_from(run, now) < math.inf)
+
+
+def begun(run: Run, now: float) -> Run:
+    """The run as it begins an epoch."""
+    if not run.epoch_at:
+        return run._replace(began=now, epoch_at=now, heard=now)
+    since = max(run.began, min(run.epoch_at, now - _DAY_S) - _COARSE_S)
+    return run._replace(epoch_at=now, since=since, heard=now)
+
+
+def needs_from(run: Run, now: float) -> float:
+    """Copies that have been used since then are of use to the run; infinite where it needs none."""
+    if now - run.heard > _DAY_S:
+        return math.inf
+    return run.began if not run.since and now - run.heard > _READS_NOTHING_S else run.since
+
+
+def unused_before(runs: Iterable[Run], now: float) -> float:
+    """Copies that have not been used since then are of no use to any of the runs."""
+    return min(needs_from(run, now) for run in runs)
+
+
+def _lives(run: Run) -> bool:
+    return run.namespace != _namespace() or _born(run.pid) == run.born
+
+
+def _namespace() -> int:
+    """Of process ids: those of other containers mean nothing here."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _born(pid: int) -> int | None:
+    """When the process was started, in clock ticks since the machine was: ids are used again. None where it has
+    ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in b"ZX" else int(fields[19])

@@ -1,0 +1,38 @@
+"""Faults in what a cache keeps of the four pipelines."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+_KEPT = ("pipelines/test_kept_fields.py",)
+
+FAULTS = (
+    Fault(
+        "boxes are cut from a picture of which scans are missing",
+        "pipelines/decoding.py",
+        '        if data[:2] == b"\\xff\\xd8" and not has_all_scans(data):\n            return encoded\n',
+        "",
+        ("pipelines/test_decode_whole.py",),
+    ),
+    Fault(
+        "a scan that brings the upper bits of coefficients is taken for all of them",
+        "pipelines/jpeg_scans.py",
+        "= bits & 0x0F",
+        "= 0",
+        ("pipelines/test_jpeg_scans.py",),
+    ),
+    Fault(
+        "a kept volume loses its type",
+        "pipelines/volume_stages.py",
+        "np.asarray(open_volume(path))",
+        "np.asarray(open_volume(path), np.float32)",
+        _KEPT,
+    ),
+    Fault(
+        "the only speed is drawn",
+        "pipelines/speech_recognition.py",
+        "    if len(speeds) == 1:",
+        "    if not speeds:",
+        _KEPT,
+    ),
+)
