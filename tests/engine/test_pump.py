@@ -37,8 +37,8 @@ def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
     return pump
 
 
-def _report(layout: bytes) -> Report:
-    return Report(0, 3, 0, 0, 1, 0.0, 0.0, 0.0, True, layout=layout)
+def _report(layout: bytes, run: int = 0) -> Report:
+    return Report(run, 3, 0, 0, 1, 0.0, 0.0, 0.0, True, layout=layout)
 
 
 def test_a_layout_that_was_found_is_not_lost_with_its_run() -> None:
@@ -46,6 +46,14 @@ def test_a_layout_that_was_found_is_not_lost_with_its_run() -> None:
     learned: list[bytes] = []
     _told([_report(b"found")], learned.append).receive()
     assert learned == [b"found"]
+
+
+def test_a_layout_that_comes_after_the_marks_of_its_samples_is_learned() -> None:
+    """Marks are told by shared memory, and may be there before the message; its lease is done with by then."""
+    learned: list[bytes] = []
+    pump = _told([_report(b"late", run=1)], learned.append)
+    pump.receive()
+    assert learned == [b"late"]
 
 
 def test_reports_after_one_that_raises_are_taken_in_later() -> None:

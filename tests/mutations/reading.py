@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "what waits to be written to disk is freed when its sample is prepared",
         "sources/service.py",
-        "            each.users += 1\n            seconds = ",
-        "            seconds = ",
+        "        each.users += 1\n        seconds = ",
+        "        seconds = ",
         ("sources/test_service_tiers.py",),
     ),
     Fault(

@@ -151,7 +151,7 @@ def test_one_process_at_a_time_removes(path: Path, clock: Clock) -> None:
     holds = Elsewhere(lambda: _own_for_ever(path))
     tier = opened(path, "mine")
     for number in range(2):
-        epoch(tier, range(1000 * number, 1000 * number + 50))
+        epoch(tier, range(1000 * number, 1000 * number + 30))
     owner = Directory(path, make=False)
     with owner.owned() as owned:
         assert owned
@@ -159,9 +159,9 @@ def test_one_process_at_a_time_removes(path: Path, clock: Clock) -> None:
     with owner.owned() as owned:
         assert owned, "it has been let go of"
     owner.close()
-    assert keep(tier, *range(2100, 2120)) == 20
+    assert keep(tier, *range(2100, 2110)) == 10
     assert not holds.succeeds(), "it was killed"
-    assert keep(tier, *range(3000, 3020)) == 20, "a dead owner is none"
+    assert keep(tier, *range(3000, 3010)) == 10, "a dead owner is none"
     tier.close()
 
 
