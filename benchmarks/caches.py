@@ -10,6 +10,9 @@ repetition has other orders.
     bound        what that comes to on average, for a set without end
     look_ahead   epochs of which the policy knows the order, beyond the current one
 
+``drawn with replacement``: one reader, whose sampler draws from equal items, as many as there are, evenly or by weights
+(``sigma``, log-normal). ``wrong about epochs to come``: others draw from the same generator between epochs.
+
 Equal items have one size and cost. Unlike items have log-normal sizes (sigma 1), and a miss costs 20 ms and 0.2 us for
 each byte; ``next-use without orders`` then knows sizes and costs only. Decisions: what they take of a million keys, of
 which one host of two keeps a quarter: ``begin_s`` at an epoch's beginning, drawing its order left out, and
@@ -24,7 +27,7 @@ Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +40,9 @@ from minato_gpu.caching.choice import bound, look_ahead, new_policy
 from minato_gpu.caching.future import Integers
 from minato_gpu.simulation.caches import (
     BLIND,
+    MISLED,
     POLICIES,
+    Draws,
     Items,
     Shuffles,
     middle,
@@ -48,6 +53,7 @@ from minato_gpu.simulation.caches import (
 
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
+_SIGMAS = (0.0, 1.0, 2.0)
 _COLUMNS = (
     "shards",
     "cache_share",
@@ -88,7 +94,8 @@ def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int 
     repetitions = repetitions or (1 if quick else 3)
     rows: list[dict[str, Any]] = []
     if part != "measured":
-        rows += [*equal_rows(keys, epochs, repetitions), *unlike_rows(keys, epochs, repetitions)]
+        rows += [*equal_rows(keys, epochs, repetitions), *drawn_rows(keys, epochs, repetitions)]
+        rows += unlike_rows(keys, epochs, repetitions)
         rows += decision_rows(2_000 if quick else 1_000_000, repetitions)
     if part != "simulated":
         rows += measured_rows(quick=quick, repetitions=repetitions, say=report.progress)
@@ -98,22 +105,38 @@ def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int 
 
 def equal_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """Hit rates of each policy, beside the best one."""
-    items, half = Items.equal(keys), middle(epochs)
     for shards, share in _cells():
-        best: list[float] = []
-        rates: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-        for seed in range(repetitions):
-            orders = Shuffles(keys, shards, seed)
-            accesses = len(orders.order(0)) * len(half)
-            counts = most_hits([orders.order(epoch) for epoch in range(epochs)], int(share * keys))
-            best.append(sum(counts[epoch] for epoch in half) / accesses)
-            for policy in POLICIES:
-                hits = replay(policy, orders, items, share, epochs)
-                rates[policy].append(sum(len(hits[epoch]) for epoch in half) / accesses)
-        for policy, found in rates.items():
-            row = _row("simulated, equal items", shards, share, policy) | report.summarise("hit_rate", found)
-            row |= {"belady": report.median(best), "bound": bound(shards, share)}
-            yield row | report.summarise("of_belady", np.divide(found, best).tolist())
+        orders = [Shuffles(keys, shards, seed) for seed in range(repetitions)]
+        for row in _rates("simulated, equal items", orders, share, epochs, POLICIES):
+            yield row | {"bound": bound(shards, share)}
+
+
+def drawn_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
+    """The same where keys come twice in an epoch."""
+    for sigma in _SIGMAS:
+        report.progress(f"drawn with replacement, sigma {sigma:g}")
+        for share in _SHARES:
+            orders = [Draws(keys, sigma, seed) for seed in range(repetitions)]
+            case = f"simulated, drawn with replacement, sigma {sigma:g}"
+            yield from _rates(case, orders, share, epochs, (*POLICIES, MISLED))
+
+
+def _rates(
+    case: str, repeated: Sequence[Shuffles | Draws], share: float, epochs: int, policies: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    half, best = middle(epochs), []
+    rates: dict[str, list[float]] = {policy: [] for policy in policies}
+    for orders in repeated:
+        accesses = len(orders.order(0)) * len(half)
+        counts = most_hits([orders.order(epoch) for epoch in range(epochs)], int(share * orders.keys))
+        best.append(sum(counts[epoch] for epoch in half) / accesses)
+        for policy in policies:
+            hits = replay(policy, orders, Items.equal(orders.keys), share, epochs)
+            rates[policy].append(sum(len(hits[epoch]) for epoch in half) / accesses)
+    for policy, found in rates.items():
+        row = _row(case, repeated[0].shards, share, policy, once=repeated[0].once)
+        row |= report.summarise("hit_rate", found) | {"belady": report.median(best)}
+        yield row | report.summarise("of_belady", np.divide(found, best).tolist())
 
 
 def unlike_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
@@ -159,8 +182,8 @@ def _cells() -> Iterator[tuple[int, float]]:
         yield from ((shards, share) for share in _SHARES)
 
 
-def _row(case: str, shards: int, share: float, policy: str) -> dict[str, Any]:
-    ahead = {"next-use": look_ahead(shards, share)}.get(policy)
+def _row(case: str, shards: int, share: float, policy: str, *, once: bool = True) -> dict[str, Any]:
+    ahead = look_ahead(shards, share, once=once) if policy in ("next-use", MISLED) else None
     return {"case": case, "shards": shards, "cache_share": share, "policy": policy, "look_ahead": ahead}
 
 

@@ -22,6 +22,11 @@ def packed_state(state: torch.Tensor) -> str:
     return packed(state.numpy().tobytes())
 
 
+def unpacked_state(text: str) -> torch.Tensor:
+    """And back. Raises ValueError where the text is not base64."""
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+
+
 def packed_states(generators: Mapping[str, torch.Generator]) -> dict[str, str]:
     """The states of these generators now."""
     return {role: packed_state(generator.get_state()) for role, generator in generators.items()}

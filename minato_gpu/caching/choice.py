@@ -5,11 +5,15 @@ probability h_k = (1/n)(1 - 1/n)^(k-1). To be hit then, it must be kept for k ep
 the set has room for c n of a host's epochs, so hits are worth their room from the shortest wait on, until the sum of
 k h_k reaches c n. Which hits those are can be told by looking as many epochs ahead as the longest of them waits, and
 looking farther changes nothing (simulated: ``python -m benchmarks.caches``).
+
+Of keys that are drawn with replacement, the intervals between uses are exponential: of those up to t mean intervals
+there are 1 - e^-t, and they take 1 - (1 + t) e^-t times the set's room.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, exp
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +24,8 @@ from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import Policy
 
 _MOST = 4  # times the number of shards: 1 in 55 keys comes later than that
+_EPOCHS = 100
+_LITTLE = 0.01  # of the accesses: more hits than that are worth looking ahead
 _ALIKE = 1.5  # times what a byte of a cheap item earns is what one of a dear item may
 
 
@@ -32,21 +38,23 @@ class Choice:
     why: str
 
 
-def choose(*, shards: int, share: float, known: bool, alike: bool, once: bool) -> Choice:
+def choose(*, shards: float, share: float, known: bool, alike: bool, once: bool) -> Choice:
     """The policy of a tier that holds a ``share`` of the bytes of the set.
 
-    ``shards``: among how many directories an epoch is shared out (ranks on one directory are one reader); ``known``:
-    the orders of epochs to come can be drawn; ``alike``: a byte of any item saves about as many seconds, see ``alike``;
-    ``once``: no key comes twice in an epoch. LRU is never chosen: on shuffles it has fewer hits than minio, and on
-    draws with replacement, evenly or by weight, 0.02 more at most (simulated).
+    ``shards``: among how many directories an epoch is shared out (ranks on one directory are one reader), or of how
+    many items it reads one; ``known``: the orders of epochs to come can be drawn; ``alike``: a byte of any item saves
+    about as many seconds, see ``alike``; ``once``: no key comes twice in an epoch. LRU is never chosen: on shuffles it
+    has fewer hits than minio, and on draws with replacement, evenly or by weight, 0.02 more at most (simulated).
     """
     if share >= 1:
         return Choice("minio", 0, "minio: there is room for the whole set")
     if known and not once:
-        return Choice("next-use", _MOST * shards, "next-use: keys may come twice in an epoch, and it is known when")
-    if known and shards > 1:
+        why = "next-use: keys may come twice in an epoch, and it is known when"
+        return Choice("next-use", look_ahead(shards, share, once=False), why)
+    if known and bound(shards, share) > share + _LITTLE:
         ahead = look_ahead(shards, share)
-        return Choice("next-use", ahead, f"next-use: the orders of {shards} shards are known, {ahead} epochs ahead")
+        why = f"next-use: an epoch reads one item in {shards:g}, and it is known which, {ahead} epochs ahead"
+        return Choice("next-use", ahead, why)
     if not alike:
         return Choice("next-use", 0, "next-use: items are unlike, and what saves most seconds for its bytes stays")
     if not known:
@@ -63,23 +71,35 @@ def new_policy(name: str, budget: int, keys: int) -> Policy:
     return Minio(budget) if name == "minio" else Lru(budget)
 
 
-def look_ahead(shards: int, share: float) -> int:
-    """How many epochs after the current one suffice for next-use; see the module's head.
+def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
+    """How many epochs after the current one suffice for next-use; see the module's head. ``once``: as ``choose`` has
+    it.
 
-    At most 4 times ``shards``, so that the tables hold at most 4 positions for each key of the set, 32 bytes. Each
-    epoch one more order is drawn, however far the look-ahead.
+    At most 4 times ``shards``, so that the tables hold at most 4 positions for each key of the set, 32 bytes; and at
+    most 100, since so many orders are drawn at the beginning. Each epoch then one more is, however far the look-ahead.
     """
-    room, epochs = share * shards, 0
-    while room > 1e-9 and epochs < _MOST * shards:
+    room, epochs, most = share * shards, 0, min(int(_MOST * shards), _EPOCHS)
+    if not once:
+        return min(ceil(_longest(share) * shards), most)
+    while room > 1e-9 and epochs < most:
         epochs += 1
         room -= epochs * _returns(shards, epochs)
     return epochs
 
 
-def bound(shards: int, share: float) -> float:
+def _longest(share: float) -> float:
+    """The longest interval that is worth its room, of keys that are drawn with replacement: in mean intervals."""
+    low, high = 0.0, float(_MOST)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - (1 + middle) * exp(-middle) < share else (low, middle)
+    return low
+
+
+def bound(shards: float, share: float) -> float:
     """The hit rate that no policy exceeds on average: of the hits that are worth their room, see the module's head."""
     room, hits, epochs = share * shards, 0.0, 0
-    while room > 1e-9 and epochs < 1000 * shards:
+    while room > 1e-9 and epochs < min(1000 * shards, 10_000):
         epochs += 1
         fits = min(_returns(shards, epochs), room / epochs)
         hits += fits
@@ -87,7 +107,7 @@ def bound(shards: int, share: float) -> float:
     return hits
 
 
-def _returns(shards: int, epochs: int) -> float:
+def _returns(shards: float, epochs: int) -> float:
     """The probability that a key comes back to its host after so many epochs, and not before."""
     return (1 / shards) * (1 - 1 / shards) ** (epochs - 1)
 

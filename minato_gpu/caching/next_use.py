@@ -51,6 +51,7 @@ class NextUse:
         future = self._future
         if orders == self._orders and epoch == self._epoch + 1 and future.epochs:
             future.forget_epoch()
+            orders = self._orders  # which may have come further in drawing them
         else:
             self._future = future = Future(future.keys, future.end)
         self._epoch, self._orders = epoch, orders

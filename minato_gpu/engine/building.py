@@ -39,9 +39,9 @@ from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.options import Options, pads_batches
 from minato_gpu.report import usable_cores
-from minato_gpu.sampling.look_ahead import SharesAhead
+from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.order_log import OrderLog
-from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.policy import Policy
@@ -178,7 +178,8 @@ class Plan:
             workers=self.loader.num_workers,
             table=None if kept is None else kept.table,
         )
-        look_ahead = SharesAhead(Sampling(self.loader)) if cache else None
+        # a recorded order is not the sampler's; and the tier on disk goes by none
+        look_ahead = LookAhead(self.loader, known=kept is not None and not self._replays) if cache else None
         on_close = (lambda: None) if kept is None else kept.give_back
         return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close)
 

@@ -105,7 +105,7 @@ class Engine(Batches):
         Raises what its sampler does; it is then not drawn from again until it begins.
         """
         with self._lock:
-            self._epochs.add(source)
+            self._epochs.add(source, early=True)
             self._epochs.draw_ahead()
         self._leave_due()
 

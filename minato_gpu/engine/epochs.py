@@ -108,8 +108,8 @@ class Epochs:
         """A prefetched epoch is the one that is delivered now."""
         self._epochs = {number: self._epochs[number]}
 
-    def add(self, source: Source) -> None:
-        """One more epoch is to be drawn, once those before it are."""
+    def add(self, source: Source, *, early: bool = False) -> None:
+        """One more epoch is to be drawn, once those before it are; ``early``: ahead of its beginning."""
         log = self._order_log
         replay = log.replay(source) if log is not None and log.replays else None
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
@@ -118,7 +118,7 @@ class Epochs:
         self._epochs[source.number] = epoch
         self._pump.run.add_epoch(source.number, source.seed)
         if self._reads is not None:
-            self._reads.begin(source.number)
+            self._reads.begin(source, early=early)
         if not self._streams:
             self._drawing.append(epoch)
 

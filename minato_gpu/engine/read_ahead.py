@@ -19,9 +19,10 @@ from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_end
 from minato_gpu.notices import LOGGER
 from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import TicketId
+from minato_gpu.sampling.look_ahead import LookAhead
+from minato_gpu.sampling.sources import Source as Epoch
 from minato_gpu.scheduling.messages import TicketSpan
 from minato_gpu.sources import process
-from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
 from minato_gpu.sources.reading import Place
@@ -62,7 +63,7 @@ class ReadAhead:
         self,
         reader: Reader,
         source_of: Callable[[Any], Any],
-        look_ahead: Callable[[int], Begun] | None = None,
+        look_ahead: LookAhead | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._reader = reader
@@ -96,11 +97,11 @@ class ReadAhead:
 
     # --- tickets ---------------------------------------------------------------------------------------------
 
-    def begin(self, epoch: int) -> None:
-        """The tickets that will be wanted from now on are of this epoch."""
+    def begin(self, source: Epoch, *, early: bool) -> None:
+        """The tickets that will be wanted from now on are of this epoch; ``early``: which is drawn ahead."""
         if self._look_ahead is not None and not self._lost:
             self._reader.say(self._run, self._unsaid)
-            self._reader.begin(self._run, self._look_ahead(epoch))
+            self._reader.begin(self._run, self._look_ahead(source, early=early))
 
     def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
         """These tickets of a place that has been drawn, by their numbers in it, are to be read."""

@@ -1,35 +1,34 @@
 """The orders of epochs to come, for caches: as far as they can be drawn without side effects.
 
-torch's ``DistributedSampler`` tells them from its seed, for every rank; others of torch's samplers from a copy of a
-generator of their own. From the global generator others draw too (a model's dropout, for one), so what a sampler will
-get of it is not known; neither is what a sampler of another kind does.
+torch's ``DistributedSampler`` tells them from its seed, for every rank; others of torch's samplers from a copy of the
+generator that they draw from (drawn_orders.py). What a sampler of another class does, nobody knows: drawing from it may
+move generators, or wait for other ranks. It may tell its orders itself (told_orders.py).
 
 A guess that fails costs misses, never content: a cache holds what a source says, whoever reads it and when.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from minato_gpu.arguments import Arguments
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, merged, share
-from minato_gpu.samples import Key, Value
+from minato_gpu.packing import unpacked_state
+from minato_gpu.samples import Value
+from minato_gpu.sampling.drawn_orders import KINDS, DrawnOrders
 from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.told_orders import Counted, ToldOrders, count_of, told_by
 from minato_gpu.sources.memory_tier import Begun
 
 _STATEFUL = "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"
+_MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before its first sample is looked for
 
 
 @dataclass(frozen=True)
@@ -62,105 +61,101 @@ class DistributedOrders:
         return merged(each, self.step)
 
 
-class DrawnOrders:
-    """The orders that one of torch's samplers will draw from its own generator, from epoch ``first`` on.
-
-    ``draws_seed``: the loader draws each epoch's seed from the same generator, before the order.
-    """
-
-    def __init__(self, sampler: Value, first: int, *, draws_seed: bool) -> None:
-        self._generator: torch.Generator = sampler.generator
-        self._sampler, self._length = sampler, length_of(sampler)
-        self._twin = copy.copy(sampler)
-        self._twin.generator = torch.Generator()
-        self._twin.generator.set_state(self._generator.get_state())
-        self._draws_seed = draws_seed
-        self._drawn: dict[int, Integers | None] = {}
-        self._before = {first: self._generator.get_state()}  # of these epochs, and of the next one that will be drawn
-
-    def order(self, epoch: int) -> Integers | None:
-        while min(self._before) <= epoch and epoch not in self._drawn:
-            self._draw(max(self._before))
-        return self._drawn.get(epoch)
-
-    def _draw(self, epoch: int) -> None:
-        self._drawn[epoch] = _whole_numbers(self._twin)
-        if self._draws_seed:
-            torch.empty((), dtype=torch.int64).random_(generator=self._twin.generator)
-        self._before[epoch + 1] = self._twin.generator.get_state()
-
-    def holds(self, sampler: Value, epoch: int) -> bool:
-        """Whether the epoch that now begins will be as it was drawn; those before it are forgotten."""
-        self._drawn = {number: keys for number, keys in self._drawn.items() if number >= epoch}
-        self._before = {number: state for number, state in self._before.items() if number >= epoch}
-        same = sampler is self._sampler and sampler.generator is self._generator and length_of(sampler) == self._length
-        return same and epoch in self._before and torch.equal(self._before[epoch], self._generator.get_state())
-
-
 @dataclass(frozen=True)
 class FixedOrder:
     """The same keys in every epoch."""
 
-    keys: tuple[int, ...] | range
+    keys: tuple[int, ...]
 
     def order(self, epoch: int) -> Integers:
         return np.asarray(self.keys, np.int64)
 
 
-def orders_ahead(
-    sampling: Sampling,
-    epoch: int,
-    before: Orders | None = None,
-    *,
-    step: int | None = None,
-    seeds: torch.Generator | None = None,
-) -> Orders | None:
-    """What is known, in the sampler's keys, when epoch ``epoch`` begins, just before its order is drawn; None: nothing.
+class _Known(NamedTuple):
+    """``shards``: an epoch reads one key in so many; ``once``: none of them twice."""
 
-    ``before``: what was returned for the epoch before. ``step``: see ``DistributedOrders``; of ranks that share a
-    directory and have another sampler nothing is known. ``seeds``: the generator that the loader draws the seed of
-    every epoch from, if it does.
-    """
-    sampler = sampling.inner
-    if sampling.batched and sampling.size is None:
-        return None
-    if type(sampler) is DistributedSampler or _name(sampler) == _STATEFUL:
-        return _distributed(sampler, epoch, before, step)
-    if step is not None:
-        return None
-    if type(sampler) is SequentialSampler:
-        return FixedOrder(range(len(sampler)))
-    if type(sampler) in (list, tuple, range):
-        return None if (keys := _whole_numbers(sampler)) is None else FixedOrder(tuple(keys.tolist()))
-    if type(sampler) not in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler) or sampler.generator is None:
-        return None
-    if isinstance(before, DrawnOrders) and before.holds(sampler, epoch):
-        return before
-    return DrawnOrders(sampler, epoch, draws_seed=seeds is sampler.generator)
+    orders: Orders | None = None
+    shards: float = 1
+    once: bool = True
 
 
-class SharesAhead:
-    """What a reader process is told of each epoch that begins: the orders of a rank's shares.
+class LookAhead:
+    """What a reader process is told of each epoch that begins.
 
-    Of one reader of the whole set nothing need be known: whatever is kept is hit once in every epoch.
+    Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
+    is hit every time, so that no order is better than another. Nor is where none is ``known`` to be the sampler's.
     """
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
-        self._before: Orders | None = None
+    def __init__(self, loader: Arguments, *, known: bool = True) -> None:
+        self._knows = known
+        self._sampling = Sampling(loader)
+        self._keys = length_of(loader.dataset) or 0
+        # the generator that every epoch's seed is drawn from
+        self._seeds = None if loader.persistent_workers else loader.generator or torch.default_generator
+        self._before: Counted | None = None
+        self._repeats: tuple[Value, bool] | None = None  # whether these indices have one twice
 
-    def __call__(self, epoch: int) -> Begun:
-        sampler = self._sampling.inner
-        orders = None
-        if isinstance(sampler, DistributedSampler):
-            orders = self._before = orders_ahead(self._sampling, epoch, self._before)
-        return Begun(epoch, orders, orders.ranks if isinstance(orders, DistributedOrders) else 1)
+    def __call__(self, source: Source, *, early: bool = False) -> Begun:
+        """``source``: of the epoch, of which nothing has been drawn, but for what an earlier run did; ``early``: it is
+        drawn ahead of its beginning."""
+        sampling, sampler = self._sampling, self._sampling.inner
+        self._before = count = count_of(sampling.told_epoch, source.number, self._before)
+        known = _Known()
+        if not self._knows:
+            pass
+        elif (told := told_by(sampler)) is not None:
+            known = self._drawn(ToldOrders(told, count.first, count.stride), once=False)
+        elif sampling.batched and sampling.size is None:
+            pass  # batches are made in ways that nobody knows
+        elif _is_distributed(sampler):
+            known = _Known(_distributed(sampler, count), sampler.num_replicas)
+        elif type(sampler) in KINDS and self._pays(sampler):
+            known = self._drawn(self._from_generator(sampler, source, early), once=_once(sampler))
+        elif type(sampler) in (list, tuple) and self._pays(sampler) and all(type(key) is int for key in sampler):
+            known = self._drawn(FixedOrder(tuple(sampler)), once=False)
+        return Begun(source.number, *known, skipped=source.position)
+
+    def _drawn(self, orders: Orders, *, once: bool) -> _Known:
+        reads = length_of(self._sampling.inner) or self._keys
+        if self._sampling.batched and self._sampling.size is None:
+            reads = self._keys  # its length is one in batches
+        return _Known() if reads > _MOST else _Known(orders, max(self._keys, 1) / max(reads, 1), once)
+
+    def _pays(self, sampler: Value) -> bool:
+        """Whether an epoch leaves something out, or has something more often than the rest."""
+        if type(sampler) is RandomSampler:
+            return bool(sampler.replacement or sampler.num_samples % len(sampler.data_source))
+        if type(sampler) is WeightedRandomSampler:
+            return bool(sampler.replacement or sampler.num_samples < len(sampler.weights))
+        indices = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
+        if self._repeats is None or self._repeats[0] is not indices:
+            self._repeats = indices, length_of(indices) is not None and len(set(indices)) < len(indices)
+        return self._repeats[1]
+
+    def _from_generator(self, sampler: Value, source: Source, early: bool) -> DrawnOrders:
+        generator = torch.default_generator if sampler.generator is None else sampler.generator
+        state = generator.get_state()
+        if source.order.begun_from is not None:  # an earlier run has begun the epoch
+            for role, each in self._sampling.generators.items():
+                if each is generator and role in source.order.begun_from:
+                    state = unpacked_state(source.order.begun_from[role])
+        return DrawnOrders(sampler, source.number, state, seeds=self._seeds is generator, early=early)
 
 
-def _distributed(sampler: Value, epoch: int, before: Orders | None, step: int | None) -> DistributedOrders:
-    stride = 1
-    if isinstance(before, DistributedOrders) and before.first + before.stride * (epoch - 1) == sampler.epoch:
-        stride = 0  # nobody has called set_epoch: every epoch is the same
+def _once(sampler: Value) -> bool:
+    """Whether no key comes twice in an epoch."""
+    if type(sampler) is RandomSampler:
+        return bool(not sampler.replacement and sampler.num_samples <= len(sampler.data_source))
+    return type(sampler) is WeightedRandomSampler and not sampler.replacement
+
+
+def _is_distributed(sampler: Value) -> bool:
+    """Also one of a class of its own, which draws as torch's does."""
+    inherits = isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
+    return inherits or f"{type(sampler).__module__}.{type(sampler).__qualname__}" == _STATEFUL
+
+
+def _distributed(sampler: Value, count: Counted) -> DistributedOrders:
     return DistributedOrders(
         keys=len(sampler.dataset),
         shuffle=sampler.shuffle,
@@ -168,19 +163,7 @@ def _distributed(sampler: Value, epoch: int, before: Orders | None, step: int | 
         seed=sampler.seed,
         rank=sampler.rank,
         ranks=sampler.num_replicas,
-        step=step,
-        first=sampler.epoch - stride * epoch,
-        stride=stride,
+        step=None,
+        first=count.first,
+        stride=count.stride,
     )
-
-
-def _whole_numbers(keys: Iterable[Key]) -> Integers | None:
-    """The keys as an array, shape (keys,); None where one of them is something else than a whole number."""
-    listed = list(keys)
-    if not all(type(key) is int for key in listed):
-        return None
-    return np.array(listed, np.int64)
-
-
-def _name(sampler: Value) -> str:
-    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"

@@ -1,7 +1,8 @@
 """Caches under simulated epochs: the production policies, and the most hits that any policy could have.
 
 Hosts with directories of their own each read a share of every epoch, as torch's ``DistributedSampler`` shares it out;
-one of them is simulated. A host alone, or several ranks on one directory, read the whole set each epoch.
+one of them is simulated. A host alone, or several ranks on one directory, read the whole set each epoch. Other samplers
+draw with replacement, by weights or evenly.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 
 from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import share
+from minato_gpu.caching.orders import Orders, share
 from minato_gpu.caching.policy import Policy
 
 POLICIES = ("lru", "minio", "next-use")
 BLIND = "next-use without orders"
+MISLED = "next-use, wrong about epochs to come"
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,38 @@ class Shuffles:
     keys: int
     shards: int
     seed: int
+    once = True
 
     def order(self, epoch: int) -> Integers:
         shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
         return share(shuffled, 0, self.shards)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The orders of a sampler that draws as many of ``keys`` items as there are, with replacement: by log-normal
+    weights of this ``sigma``, evenly where that is 0."""
+
+    keys: int
+    sigma: float
+    seed: int
+    shards = 1
+    once = False
+
+    def order(self, epoch: int) -> Integers:
+        weights = np.random.default_rng(self.seed).lognormal(0.0, self.sigma, self.keys)
+        return np.random.default_rng((self.seed, epoch)).choice(self.keys, self.keys, p=weights / weights.sum())
+
+
+@dataclass(frozen=True)
+class _Misled:
+    """What is foretold in epoch ``now`` of a generator that others draw from as well."""
+
+    orders: Shuffles | Draws
+    now: int
+
+    def order(self, epoch: int) -> Integers:
+        return self.orders.order(epoch if epoch == self.now else 1_000_000 * self.now + epoch)
 
 
 @dataclass(frozen=True)
@@ -53,16 +83,17 @@ class Items:
         return cls(nbytes, 0.02 + nbytes / 5e6)
 
 
-def replay(policy: str, orders: Shuffles, items: Items, cache_share: float, epochs: int) -> list[Integers]:
+def replay(policy: str, orders: Shuffles | Draws, items: Items, cache_share: float, epochs: int) -> list[Integers]:
     """The keys that are hit in each epoch, by the production policy with the look-ahead that suffices.
 
     ``cache_share``: the budget, as a share of the bytes of the whole set.
     """
-    name, known = ("next-use", None) if policy == BLIND else (policy, orders)
+    name = "next-use" if policy in (BLIND, MISLED) else policy
     kept = new_policy(name, int(cache_share * int(items.nbytes.sum())), orders.keys)
-    ahead = look_ahead(orders.shards, cache_share)
+    ahead = look_ahead(orders.shards, cache_share, once=orders.once)
     found = []
     for epoch in range(epochs):
+        known: Orders | None = {BLIND: None, MISLED: _Misled(orders, epoch)}.get(policy, orders)
         start = kept.begin(epoch, known, ahead)
         found.append(run_epoch(kept, orders.order(epoch), items, start))
     return found

@@ -37,12 +37,15 @@ class Copy(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An epoch begins. ``orders``: what is known of those to come, in samples; ``shards``: among how many tiers an
-    epoch is shared out, of which this is one."""
+    """An epoch begins. ``orders``: what is known of those to come, in samples; ``shards``: it reads one sample in so
+    many, such as where it is shared out among tiers of which this is one; ``once``: none of them twice. ``skipped``: of
+    its samples, those that an earlier run has read."""
 
     epoch: int
     orders: Orders | None
-    shards: int
+    shards: float
+    once: bool = True
+    skipped: int = 0
 
 
 class MemoryTier:
@@ -198,12 +201,13 @@ class MemoryTier:
         whole = self._samples * self._parts * float(np.mean(nbytes))
         known = begun.orders is not None
         share = self.budget / whole if self._sizes else 0.5  # nothing is known yet; said anew when the next begins
-        choice = choose(shards=begun.shards, share=share, known=known, alike=alike(nbytes, costs), once=True)
+        choice = choose(shards=begun.shards, share=share, known=known, alike=alike(nbytes, costs), once=begun.once)
         if choice.policy != self.choice.policy:
             self._change_to(choice.policy)
         self.choice = choice
         orders = None if begun.orders is None else OfItems(begun.orders, self._samples, self._parts)
-        self._at = self._since + self._policy.begin(begun.epoch, orders, choice.look_ahead)
+        start = self._policy.begin(begun.epoch, orders, choice.look_ahead)
+        self._at = self._since + start + begun.skipped * self._parts
 
     def _change_to(self, name: str) -> None:
         self._policy, self._since = new_policy(name, self.budget, self._samples * self._parts), self._at

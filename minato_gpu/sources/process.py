@@ -20,7 +20,7 @@ from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.notices import LOGGER, say_once
-from minato_gpu.sources import field_transfer
+from minato_gpu.sources import field_transfer, parcels
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
@@ -35,7 +35,6 @@ from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.telling import Telling
 from minato_gpu.sources.unsaid import TICKETS
 
-LARGEST = 1 << 20  # bytes of a message
 _STATS_S = 0.5
 
 
@@ -125,7 +124,6 @@ class _Link:
         self._loop = asyncio.get_running_loop()
         self._telling = Telling()
         self._unsent: deque[bytes] = deque()
-        self._message = memoryview(bytearray(LARGEST))
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
@@ -177,16 +175,16 @@ class _Link:
     def _receive(self) -> None:
         while True:
             try:
-                nbytes = self._end.recv_into(self._message)
+                message = parcels.receive(self._end)
             except BlockingIOError:
                 return
             except OSError:
-                nbytes = 0
-            if not nbytes:
+                message = b""
+            if not message:
                 self._loop.remove_reader(self._end.fileno())
                 self._ended.set()
                 return
-            kind, run, what = pickle.loads(self._message[:nbytes])
+            kind, run, what = pickle.loads(message)
             if run != self._run:
                 self._service.drop()
                 self._run, self._telling = run, Telling()
@@ -213,7 +211,7 @@ class _Link:
         if self._memory is not None:
             self._arena.forsake(_blocks_of(self._memory))  # what has been written by now, too
         with contextlib.suppress(OSError):
-            self._end.send(pickle.dumps((self._run, [], self._counts(fully=True)), 5))
+            parcels.send(self._end, pickle.dumps((self._run, [], self._counts(fully=True)), 5))
         if self._disk is not None:
             self._disk.close()
 
@@ -247,7 +245,7 @@ class _Link:
     def _flush(self) -> None:
         try:
             while self._unsent:
-                self._end.send(self._unsent[0])
+                parcels.send(self._end, self._unsent[0])
                 self._unsent.popleft()
         except BlockingIOError:  # the loader is busy: it will have been rung for
             self._loop.add_writer(self._end.fileno(), self._flush)

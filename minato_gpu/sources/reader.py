@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from minato_gpu.notices import LOGGER
+from minato_gpu.sources import parcels
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.process import LARGEST
 from minato_gpu.sources.service import Told
 from minato_gpu.sources.unsaid import Unsaid
 
+_ROOM = 2 << 20  # bytes of a socket's buffer, if the kernel allows so many
 _LEAVE_S = 10.0  # what is to be kept may have to be written yet
 NO_RUN = -1
 
@@ -26,12 +27,11 @@ class Reader:
     def __init__(self, start: Callable[[socket.socket], Any], ends: list[Any]) -> None:
         self.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for each in (self.end, theirs):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
         self.end.setblocking(False)
         ends.append(self.end)
         self.counts: dict[str, Any] = {}
         self._unsent: deque[bytes] = deque()
-        self._message = memoryview(bytearray(LARGEST))
         with theirs:
             self._process = start(theirs)
 
@@ -58,7 +58,7 @@ class Reader:
     def _flush(self) -> None:
         try:
             while self._unsent:
-                self.end.send(self._unsent[0])
+                parcels.send(self.end, self._unsent[0])
                 self._unsent.popleft()
         except BlockingIOError:
             pass  # it has much to do, and will say something: then the rest is sent
@@ -70,14 +70,14 @@ class Reader:
         told: list[Told] = []
         while True:
             try:
-                nbytes = self.end.recv_into(self._message)
+                message = parcels.receive(self.end)
             except BlockingIOError:
                 break
             except OSError:
-                nbytes = 0
-            if not nbytes:
+                message = b""
+            if not message:
                 return told or None
-            of, some, counts = pickle.loads(self._message[:nbytes])
+            of, some, counts = pickle.loads(message)
             self.counts |= counts
             if of == run:
                 told += some

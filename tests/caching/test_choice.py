@@ -43,25 +43,31 @@ def test_one_reader_hits_what_it_keeps(share: float) -> None:
     assert look_ahead(1, share) == (share > 0)
 
 
-@given(st.integers(1, 64), st.floats(0, 1), st.floats(0, 1))
-def test_more_room_is_never_worse_and_costs_a_bounded_look_ahead(shards: int, one: float, other: float) -> None:
+@given(st.floats(1, 64), st.floats(0, 1), st.floats(0, 1))
+def test_more_room_is_never_worse_and_costs_a_bounded_look_ahead(shards: float, one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert 0 <= bound(shards, low) <= bound(shards, high) <= 1 + 1e-9
-    assert 0 <= look_ahead(shards, low) <= look_ahead(shards, high) <= 4 * shards
+    assert 0 <= look_ahead(shards, low) <= look_ahead(shards, high) <= min(4 * shards, 100)
 
 
 @pytest.mark.parametrize(
     ("given", "policy", "ahead", "because"),
     [
         ({"shards": 1}, "minio", 0, "one reader"),
-        ({"shards": 4}, "next-use", 3, "4 shards are known, 3 epochs ahead"),
+        ({"shards": 4}, "next-use", 3, "one item in 4, and it is known which, 3 epochs ahead"),
         ({"shards": 4, "known": False}, "minio", 0, "not known"),
         ({"shards": 4, "share": 1.0}, "minio", 0, "room for the whole set"),
         ({"shards": 1, "alike": False}, "next-use", 0, "most seconds for its bytes"),
         ({"shards": 4, "alike": False, "known": False}, "next-use", 0, "most seconds for its bytes"),
-        ({"shards": 4, "alike": False}, "next-use", 3, "of 4 shards"),
-        ({"shards": 1, "once": False}, "next-use", 4, "twice in an epoch"),
+        ({"shards": 4, "alike": False}, "next-use", 3, "one item in 4"),
+        ({"shards": 1, "once": False}, "next-use", 1, "twice in an epoch"),
+        ({"shards": 1, "once": False, "share": 0.75}, "next-use", 3, "twice in an epoch"),
         ({"shards": 1, "once": False, "known": False}, "minio", 0, "not known"),
+        ({"shards": 4, "once": False, "share": 0.5}, "next-use", 7, "twice in an epoch"),
+        ({"shards": 1000, "once": False}, "next-use", 100, "twice in an epoch"),
+        ({"shards": 0.1, "once": False}, "next-use", 0, "twice in an epoch"),
+        ({"shards": 2.5}, "next-use", 2, "one item in 2.5"),
+        ({"shards": 1.001}, "minio", 0, "one reader"),
     ],
 )
 def test_the_choice_and_its_reason(given: dict[str, Any], policy: str, ahead: int, because: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from minato_gpu import DataLoader
-from minato_gpu.caching.orders import Orders
-from minato_gpu.sampling.look_ahead import DrawnOrders, orders_ahead
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.caching.orders import Orders, merged
+from minato_gpu.packing import packed_state
+from minato_gpu.sampling.look_ahead import DistributedOrders, LookAhead
+from minato_gpu.sources.memory_tier import Begun
+
+KEYS = 9
 
 
 def distributed(count: int, *arguments: Any, **options: Any) -> Any:
@@ -23,26 +35,22 @@ def distributed(count: int, *arguments: Any, **options: Any) -> Any:
     return DistributedSampler(data, *arguments, **options)
 
 
-class Loader:
-    """As much of a loader as tells how it samples."""
-
-    def __init__(self, sampler: Any, batch_sampler: Any = None) -> None:
-        self.sampler, self.batch_sampler = sampler, batch_sampler
-        self.dataset: Any = range(10)
-        self.device, self.generator, self.drop_last = None, None, False
+def looking(sampler: Any, batch_sampler: Any = None, keys: int = KEYS) -> LookAhead:
+    """At a loader of which only as much is there as tells how it samples."""
+    loader: Any = SimpleNamespace(sampler=sampler, batch_sampler=batch_sampler, dataset=range(keys))
+    loader.device, loader.generator, loader.drop_last, loader.persistent_workers = None, None, False, True
+    return LookAhead(loader)
 
 
-def sampling(sampler: Any, batch_sampler: Any = None) -> Sampling:
-    loader: Any = Loader(sampler, batch_sampler)
-    return Sampling(loader)
+def epoch(number: int, begun_from: dict[str, str] | None = None, position: int = 0) -> Any:
+    """An epoch's source, as it begins."""
+    return SimpleNamespace(number=number, position=position, order=SimpleNamespace(begun_from=begun_from))
 
 
-def ahead(sampler: Any, epoch: int = 0, before: Orders | None = None, **options: Any) -> Orders | None:
-    return orders_ahead(sampling(sampler), epoch, before, **options)
-
-
-def listed(orders: Orders | None, *epochs: int) -> list[list[int]]:
-    assert orders is not None
+def listed(begun: Begun, *epochs: int) -> list[list[int]]:
+    """The orders of these epochs, as whoever is told of them finds them."""
+    assert begun.orders is not None
+    orders: Orders = pickle.loads(pickle.dumps(begun.orders))
     found = [orders.order(epoch) for epoch in epochs]
     return [order.tolist() for order in found if order is not None]
 
@@ -57,126 +65,217 @@ def listed(orders: Orders | None, *epochs: int) -> list[list[int]]:
     st.data(),
 )
 def test_distributed(
-    count: int, ranks: int, shuffle: bool, drop_last: bool, seed: int, epoch: int, data: st.DataObject
+    count: int, ranks: int, shuffle: bool, drop_last: bool, seed: int, first: int, data: st.DataObject
 ) -> None:
     """Each rank's order is torch's own, also where a rank reads the set several times over, or nothing."""
     rank = data.draw(st.integers(0, ranks - 1))
     make = [distributed(count, ranks, each, shuffle, seed, drop_last) for each in range(ranks)]
-    make[rank].set_epoch(epoch)
+    make[rank].set_epoch(first)
     state = torch.get_rng_state()
-    alone, together = ahead(make[rank]), ahead(make[rank], step=3)
-    told, merged = listed(alone, 0, 1, 2), listed(together, 0, 1, 2)
-    assert torch.equal(torch.get_rng_state(), state) and make[rank].epoch == epoch
+    begun = looking(make[rank])(epoch(first))
+    together = DistributedOrders(count, shuffle, drop_last, seed, rank, ranks, 3, 0, 1)
+    told = listed(begun, *range(first, first + 3))
+    assert (begun.epoch, begun.shards, begun.once, begun.skipped) == (first, ranks, True, 0)
+    assert torch.equal(torch.get_rng_state(), state) and make[rank].epoch == first
     for place in range(3):
         for sampler in make:
-            sampler.set_epoch(epoch + place)
+            sampler.set_epoch(first + place)
         orders = [list(sampler) for sampler in make]
         assert told[place] == orders[rank]
-        steps = range(0, len(orders[0]), 3)
-        assert merged[place] == [key for step in steps for order in orders for key in order[step : step + 3]]
+        assert together.order(first + place).tolist() == merged([np.array(each) for each in orders], 3).tolist()
 
 
 def test_orders_are_equal_until_something_changes() -> None:
-    def made(epoch: int = 0, count: int = 9, ranks: int = 2, rank: int = 0, seed: int = 0) -> Orders | None:
-        sampler = distributed(count, ranks, rank, seed=seed)
-        sampler.set_epoch(epoch)
-        return ahead(sampler, 4, first)
+    def made(told: int, count: int = 9, ranks: int = 2, rank: int = 0, seed: int = 0) -> Orders | None:
+        sampler = distributed(9, 2, 0)
+        sampler.set_epoch(3)
+        look = looking(sampler)
+        look(epoch(3))
+        changed = distributed(count, ranks, rank, seed=seed)
+        vars(sampler).update(vars(changed), epoch=told)
+        return look(epoch(4)).orders
 
-    sampler = distributed(9, 2, 0)
-    sampler.set_epoch(3)
-    first = None
-    first = ahead(sampler, 3)
-    assert made(4) == first
+    first = made(4)
+    assert first == made(4)
     assert first not in (made(5), made(2), made(4, count=10), made(4, ranks=3), made(4, rank=1), made(4, seed=1))
 
 
 def test_who_never_calls_set_epoch_gets_the_same_order_again() -> None:
     sampler = distributed(9, 2, 0)
-    first = ahead(sampler, 0)
-    second = ahead(sampler, 1, first)
+    look = looking(sampler)
+    look(epoch(0))
+    second = look(epoch(1))
     assert listed(second, 1, 2, 3) == [list(sampler)] * 3
-    assert ahead(sampler, 2, second) == second != first
+    assert look(epoch(2)).orders == second.orders
     sampler.set_epoch(3)
-    assert listed(ahead(sampler, 3, second), 3) == [list(sampler)]
+    assert listed(look(epoch(3)), 3) == [list(sampler)]
 
 
-def drawing(generator: torch.Generator) -> Iterator[Any]:
-    yield RandomSampler(range(9), generator=generator)
-    yield RandomSampler(range(9), num_samples=25, generator=generator)
-    yield RandomSampler(range(9), replacement=True, num_samples=70, generator=generator)
-    yield SubsetRandomSampler([4, 7, 1], generator=generator)
-    yield WeightedRandomSampler([0.1, 3.0, 1.0], 20, generator=generator)
+class Renamed(DistributedSampler[Any]):
+    """It draws as torch's does."""
+
+    def __len__(self) -> int:
+        return super().__len__()
 
 
-@pytest.mark.parametrize("kind", range(5))
-@pytest.mark.parametrize("workers", [0, 2])
-def test_drawn_from_a_generator_of_its_own(kind: int, workers: int) -> None:
-    """Through loaders, which draw the seeds of epochs from the same generator."""
-    generator = torch.Generator().manual_seed(5)
-    sampler = [*drawing(generator)][kind]
+class Own(DistributedSampler[Any]):
+    """What a sampler of another class does, nobody knows."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
+
+def test_heirs_of_the_distributed_sampler() -> None:
     data: Any = range(9)
-    loader = DataLoader(data, 4, sampler=sampler, generator=generator, num_workers=workers)
-    before: Orders | None = None
-    foretold: list[list[int]] = []
-    for epoch in range(4):
-        if epoch == 3:
-            generator.manual_seed(9)  # what was foretold does not come true
-        state = generator.get_state()
-        torch.empty((), dtype=torch.int64).random_(
-            generator=generator
-        )  # the epoch's seed, which the loader draws first
-        orders = orders_ahead(Sampling(loader), epoch, before, seeds=generator)
-        assert (orders is before) == (epoch in (1, 2))
-        told = listed(orders, epoch, epoch + 1, epoch + 2)
-        generator.set_state(state)
-        assert told[0] == (foretold[0] if epoch in (1, 2) else told[0])
-        assert [key for batch in loader for key in batch.tolist()] == told[0]
-        before, foretold = orders, told[1:]
+    sampler = Renamed(data, 2, 1)
+    assert listed(looking(sampler)(epoch(0)), 0) == [list(sampler)]
+    assert looking(Own(data, 2, 1))(epoch(0)).orders is None
 
 
-def test_drawn_orders_are_given_again_and_not_before_their_beginning() -> None:
-    """Two tiers may ask."""
+DRAWING: dict[str, Any] = {
+    "fewer": lambda generator: RandomSampler(range(KEYS), num_samples=4, generator=generator),
+    "more": lambda generator: RandomSampler(range(KEYS), num_samples=25, generator=generator),
+    "replacement": lambda generator: RandomSampler(range(KEYS), True, 70, generator=generator),
+    "subset": lambda generator: SubsetRandomSampler([4, 7, 1, 4], generator=generator),
+    "weighted": lambda generator: WeightedRandomSampler([0.1, 3.0, 1.0], 20, generator=generator),
+    "weighted, once": lambda generator: WeightedRandomSampler([0.1, 3.0, 1.0, 0.4], 3, False, generator=generator),
+}
+_ONCE = ("fewer", "weighted, once")
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+@pytest.mark.parametrize("owner", ["the sampler", "sampler and loader", "everybody"])
+@pytest.mark.parametrize("workers", ["none", "fresh", "persistent"])
+def test_drawn_from_a_generator(kind: str, owner: str, workers: str) -> None:
+    """Through loaders, which draw the seeds of epochs from the same generator, or from another."""
+    own = torch.Generator().manual_seed(5)
+    torch.manual_seed(6)
+    sampler = DRAWING[kind](None if owner == "everybody" else own)
+    drawn = torch.default_generator if owner == "everybody" else own
+    data: Any = range(KEYS)
+    more: dict[str, Any] = {"num_workers": 0 if workers == "none" else 1, "persistent_workers": workers == "persistent"}
+    loader = DataLoader(data, 4, sampler=sampler, generator=own if owner == "sampler and loader" else None, **more)
+    look = LookAhead(loader)
+    foretold: list[int] | None = None
+    for number in range(4):
+        if number == 2:
+            drawn.manual_seed(9)  # what was foretold does not come true
+            foretold = None
+        state = drawn.get_state()
+        begun = look(epoch(number), early=True)
+        now, then = listed(begun, number, number + 1)
+        assert torch.equal(drawn.get_state(), state)
+        assert foretold is None or now == foretold
+        assert begun.once == (kind in _ONCE)
+        got = [key for batch in loader for key in batch.tolist()]
+        foretold = then
+        if number == 0 and workers == "persistent" and owner != "the sampler":
+            foretold = None  # as they start a seed is drawn, once
+        else:
+            assert got == now
+    assert begun.shards == pytest.approx(KEYS / len(sampler))
+
+
+def test_what_is_foretold_is_drawn_once_and_given_again() -> None:
+    sampler = DRAWING["fewer"](torch.Generator().manual_seed(5))
+    look = looking(sampler)
+    first = look(epoch(3)).orders
+    assert first is not None and first.order(2) is None
+    later = first.order(5)
+    assert later is not None
+    given = [first.order(number) for number in (3, 4, 5)]
+    assert given[2] is not None and given[2].tolist() == later.tolist()
+    assert list(sampler) == (given[0] if given[0] is None else given[0].tolist())
+    second = look(epoch(4)).orders
+    assert second == first and hash(second) == hash(first) and first == second
+    list(sampler)
+    list(sampler)
+    assert look(epoch(5)).orders != first, "it has been drawn from once more"
+    sampler._num_samples = 5
+    assert look(epoch(5)).orders != first
+
+
+def test_of_an_epoch_that_was_foretold_by_nobody_nothing_is_equal() -> None:
+    look = looking(DRAWING["fewer"](torch.Generator().manual_seed(5)))
+    assert look(epoch(0)).orders != look(epoch(1)).orders, "the state cannot be the same after an epoch"
+
+
+@pytest.mark.parametrize("role", ["sampler", "default"])
+def test_an_epoch_that_an_earlier_run_has_begun(role: str) -> None:
+    """Its order was drawn from what the generator was then."""
     generator = torch.Generator().manual_seed(5)
-    orders = DrawnOrders(RandomSampler(range(9), generator=generator), 3, draws_seed=False)
-    assert orders.order(2) is None
-    assert listed(orders, 5, 3, 5)[0] == listed(orders, 5)[0]
-    assert orders.order(2) is None
+    sampler = DRAWING["weighted"](generator if role == "sampler" else None)
+    drawn = generator if role == "sampler" else torch.default_generator
+    state = packed_state(drawn.get_state())
+    expected = list(sampler)
+    begun = looking(sampler)(epoch(2, {role: state}, 7))
+    assert listed(begun, 2) == [expected]
+    assert begun.skipped == 7
 
 
-def test_the_same_every_time() -> None:
-    assert listed(ahead(torch.utils.data.SequentialSampler(range(3))), 0, 7) == [[0, 1, 2]] * 2
-    assert listed(ahead([3, 1, 1]), 2) == [[3, 1, 1]]
-    assert ahead([3, 1, 1]) == ahead([3, 1, 1]) != ahead([3, 1])
+def test_lists_that_have_a_key_twice() -> None:
+    look = looking([3, 1, 1])
+    begun = look(epoch(0))
+    assert listed(begun, 0, 7) == [[3, 1, 1]] * 2
+    assert begun.orders == look(epoch(1)).orders != looking([3, 3, 1])(epoch(0)).orders
+    assert (begun.shards, begun.once) == (3.0, False)
 
 
 def test_torchdata() -> None:
     made = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler(range(9), 2, 1)
-    assert listed(ahead(made), 0) == [list(made)]
+    assert listed(looking(made)(epoch(0)), 0) == [list(made)]
 
 
-class Own(RandomSampler):
-    """What a sampler of another class does, nobody knows."""
+class OwnRandom(RandomSampler):
+    """Another class."""
 
 
 @pytest.mark.parametrize(
     "sampler",
     [
-        RandomSampler(range(9)),  # draws from the global generator, as others do
-        Own(range(9), generator=torch.Generator()),
-        ["a", 1],
-        [np.int64(1), True],
-        iter([1, 2]),
+        RandomSampler(range(9)),  # reads all of the set once: nothing is worth knowing
+        RandomSampler(range(9), num_samples=18),
+        SequentialSampler(range(9)),
+        WeightedRandomSampler([1.0] * 9, 9, replacement=False),
+        SubsetRandomSampler([3, 1]),
+        range(9),
+        [3, 1],
+        OwnRandom(range(9), num_samples=3, generator=torch.Generator()),
+        ["a", "a"],
+        [np.int64(1), np.int64(1)],
+        [True, True],
+        iter([1, 1]),
     ],
 )
-def test_what_is_not_known(sampler: Any) -> None:
+def test_what_is_not_told(sampler: Any) -> None:
     state = torch.get_rng_state()
-    assert ahead(sampler) is None
+    assert looking(sampler)(epoch(4)) == Begun(4, None, 1)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_nothing_is_known_of_batches_that_others_make_or_of_other_samplers_on_a_shared_directory() -> None:
-    sampler = RandomSampler(range(9), generator=torch.Generator())
+def test_nothing_is_told_of_epochs_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minato_gpu.sampling.look_ahead._MOST", 24)
+    generator = torch.Generator()
+    for samples in (24, 25):
+        begun = looking(WeightedRandomSampler([1.0] * 9, samples, generator=generator))(epoch(0))
+        assert (begun.orders is None) == (samples == 25)
+
+
+def test_batches_that_others_make() -> None:
+    sampler = DRAWING["fewer"](torch.Generator())
     own: Any = [[1, 2], [3]]
-    assert orders_ahead(sampling(None, own), 0) is None
-    assert orders_ahead(sampling(None, BatchSampler(sampler, 2, False)), 0) is not None
-    assert ahead(sampler, step=4) is None
+    assert looking(None, own)(epoch(0)).orders is None
+    assert looking(None, BatchSampler(sampler, 2, False))(epoch(0)).orders is not None
+
+
+def test_weights_that_are_part_of_something_large_are_sent_alone() -> None:
+    large = torch.ones(10**6, dtype=torch.double)
+    begun = looking(WeightedRandomSampler(large[:9], 20))(epoch(0))  # type: ignore[arg-type]
+    assert len(pickle.dumps(begun)) < 20_000
+
+
+def test_where_the_order_is_not_the_samplers_nothing_is_told() -> None:
+    loader: Any = SimpleNamespace(sampler=distributed(9, 2, 0), batch_sampler=None, dataset=range(9), device=None)
+    loader.generator, loader.drop_last, loader.persistent_workers = None, False, True
+    assert LookAhead(loader)(epoch(2)).orders is not None
+    assert LookAhead(loader, known=False)(epoch(2, position=3)) == Begun(2, None, 1, skipped=3)

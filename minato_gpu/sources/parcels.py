@@ -1,0 +1,51 @@
+"""Messages of any size through a socket that keeps them apart.
+
+A message is taken whole or not at all, and how large it may be is the kernel's to say (some 200 KB, unless told
+otherwise). What is larger goes along as a file in memory, which is gone once it has been read.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+LARGEST = 64 << 10  # bytes of a message that goes as it is
+_ELSEWHERE = b"\0"  # a message of this alone says that it is in a file
+
+
+def send(end: socket.socket, data: bytes) -> None:
+    """Send a message that is not empty and not ``_ELSEWHERE``. Raises BlockingIOError where there is no room yet, and
+    OSError."""
+    if len(data) <= LARGEST:
+        end.send(data)
+        return
+    file = os.memfd_create("minato-message", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        socket.send_fds(end, [_ELSEWHERE], [file])
+    finally:
+        os.close(file)
+
+
+def receive(end: socket.socket) -> bytes:
+    """The next message; empty once the other end has been closed. Raises BlockingIOError where nothing has come, and
+    OSError."""
+    data, files, _, _ = socket.recv_fds(end, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
+    if data != _ELSEWHERE:
+        return data
+    if not files:
+        raise OSError("no descriptor was free for a message")
+    try:
+        return _whole(files[0])
+    finally:
+        os.close(files[0])
+
+
+def _whole(file: int) -> bytes:
+    data = bytearray(os.fstat(file).st_size)
+    view, at = memoryview(data), 0
+    while at < len(data):
+        at += os.preadv(file, [view[at:]], at)
+    return bytes(data)
