@@ -14,7 +14,6 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
@@ -23,6 +22,7 @@ from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import Key, Source, fields_key
+from minato_gpu.sources.wanted import SourceBytes, WantedTicket
 
 Wanted = tuple[int, int, tuple[Key, ...]]
 """A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""
@@ -50,40 +50,6 @@ class Writer(Protocol):
         """Whether a copy of the block will be written; ``written`` is called after that."""
 
 
-@dataclass(slots=True, eq=False)
-class _Bytes:
-    """One source's bytes: to be read, being read, or there (``stamp``); ``users``: tickets that want them."""
-
-    key: Key
-    number: int
-    place: int
-    item: int = NO_ITEM
-    at: int = 0  # of the access that it was read for
-    users: int = 0
-    block: int = NOWHERE
-    nbytes: int = 0
-    stamp: int = 0
-    started: bool = False
-    done: bool = False
-    kept: bool = False  # by the tier in memory, whose its block is
-    waiting: list[_Ticket] = field(default_factory=list)
-
-    def take(self, copy: Copy) -> bool:
-        """They are those of a copy in memory."""
-        self.block, self.nbytes, self.stamp = copy.block, copy.nbytes, copy.stamp
-        self.done = self.kept = True
-        return True
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    number: int
-    place: int
-    asked: int = -1  # the sample whose fields its worker is to send, if it is
-    bytes: list[_Bytes] = field(default_factory=list)
-    missing: int = 0
-
-
 class Service:
     """``tell`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released, but for
     what ``memory`` keeps."""
@@ -106,10 +72,10 @@ class Service:
         self._memory = memory
         self._costs = ReadCosts()
         self._numbers = 0
-        self._tickets: dict[int, _Ticket] = {}
-        self._bytes: dict[Key, _Bytes] = {}
-        self._queue: deque[_Bytes] = deque()  # not started
-        self._started: dict[int, _Bytes] = {}  # by number, not done
+        self._tickets: dict[int, WantedTicket] = {}
+        self._bytes: dict[Key, SourceBytes] = {}
+        self._queue: deque[SourceBytes] = deque()  # not started
+        self._started: dict[int, SourceBytes] = {}  # by number, not done
         self._ahead = 0  # bytes that are there and not released, and of what is under way those expected
         self._typical = 0  # bytes of a source whose length is not declared
         self._parts = 1  # sources of a sample
@@ -125,7 +91,7 @@ class Service:
     def want(self, place: int, tickets: Sequence[Wanted]) -> None:
         """Tickets of a place, or some of them, in the order of need; all come after those of earlier places."""
         for number, sample, keys in tickets:
-            ticket = self._tickets[number] = _Ticket(number, place)
+            ticket = self._tickets[number] = WantedTicket(number, place)
             found, items, asked = self._planned(sample, keys)
             if asked:
                 ticket.asked = sample
@@ -141,14 +107,14 @@ class Service:
             return self.fields.plan(sample, keys)
         return keys, (NO_ITEM,) * len(keys) if self._memory is None else self._memory.items(sample, len(keys)), False
 
-    def _want(self, ticket: _Ticket, key: Key, item: int) -> None:
+    def _want(self, ticket: WantedTicket, key: Key, item: int) -> None:
         found = self._bytes.get(key)
         if found is not None and found.kept:
             self.shared += 1
             if self._memory is not None and item != NO_ITEM:
                 self._memory.again()
         else:
-            found = _Bytes(key, self._numbers, ticket.place, item)
+            found = SourceBytes(key, self._numbers, ticket.place, item)
             self._numbers += 1
             if self._find(found):
                 self._bytes[key] = found
@@ -160,7 +126,7 @@ class Service:
             found.waiting.append(ticket)
             ticket.missing += 1
 
-    def _find(self, each: _Bytes) -> bool:
+    def _find(self, each: SourceBytes) -> bool:
         """Whether the bytes lie in memory already."""
         if self._memory is None or each.item == NO_ITEM:
             return False
@@ -185,13 +151,13 @@ class Service:
 
     # --- what becomes of sources -----------------------------------------------------------------------------
 
-    def _leave(self, each: _Bytes) -> None:
+    def _leave(self, each: SourceBytes) -> None:
         """One fewer uses it."""
         each.users -= 1
         if not each.users:
             self._let_go(each)
 
-    def _let_go(self, each: _Bytes) -> None:
+    def _let_go(self, each: SourceBytes) -> None:
         if self._bytes.get(each.key) is each:
             del self._bytes[each.key]
         if each.done:
@@ -201,7 +167,7 @@ class Service:
         else:
             each.done = True  # still queued
 
-    def _free(self, each: _Bytes) -> None:
+    def _free(self, each: SourceBytes) -> None:
         if each.kept:
             return
         self._ahead -= each.nbytes
@@ -226,7 +192,7 @@ class Service:
             self._started[each.number] = each
             self.pool.submit(each.number, Source.of(each.key))
 
-    def _is_there(self, each: _Bytes) -> bool:
+    def _is_there(self, each: SourceBytes) -> bool:
         """Whether another ticket has had these bytes read, or a tier keeps them by now: then they are shared.
 
         Found out no sooner than they would be read: what is wanted much later must not keep bytes from being freed, or
@@ -244,7 +210,7 @@ class Service:
         self._tell_of((live or each), waiting)
         return True
 
-    def _share(self, each: _Bytes, live: _Bytes) -> None:
+    def _share(self, each: SourceBytes, live: SourceBytes) -> None:
         """Who wants the one gets the other."""
         self.shared += 1
         if self._memory is not None and each.item != NO_ITEM:
@@ -253,7 +219,7 @@ class Service:
         for ticket in each.waiting:
             ticket.bytes[ticket.bytes.index(each)] = live
 
-    def _tell_of(self, each: _Bytes, waiting: list[_Ticket]) -> None:
+    def _tell_of(self, each: SourceBytes, waiting: list[WantedTicket]) -> None:
         if not each.done:
             each.waiting += waiting
             return
@@ -294,7 +260,7 @@ class Service:
             self._free(each)
         self._start()
 
-    def _read(self, each: _Bytes, seconds: float, version: bytes | None, *, on_disk: bool) -> None:
+    def _read(self, each: SourceBytes, seconds: float, version: bytes | None, *, on_disk: bool) -> None:
         """The bytes are there: tiers may keep them."""
         self.copied += on_disk
         if not on_disk:
@@ -310,7 +276,7 @@ class Service:
         if not each.kept and self._bytes.get(each.key) is each:
             self._write(each, version)
 
-    def _write(self, each: _Bytes, version: bytes | None) -> None:
+    def _write(self, each: SourceBytes, version: bytes | None) -> None:
         """Copy it to disk, if it may be and there is room."""
         if self.disk is None or version is None:
             return
@@ -319,11 +285,11 @@ class Service:
         if not self.disk.write(each.key, version, each.block, each.nbytes, seconds, lambda: self._written(each)):
             each.users -= 1
 
-    def _written(self, each: _Bytes) -> None:
+    def _written(self, each: SourceBytes) -> None:
         self._leave(each)
         self._start()
 
-    def _keep(self, memory: MemoryTier, each: _Bytes, version: bytes | None) -> None:
+    def _keep(self, memory: MemoryTier, each: SourceBytes, version: bytes | None) -> None:
         copy = Copy(each.key, each.block, each.nbytes, each.stamp, self._costs.compared(each.nbytes), version)
         each.kept, going = memory.offer(each.item, copy, each.at)
         if each.kept:
@@ -399,7 +365,7 @@ class Service:
     def _kept(self) -> dict[str, Any]:
         return {} if self.fields is None else {"kept": self.fields.choice.why()}
 
-    def _told(self, ticket: _Ticket) -> None:
+    def _told(self, ticket: WantedTicket) -> None:
         self.there += 1
         there = [each for each in ticket.bytes if each.block != NOWHERE]
         places: tuple[Place, ...] = tuple((each.block, each.nbytes, each.stamp, *each.key) for each in there)
