@@ -2,7 +2,7 @@
 
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
-saves.json, storage.json, caches.json (of which what is simulated is shown, and as cached_epochs what is measured),
+saves.json, storage.json, caches.json (of which what is simulated is shown),
 kept_fields.json, hits.json, cold_files.json, worker_count.json, and a compare_WORKLOAD.json for each workload.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
@@ -38,7 +38,6 @@ PAGES: Mapping[str, Sequence[str]] = {
         "saves",
         "storage",
         "caches",
-        "cached_epochs",
         "kept_fields",
         "hits",
         "cold_files",
@@ -134,16 +133,6 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("belady", "the most there can be", "{:.3f}"),
         ("look_ahead", "epochs of look-ahead", "{}"),
     ),
-    "cached_epochs": (
-        ("case", "case", "{}"),
-        ("cache_share", "cache", "{:.2f}"),
-        ("policy", "policy", "{}"),
-        ("hit_rate", "hit rate", "{:.3f}"),
-        ("of_hits", "of the simulated hits", "{:.3f}"),
-        ("epoch_s", "epoch, s", "{:.2f}"),
-        ("model_s", "model, s", "{:.2f}"),
-        ("of_model", "of the model", "{:.3f}"),
-    ),
     "kept_fields": (
         ("split", "what is kept", "{}"),
         ("fields", "decoded", "{:.3f}"),
@@ -189,8 +178,7 @@ def recorded(folder: Path, name: str) -> Any:
     if name in ("workloads", "compare"):
         documents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("compare_*.json"))]
         return {**documents[0], "rows": [row for document in documents for row in document["rows"]]}
-    file = "caches" if name == "cached_epochs" else name
-    return json.loads((folder / f"{file}.json").read_text(encoding="utf-8"))
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def markdown(name: str, rows: Sequence[Row]) -> str:
@@ -222,9 +210,8 @@ def _shown(name: str, row: Row) -> bool:
         return bool(row["step_ms"] == 0)
     if name in ("tails", "more_tails"):
         return str(row["case"]).startswith("scattered") == (name == "tails")
-    if name in ("caches", "cached_epochs"):
-        measured = str(row["case"]).startswith("measured")
-        return measured if name == "cached_epochs" else "equal items" in str(row["case"]) and "belady" in row
+    if name == "caches":
+        return "equal items" in str(row["case"]) and "belady" in row
     if name != "simulation":
         return True
     return row["prediction_error"] == 0.3 and (row["scenario"], row["window"]) not in {("hybrid", 128), ("tail", 256)}
