@@ -1,8 +1,9 @@
 """Chaos in a loader's cache: its process is killed, its disk fails, its directory vanishes; nothing wrong is delivered.
 
 Each seed is a set of small files, a loader with a cache in memory, on disk or both, and a few epochs: with workers of
-both kinds and any order of delivery, that persist or not, on a whole set or a rank's share, some with several sources
-for a sample and some with a source that many have in common. In an epoch the reader process or a worker is killed
+both kinds and any order of delivery, that persist or not, on a whole set, a rank's share or draws by weights (whose
+generator somebody seeds between epochs), some with several sources for a sample and some with a source that many have
+in common. In an epoch the reader process or a worker is killed
 (SIGKILL), segments on disk are damaged, shortened and deleted, the directory vanishes or is in the way as a file, the
 disk is full, the loop is left, a second iterator runs beside the first, or the rest is taken up by another loader from
 a saved state. Between epochs files change, where the cache is on disk alone (copies in memory are of the loader's own
@@ -31,7 +32,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
 from benchmarks import seeded_runs
 from benchmarks.disk_faults import be_full, damage_segment
@@ -131,12 +132,30 @@ class Run:
         }
         if self.arguments["worker_kind"] == "process":
             self.arguments["on_worker_death"] = "replace"
-        self.ranks = choose.choice((1, 1, 2, 3))
-        self.sampler: Any = None
-        if self.ranks > 1:
-            data: Any = self.data
-            self.sampler = DistributedSampler(data, self.ranks, choose.randrange(self.ranks), seed=seed)
+        self.sampler: Any = self._sampler(choose.choice(("whole", "whole", "share", "share", "draws")), seed)
         self.loader = self.made()
+
+    def _sampler(self, kind: str, seed: int) -> Any:
+        """None for a shuffle of the whole set."""
+        if kind == "share":
+            data: Any = self.data
+            ranks = self.choose.choice((2, 3))
+            return DistributedSampler(data, ranks, self.choose.randrange(ranks), seed=seed)
+        weights = [self.choose.expovariate(1.0) for _ in range(self.data.samples)]
+        count = max(1, self.data.samples // self.choose.choice((1, 2, 4)))
+        return None if kind == "whole" else WeightedRandomSampler(weights, count, generator=torch.Generator())
+
+    def _begin(self, epoch: int) -> list[int]:
+        """Tell the sampler which epoch follows; returns what it will yield."""
+        if self.sampler is None:
+            return list(range(len(self.data)))
+        if isinstance(self.sampler, DistributedSampler):
+            self.sampler.set_epoch(epoch)
+            return list(self.sampler)
+        self.sampler.generator.manual_seed(epoch)
+        keys = list(self.sampler)
+        self.sampler.generator.manual_seed(epoch)
+        return keys
 
     def made(self) -> DataLoader[Any]:
         """A loader with the run's arguments."""
@@ -172,9 +191,7 @@ class Run:
 
     def epoch(self, epoch: int, fault: str) -> None:
         """One epoch; the fault comes at some batch of it."""
-        if self.sampler is not None:
-            self.sampler.set_epoch(epoch)
-        keys = list(range(len(self.data))) if self.sampler is None else list(self.sampler)
+        keys = self._begin(epoch)
         with _full_disk(self.choose) if fault == "disk full" else nullcontext():
             got, left = self._delivered(fault, self.choose.randint(0, max(0, len(keys) // _BATCH - 1)))
         self.result.injected[fault] += 1
@@ -234,7 +251,7 @@ class Run:
             self.result.check(taken <= self.disk, f"{fault}: {taken} bytes on disk, of {self.disk}")
 
     def check_hits(self) -> None:
-        """Of the last epoch, which had the order of the one before where that is a share of a rank."""
+        """Of the last epoch, which had the order of the one before where that is not all of the set."""
         stats = self.loader.stats()
         self.result.check(stats["reads"]["process"] == "runs", "the reader process is lost")
         self.result.check(stats["reads"]["by_workers"] == 0, "a worker has read for itself")

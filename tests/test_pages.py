@@ -21,6 +21,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/faults/README.md": (99,),
     "minato_gpu/memory/README.md": (100,),
     "minato_gpu/checkpoint/README.md": (36,),
+    "minato_gpu/sampling/README.md": (25,),
     "minato_gpu/scheduling/README.md": (100,),
     "minato_gpu/sources/README.md": (100, 100),
     "pipelines/README.md": (None, 8),

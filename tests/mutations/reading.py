@@ -186,4 +186,32 @@ FAULTS = (
         "                raise\n",
         ("sources/test_read_ahead.py",),
     ),
+    Fault(
+        "what is foretold of a generator leaves out the seeds that the loader draws from it",
+        "sampling/drawn_orders.py",
+        "        self._state = _after_seed(state) if self._seeds else state\n",
+        "        self._state = state\n",
+        ("sampling/test_look_ahead.py", "contracts/test_cache_orders.py"),
+    ),
+    Fault(
+        "drawing orders ahead moves the global generator",
+        "sampling/drawn_orders.py",
+        "        with torch.random.fork_rng(devices=()):\n",
+        "        if True:\n",
+        ("sampling/test_look_ahead.py",),
+    ),
+    Fault(
+        "an order that does not come true is held on to",
+        "sampling/drawn_orders.py",
+        "        return early._begins.get(late.first) == late._begins[late.first]\n",
+        "        return True\n",
+        ("sampling/test_look_ahead.py",),
+    ),
+    Fault(
+        "a large message to the reader process arrives as its marker alone",
+        "sources/parcels.py",
+        "    if data != _ELSEWHERE:\n",
+        "    if data:\n",
+        ("sources/test_parcels.py", "contracts/test_cache_orders.py"),
+    ),
 )
