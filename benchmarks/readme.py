@@ -2,8 +2,8 @@
 
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
-saves.json, storage.json, caches.json (of which what is simulated is shown),
-kept_fields.json, hits.json, cold_files.json, worker_count.json, and a compare_WORKLOAD.json for each workload.
+saves.json, storage.json, caches.json (of which what is simulated is shown), kept_fields.json, hits.json,
+cold_files.json, worker_count.json, and a compare_WORKLOAD.json for each workload.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
@@ -64,16 +64,18 @@ class KeepableFields:
         writer: dict[str, int] = {}
         wanted: dict[int, set[str]] = {}
         given: set[str] = set()
+
+        def want(names: Iterable[str]) -> None:
+            for name in names:
+                if writer.get(name) in self._fixed:
+                    wanted.setdefault(writer[name], set()).add(name)
+
         for number, stage in enumerate(self._pipeline.stages):
             early, late = self._divide(number, stage, drawn)
             given.update(name for name in early if name not in writer)
-            for name in late:
-                if writer.get(name) in self._fixed:
-                    wanted.setdefault(writer[name], set()).add(name)
+            want(late)
             writer.update(dict.fromkeys(stage.writes, number))
-        for name in self._pipeline.outputs:
-            if writer.get(name) in self._fixed:
-                wanted.setdefault(writer[name], set()).add(name)
+        want(self._pipeline.outputs)
         self._names = {number: tuple(sorted(names)) for number, names in wanted.items()}
         self._given = tuple(sorted(given))
 

@@ -52,7 +52,8 @@ def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: Read
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     close_inherited_ends()
     assert links.fetched is not None
-    process.main(end, parent, links.fetched, links.fields_receiver, links.bell.ring_pump, settings)
+    fields = None if links.fields is None else links.fields[0]
+    process.main(end, parent, links.fetched, fields, links.bell.ring_pump, settings)
 
 
 class ReadAhead:
@@ -126,7 +127,7 @@ class ReadAhead:
         try:
             found = self._source_of(key)
             sources = (found,) if isinstance(found, Source) else tuple(found)
-            return tuple(_plain(source) for source in sources)
+            return tuple(source.key for source in sources)
         except Exception as error:
             if not self._is_wrong:
                 self._is_wrong = True
@@ -213,13 +214,6 @@ class ReadAhead:
         self._reader.close()
         self._on_close()
         self._on_close = lambda: None
-
-
-def _plain(source: Source) -> Key:
-    """Of strings and numbers of NumPy those of Python: they can be written down, and are named alike in every run."""
-    length = source.length
-    lies = str(source.path), int(source.offset), None if length is None else int(length)
-    return (*lies, str(source.version)) if source.version else lies
 
 
 def _spans(serials: Iterable[TicketId]) -> list[TicketSpan]:

@@ -67,8 +67,8 @@ class Worker:
         self._row = board.row(number)
         self._producer = Producer(number, job, store, self._show_stage)
         self._producer.handing_over = partial(board.handing_over, number)
-        if job.pipeline is not None and links.fields_sender is not None:
-            self._producer.keeping = Keeping(job.pipeline, links.fields_sender)
+        if job.pipeline is not None and links.fields is not None:
+            self._producer.keeping = Keeping(job.pipeline, links.fields[1])
         self._placement = Placement(job, store, self._producer.who)
         self._stream: Stream | None = None
         self._stream_of: tuple[int, int] | None = None

@@ -59,8 +59,7 @@ class WorkerChannels:
         self.engine_arena = Arena("engine")
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
         self.fetched = fetched
-        self.fields_receiver = None if fields is None else fields[0]
-        self.fields_sender = None if fields is None else fields[1]
+        self.fields = fields
         self.board = WorkerStatusBoard(workers)
         self.board.words[ACTIVE] = workers if active is None else active
         self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
@@ -96,10 +95,6 @@ class WorkerChannels:
         """Where tasks for this worker go (any worker, when tasks are not addressed)."""
         return self.task_senders[worker % len(self.task_senders)]
 
-    @property
-    def _fields(self) -> tuple[socket.socket | None, socket.socket | None]:
-        return self.fields_receiver, self.fields_sender
-
     def activate(self, workers: int) -> None:
         """So many workers take tasks from now on; one that waits for a task already may take one more."""
         self.board.words[ACTIVE] = workers
@@ -129,9 +124,10 @@ class WorkerChannels:
             self.engine_arena.close()
             for arena in self.arenas:
                 arena.close()
-            for shared in (self.fetched, self.fields_receiver, self.fields_sender):
-                if shared is not None:
-                    shared.close()
+            if self.fetched is not None:
+                self.fetched.close()
+            for end in self.fields or ():
+                end.close()
 
     # --- for start methods that pickle what they hand to a child ------------------------------------------
 
@@ -140,7 +136,7 @@ class WorkerChannels:
             "workers": self.workers,
             "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
             "fetched": None if self.fetched is None else (reduction.DupFd(self.fetched.fd), self.fetched.capacity),
-            "fields": [None if end is None else reduction.DupFd(end.fileno()) for end in self._fields],
+            "fields": [reduction.DupFd(end.fileno()) for end in self.fields or ()],
             "board": reduction.DupFd(self.board.fd),
             "completions": (reduction.DupFd(self.completions.fd), self.completions.capacity),
             "wake": reduction.DupFd(self.wake),
@@ -159,8 +155,8 @@ class WorkerChannels:
         if state["fetched"] is not None:
             fetched, capacity = state["fetched"]
             self.fetched = Arena("attached", capacity, fd=fetched.detach())
-        ends = [None if dup is None else socket.socket(fileno=dup.detach()) for dup in state["fields"]]
-        self.fields_receiver, self.fields_sender = ends
+        ends = [socket.socket(fileno=dup.detach()) for dup in state["fields"]]
+        self.fields = (ends[0], ends[1]) if ends else None
         self.board = WorkerStatusBoard(self.workers, fd=state["board"].detach())
         marks, capacity = state["completions"]
         self.completions = Completions(capacity, fd=marks.detach())

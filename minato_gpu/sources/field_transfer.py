@@ -12,9 +12,10 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from minato_gpu.sources.memory_file import fill, memory_file
+
 _HEAD = struct.Struct("<qdd")
 _ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
-_AT_ONCE = 512  # buffers of one system call
 
 
 class Received(NamedTuple):
@@ -29,9 +30,7 @@ class Received(NamedTuple):
 
     def fill(self, view: memoryview) -> None:
         """Copy them to ``view``, of ``nbytes`` bytes."""
-        at = 0
-        while at < self.nbytes:
-            at += os.preadv(self.file, [view[at:]], at)
+        fill(self.file, view)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -48,27 +47,11 @@ def send(
 ) -> bool:
     """Whether they are under way."""
     try:
-        file = os.memfd_create("minato-fields", os.MFD_CLOEXEC)
-    except OSError:  # descriptors are short
+        with memory_file("fields", buffers) as file:
+            socket.send_fds(end, [_HEAD.pack(sample, saved_s, prepare_s)], [file])
+    except OSError:  # descriptors or memory are short, the socket is full, or the reader has ended
         return False
-    try:
-        for at in range(0, len(buffers), _AT_ONCE):
-            _write(file, [memoryview(each).cast("B") for each in buffers[at : at + _AT_ONCE] if len(each)])
-        socket.send_fds(end, [_HEAD.pack(sample, saved_s, prepare_s)], [file])
-    except OSError:  # the socket is full, memory is short, or the reader has ended
-        return False
-    finally:
-        os.close(file)
     return True
-
-
-def _write(file: int, views: list[memoryview]) -> None:
-    while views:
-        done = os.writev(file, views)
-        while views and done >= len(views[0]):
-            done -= len(views.pop(0))
-        if views:
-            views[0] = views[0][done:]
 
 
 def receive(end: socket.socket) -> Received | None:

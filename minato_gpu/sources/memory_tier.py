@@ -94,11 +94,7 @@ class MemoryTier:
         if item == NO_ITEM:
             self.misses += 1
             return now, None
-        copy = self._copies[item]
-        self._policy.used(item, now - self._since)
-        self.hits += 1
-        self.hit_bytes += copy.nbytes
-        return now, copy
+        return now, self._hit(item, now)
 
     def may_keep(self, item: int, nbytes: int) -> bool:
         """Whether such an item may stay, if it is read now. Minio lets nothing go, so that there must be room."""
@@ -112,9 +108,14 @@ class MemoryTier:
         item = self._items.get(key, NO_ITEM)
         if item == NO_ITEM:
             return None
+        self.misses -= 1
+        return self._hit(item, now)
+
+    def _hit(self, item: int, now: int) -> Copy:
         copy = self._copies[item]
         self._policy.used(item, now - self._since)
-        self.hits, self.misses, self.hit_bytes = self.hits + 1, self.misses - 1, self.hit_bytes + copy.nbytes
+        self.hits += 1
+        self.hit_bytes += copy.nbytes
         return copy
 
     def was_shared(self) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import socket
 
+from minato_gpu.sources.memory_file import fill, memory_file
+
 LARGEST = 64 << 10  # bytes of a message that goes as it is
 _ELSEWHERE = b"\0"  # a message of this alone says that it is in a file
 
@@ -19,14 +21,8 @@ def send(end: socket.socket, data: bytes) -> None:
     if len(data) <= LARGEST:
         end.send(data)
         return
-    file = os.memfd_create("minato-message", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
+    with memory_file("message", [data]) as file:
         socket.send_fds(end, [_ELSEWHERE], [file])
-    finally:
-        os.close(file)
 
 
 def receive(end: socket.socket) -> bytes:
@@ -38,14 +34,8 @@ def receive(end: socket.socket) -> bytes:
     if not files:
         raise OSError("no descriptor was free for a message")
     try:
-        return _whole(files[0])
+        whole = bytearray(os.fstat(files[0]).st_size)
+        fill(files[0], memoryview(whole))
     finally:
         os.close(files[0])
-
-
-def _whole(file: int) -> bytes:
-    data = bytearray(os.fstat(file).st_size)
-    view, at = memoryview(data), 0
-    while at < len(data):
-        at += os.preadv(file, [view[at:]], at)
-    return bytes(data)
+    return bytes(whole)

@@ -16,6 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
@@ -67,19 +68,12 @@ def main(
     """The process's work, to its end. ``parent``: process id of the loader's; ``fields``: where workers send what is to
     be kept; ``ring`` wakes whoever waits of the loader's process."""
     try:
-        asyncio.run(_serve(end, parent, arena, fields, ring, settings))
+        asyncio.run(_serve(parent, partial(_Link, end, parent, arena, fields, ring, settings)))
     finally:
         os._exit(0)  # nothing that the loader's process has registered for its own end
 
 
-async def _serve(
-    end: socket.socket,
-    parent: int,
-    arena: Arena,
-    fields: socket.socket | None,
-    ring: Callable[[], None],
-    settings: ReaderSettings,
-) -> None:
+async def _serve(parent: int, make_link: Callable[[asyncio.Event], _Link]) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     try:
@@ -89,9 +83,7 @@ async def _serve(
     loop.set_exception_handler(_failed)
     loop.add_reader(watch, ended.set)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    link = _Link(end, parent, ring, settings, arena, ended)
-    if fields is not None:
-        link.keep_fields(fields)
+    link = make_link(ended)
     try:
         await ended.wait()
     finally:
@@ -114,9 +106,10 @@ class _Link:
         self,
         end: socket.socket,
         parent: int,
+        arena: Arena,
+        fields: socket.socket | None,
         ring: Callable[[], None],
         settings: ReaderSettings,
-        arena: Arena,
         ended: asyncio.Event,
     ) -> None:
         end.setblocking(False)
@@ -127,7 +120,6 @@ class _Link:
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
-        self._settings = settings
         self._memory = _taken_up(arena, settings)
         self._table, self._arena = settings.table, arena
         blocks = Blocks(arena)
@@ -149,15 +141,11 @@ class _Link:
             self._disk = service.pool = service.disk = DiskPool(tier, blocks, service.done, make_pool)
         else:
             service.pool = make_pool(service.done)
+        if fields is not None and self._memory is not None:
+            choice = FieldChoice(self._memory.budget, settings.samples, settings.workers)
+            service.fields = FieldKeeping(self._memory, choice, lambda: self._pool.bytes_per_s)
+            self._loop.add_reader(fields.fileno(), self._take_fields, fields)
         self._loop.add_reader(end.fileno(), self._receive)
-
-    def keep_fields(self, end: socket.socket) -> None:
-        """Workers send fields to this end."""
-        if self._memory is None:
-            return
-        choice = FieldChoice(self._memory.budget, self._settings.samples, self._settings.workers)
-        self._service.fields = FieldKeeping(self._memory, choice, lambda: self._pool.bytes_per_s)
-        self._loop.add_reader(end.fileno(), self._take_fields, end)
 
     def _take_fields(self, end: socket.socket) -> None:
         try:

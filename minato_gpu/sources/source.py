@@ -44,10 +44,12 @@ class Source:
 
     @property
     def key(self) -> Key:
-        """What its bytes are."""
+        """What its bytes are; of NumPy's strings and numbers those of Python, which can be written down, and are named
+        alike in every run."""
+        lies = str(self.path), int(self.offset), None if self.length is None else int(self.length)
         if self.version:
-            return self.path, self.offset, self.length, self.version
-        return self.path, self.offset, self.length
+            return (*lies, str(self.version))
+        return lies
 
     @staticmethod
     def of(key: Key) -> Source:

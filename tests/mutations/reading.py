@@ -31,7 +31,7 @@ FAULTS = (
     Fault(
         "a copy of another version of a URL is used from memory",
         "sources/source.py",
-        "        if self.version:\n            return self.path, self.offset, self.length, self.version\n",
+        "        if self.version:\n            return (*lies, str(self.version))\n",
         "",
         ("sources/test_version.py",),
     ),

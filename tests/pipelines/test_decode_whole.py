@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines import decoding, example_photographs
+from pipelines import example_photographs
 from pipelines.decoding import cut_box, decode_box, decode_whole
 from pipelines.example_photographs import SUBSAMPLING, jpeg, photograph, with_orientation
 from pipelines.headers import read_header
@@ -21,15 +21,7 @@ from .test_jpeg_scans import cut_before_scans
 
 CAT = photograph("chelsea.png")[:251, :333]
 Box = tuple[int, int, int, int]
-
-
-@pytest.fixture(params=["nvimagecodec", "opencv"], autouse=True)
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "opencv":
-        monkeypatch.setattr(decoding, "library", lambda: None)
-    else:
-        pytest.importorskip("nvidia.nvimgcodec")
-    return str(request.param)
+pytestmark = pytest.mark.usefixtures("decoder")
 
 
 def saved(picture: Image.Image, kind: str, **options: Any) -> bytes:

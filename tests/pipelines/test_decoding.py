@@ -32,15 +32,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.fixture(params=["nvimagecodec", "opencv"])
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "opencv":
-        monkeypatch.setattr(decoding, "library", lambda: None)
-    else:
-        pytest.importorskip("nvidia.nvimgcodec")
-    return str(request.param)
-
-
 def jpeg(shape: tuple[int, ...] = (40, 60, 3), **options: Any) -> Any:
     values = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     done, encoded = cv2.imencode(".jpg", cv2.GaussianBlur(values, (5, 5), 0), **options)
