@@ -122,6 +122,7 @@ class Counting:
         self.at = state["at"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
 @pytest.mark.parametrize("after", [2, 3])
