@@ -18,7 +18,7 @@ from tests.contracts.datasets import Streams
 from tests.contracts.resuming import saves_along
 from tests.contracts.test_resume_streams import Stateful, StatefulIterator
 
-_EPOCHS = 4
+_EPOCHS = 3
 
 
 class Counts(IterableDataset[Any]):
