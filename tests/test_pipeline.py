@@ -248,7 +248,7 @@ def test_a_spawned_process_gets_the_same_sample() -> None:
 
     pipeline = image_classification.pipeline()
     fields = {"path": "nowhere.jpg", "label": 3}
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
         with pytest.raises(StageError, match="stage 'read' failed: FileNotFoundError") as caught:
             pool.apply(pipeline.run, (fields, 1))
         assert caught.value.origin.path == "nowhere.jpg"

@@ -23,5 +23,5 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[Executor]:
     """A process without threads: what is forked from the tests' own waits for ever for threads that they left there."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as executor:
         yield executor

@@ -54,6 +54,7 @@ def test_cost_model() -> None:
     assert all(0 < row["log_sigma"] < 2 and 0 < row["rank_correlation"] <= 1 for row in rows)
 
 
+@pytest.mark.on_request  # see the module's head
 def test_caches() -> None:
     rows = _document("caches")["rows"]
     alike, unlike, decisions = (
@@ -180,6 +181,7 @@ def _plan() -> Plan:
     return Plan.measured(CASES[1], workers=2, per_ms=20.0, overshoot_s=0.0, quick=True)
 
 
+@pytest.mark.on_request  # see the module's head
 def test_worker_count() -> None:
     rows = _document("worker_count")["rows"]
     assert [row["workers"] for row in rows] == ["num_workers=2", "num_workers=2, max_workers=16", "num_workers=16"]

@@ -121,6 +121,7 @@ def test_it_is_written_while_it_runs(tmp_path: Path) -> None:
     assert there == [0] * 10 + [10] * 10 + [20] * 5
 
 
+@pytest.mark.on_request  # three seconds, of what is benchmarks' own
 def test_several_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
     rows = record(_row, range(6), 2, path)

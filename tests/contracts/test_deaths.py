@@ -116,7 +116,7 @@ def test_out_of_order(more: dict[str, Any]) -> None:
         _check(rows(_loader(Deadly(17, 1), BOUNDED_8, **more)), BOUNDED_8)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.on_request), "forkserver"])
 def test_other_start_methods(method: str) -> None:
     """The context given starts the replacement."""
     context = multiprocessing.get_context(method)

@@ -27,23 +27,29 @@ def results_of(folder: Path, program: Path, ranks: int, *arguments: str) -> list
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
-def run_ranks(
-    folder: Path, length: int, lanes: str, bad: str = "", devices: int = 1, *, torchrun: bool = False
-) -> list[dict[str, Any]]:
-    """What each rank has seen; without torchrun, which takes long to start, it is told what torchrun would tell it."""
-    arguments = (str(folder), str(length), lanes, bad, str(devices))
-    if torchrun:
-        return results_of(folder, Path(ranks_program.__file__), RANKS, *arguments)
+def results_without_torchrun(folder: Path, program: str, *arguments: str) -> list[dict[str, Any]]:
+    """The same of a module that is told what torchrun, which takes long to start, would tell it."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        Program(ranks_program.__name__, *arguments, environment={**common, "RANK": str(rank)}) for rank in range(RANKS)
+        Program(program, *arguments, environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(RANKS)
     ]
     for rank in ranks:
         _, errors = rank.communicate()
         assert rank.returncode == 0, errors[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+
+
+def run_ranks(
+    folder: Path, length: int, lanes: str, bad: str = "", devices: int = 1, *, torchrun: bool = False
+) -> list[dict[str, Any]]:
+    """What each rank of ``ranks_program`` has seen."""
+    arguments = (str(folder), str(length), lanes, bad, str(devices))
+    if torchrun:
+        return results_of(folder, Path(ranks_program.__file__), RANKS, *arguments)
+    return results_without_torchrun(folder, ranks_program.__name__, *arguments)
 
 
 @pytest.mark.parametrize(

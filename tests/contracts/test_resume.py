@@ -40,8 +40,8 @@ _SAMPLES = 64
     ids=lambda value: value.name if isinstance(value, Mode) else "persistent" if value else "anew",
 )
 def test_every_step(mode: Mode, persistent: bool) -> None:
-    """Two epochs, saved after any number of batches of the first (with processes, an even one): nothing twice, nothing
-    lost, the same content."""
+    """Two epochs, saved after any number of batches of the first (with processes, an even one, and out of order a
+    multiple of four): nothing twice, nothing lost, the same content."""
 
     def make(workers: int = 2) -> Any:
         arguments: dict[str, Any] = {"persistent_workers": persistent, "shuffle": True, "generator": generator()}
@@ -52,8 +52,9 @@ def test_every_step(mode: Mode, persistent: bool) -> None:
 
     whole = make()
     reference = [[content(batch) for batch in whole] for _ in range(2)]
-    for first, state in saves_along(make(), 2 if mode.processes else 1):  # forks cost most of the time
-        resumed = make(1 + len(first) // 2 % 2)
+    stride = (4 if mode.lateness else 2) if mode.processes else 1  # forks cost most of the time
+    for number, (first, state) in enumerate(saves_along(make(), stride)):
+        resumed = make(1 + number % 2)
         resumed.load_state_dict(state)
         epoch = [content(batch) for batch in (*first, *resumed)]
         following = [content(batch) for batch in resumed]

@@ -128,7 +128,7 @@ def test_the_order_is_drawn_once(sampler: Callable[[], Any], workers: int) -> No
 
     torch.manual_seed(3)
     loader = new()
-    reference = [values(loader) for _ in range(3)]
+    reference = [values(loader) for _ in range(2)]
     for step in (0, 1, 2):
         for ahead in {0, step}:
             torch.manual_seed(3)
@@ -139,7 +139,7 @@ def test_the_order_is_drawn_once(sampler: Callable[[], Any], workers: int) -> No
             state = through_json(loader.state_dict(ahead=ahead))
             resumed = new()
             resumed.load_state_dict(state)
-            assert [values(resumed) for _ in range(3)] == [reference[0][step - ahead :], *reference[1:]], (step, ahead)
+            assert [values(resumed) for _ in range(2)] == [reference[0][step - ahead :], reference[1]], (step, ahead)
 
 
 class _Permuted(Unknown):

@@ -67,7 +67,7 @@ def _whole(found: list[Any], workers: int) -> None:
 @pytest.mark.parametrize(("mode", "workers"), _MODES, ids=lambda each: getattr(each, "name", str(each)))
 def test_at_any_step(mode: Mode, workers: int) -> None:
     """A first save of an epoch, with what came before and ahead; and one more, right after it was taken up."""
-    for step in (0, 16, 17, 40) if mode.processes and workers else (0, 1, 15, 16, 17, 31, 40, 47):
+    for step in (0, 16, 17) if mode.processes and workers else (0, 1, 15, 16, 17, 31, 40, 47):
         loader = _loader(mode, workers)
         first, state = _after(loader, iter(loader), step)
         resumed = _loader(mode, workers)

@@ -31,8 +31,9 @@ from tests.numbers import pad as pad_together
 from tests.test_device_batches import LANES, check_same, flat, reference, seeded
 
 
-@pytest.mark.parametrize(("order", "count"), [*((order, 2) for order in ORDERS), (ORDERS[-1], 3)])
-@pytest.mark.parametrize("lanes", LANES, ids="+".join)
+@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
+@pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:
     """The batches of one device, in turn; what a device has made never goes to another."""
     devices = machine(count, order)
@@ -49,8 +50,9 @@ def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[st
     assert all(device.used == 0 and device.pinned == {} for device in devices)
 
 
-@pytest.mark.parametrize(("order", "count"), [*((order, 2) for order in ORDERS), (ORDERS[-1], 3)])
-@pytest.mark.parametrize("lanes", LANES, ids="+".join)
+@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
+@pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_out_of_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:
     """Exactly once, the same content, and late by no more than allowed, from whichever device samples come."""
     devices = machine(count, order)

@@ -73,7 +73,7 @@ def test_a_last_round_that_is_dropped_is_no_harm_to_a_resume(machine: Machine, o
 
     whole = consume(devices, make())
     assert len(whole) == 16
-    for taken in (1, 4, 6, 15, 16):
+    for taken in (1, 4, 15, 16):
         first = make()
         iterator = iter(first)
         consume(devices, (next(iterator) for _ in range(taken)))
@@ -122,6 +122,7 @@ class Counting:
         self.at = state["at"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
 @pytest.mark.parametrize("after", [2, 3])

@@ -43,7 +43,7 @@ def test_what_a_thread_starts_gives_way_with_it() -> None:
     assert niceness() == before
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_worker_processes_give_way_and_training_does_not(context: str) -> None:
     before = niceness()
     loader: Any = DataLoader(Niceness(), batch_size=4, num_workers=2, multiprocessing_context=context)

@@ -27,7 +27,7 @@ def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     del sys.modules["recordings"]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_it_delivers_a_part_of_each_signal_louder_or_softer(recordings: Any, start: str) -> None:
     recordings.example_data("recordings")
     signals = [np.load(f"recordings/{number}.npy") for number in range(8)]

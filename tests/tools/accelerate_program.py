@@ -1,6 +1,6 @@
 """One rank of ``test_accelerate``: a training loop under Accelerate, left in its second epoch and gone on with.
 
-Arguments: a folder for what each rank has seen. Started by torchrun; the device is a fake one.
+Arguments: a folder for what each rank has seen. Told what torchrun tells; the device is a fake one.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
-from tests.contracts.test_ranks import results_of
-
-RANKS = 2
+from tests.contracts.test_ranks import RANKS, results_without_torchrun
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +27,7 @@ def program() -> Any:
 def ranks(tmp_path_factory: pytest.TempPathFactory, program: Any) -> list[dict[str, Any]]:
     """What each of two ranks has seen."""
     folder = tmp_path_factory.mktemp("ranks")
-    return results_of(folder, Path(program.__file__), RANKS, str(folder))
+    return results_without_torchrun(folder, program.__name__, str(folder))
 
 
 def test_every_sample_once_on_one_of_the_ranks(ranks: list[dict[str, Any]], program: Any) -> None:

@@ -57,7 +57,7 @@ _WAYS: dict[str, dict[str, Any]] = {
     "one that stays": {"num_workers": 1, "persistent_workers": True},
     "two": {"num_workers": 2},
     "two that stay": {"num_workers": 2, "persistent_workers": True},
-    "spawned": {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "spawn"},
+    "from a server": {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "forkserver"},
 }
 
 
