@@ -59,25 +59,35 @@ def take_snapshot() -> Snapshot:
 
 def child_pids() -> list[int]:
     """Ids of all living descendants of this process, without ``multiprocessing``'s own helpers; zombies count."""
-    return [pid for pid in _descendants(os.getpid()) if not _is_helper(pid)]
+    found = []
+    looking = [(child, False) for child in _children(os.getpid())]
+    while looking:
+        pid, of_helper = looking.pop()
+        helps = pid in programs.server_pids or (not of_helper and _is_helper(pid))
+        if not helps:
+            found.append(pid)
+        looking += [(child, helps) for child in _children(pid)]
+    return found
 
 
-def _descendants(pid: int) -> list[int]:
+def _children(pid: int) -> list[int]:
     """From /proc, not from psutil, which reads every process of the machine for it: this runs around every test."""
     try:
-        direct = [
+        return [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
         ]
     except OSError:  # it ended while we looked
         return []
-    return [*direct, *(below for child in direct for below in _descendants(child))]
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for child in _children(pid) for each in (child, *_descendants(child))]
 
 
 def _is_helper(pid: int) -> bool:
-    if pid in programs.server_pids:
-        return True
+    """By its command line, which a fork server's children have as well: who asks knows whose child it is."""
     try:
         return any(helper in part for part in psutil.Process(pid).cmdline() for helper in _HELPERS)
     except psutil.ZombieProcess:  # ended, but nobody waited for it: that is a leak
