@@ -18,11 +18,11 @@ from minato_gpu.checkpoint.progress import EpochProgress
 from minato_gpu.faults.failures import FailurePolicy
 from minato_gpu.lanes.base import reraise
 from minato_gpu.memory.values import mapped
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.options import Options, pads_batches
 from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.scheduling.messages import Span
-from minato_gpu.telemetry import Telemetry
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 
 

@@ -27,12 +27,12 @@ from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
+from minato_gpu.observe.telemetry import Telemetry, size_of
 from minato_gpu.samples import Ticket, Value, add_note
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.session import Session
-from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 

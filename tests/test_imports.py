@@ -22,12 +22,12 @@ pipeline
 kept_fields
 arguments
 scheduling caching
-spans event_log
+spans
 simulation
 memory
 sources
 lanes
-telemetry parity
+observe parity
 sampling
 checkpoint
 window
@@ -43,6 +43,7 @@ loader
 accelerated
 pipelines
 demo
+analysis
 commands
 cache_command
 cli

@@ -23,7 +23,6 @@ from minato_gpu.engine.run import Parts
 from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
-from minato_gpu.event_log import EventLog
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
@@ -37,6 +36,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.observe.event_log import EventLog
 from minato_gpu.options import Options, pads_batches
 from minato_gpu.report import usable_cores
 from minato_gpu.sampling.look_ahead import LookAhead

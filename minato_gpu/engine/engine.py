@@ -24,12 +24,12 @@ from minato_gpu.engine.worker_counting import WorkerCounting
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
-from minato_gpu.telemetry import Telemetry
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 

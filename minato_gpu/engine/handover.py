@@ -5,8 +5,8 @@ from __future__ import annotations
 from minato_gpu.engine.epochs import Epoch
 from minato_gpu.engine.settings import Settings
 from minato_gpu.lanes.base import failure
+from minato_gpu.observe.telemetry import Telemetry, size_of
 from minato_gpu.samples import Value
-from minato_gpu.telemetry import Telemetry, size_of
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.contract import Judge
 from minato_gpu.window.records import Batch

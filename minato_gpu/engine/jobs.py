@@ -6,9 +6,9 @@ from minato_gpu.engine.deaths import Deaths
 from minato_gpu.lanes.base import Item, Local, Reference, Task
 from minato_gpu.lanes.contract import Exit, Lane
 from minato_gpu.memory.status_board import JOINING, Claim
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
-from minato_gpu.telemetry import Telemetry
 from minato_gpu.window.assembly import Assembly
 
 

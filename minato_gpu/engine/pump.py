@@ -18,8 +18,8 @@ from minato_gpu.lanes import contract as c
 from minato_gpu.lanes.base import Features, Handed, Report
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.scheduling import messages as m
-from minato_gpu.telemetry import Telemetry
 
 
 class Pump:

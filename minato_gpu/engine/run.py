@@ -16,16 +16,16 @@ from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.estimates.observations import inspected, observe
-from minato_gpu.event_log import EventLog
 from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
+from minato_gpu.observe.event_log import EventLog
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
-from minato_gpu.telemetry import Telemetry
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.records import Record
 

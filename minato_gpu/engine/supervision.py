@@ -10,7 +10,7 @@ from minato_gpu.faults.watchdog import Watchdog, WorkerHung
 from minato_gpu.lanes.contract import Arrived
 from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.notices import LOGGER
-from minato_gpu.telemetry import Telemetry
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.threads import await_event
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minato_gpu.lanes.contract import Lane
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.scheduling.worker_count import WorkerCount
-from minato_gpu.telemetry import Telemetry
 
 _SHORT = ("preparation", "lateness")  # causes of a wait that more workers might end
 

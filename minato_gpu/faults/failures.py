@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.lanes.base import Failure, reraise
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import JSON, Key, Origin, Position
 from minato_gpu.sampling.delivered import DeliveredPositions
-from minato_gpu.telemetry import Telemetry
 
 RAISE, SKIP, RETRY = "raise", "skip", "retry"
 _KEPT = 100  # failures that stats() tells of, the latest

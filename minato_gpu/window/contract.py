@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from minato_gpu.lanes.base import Failure
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Position, Ticket, Value
 from minato_gpu.scheduling.messages import Span
-from minato_gpu.telemetry import Telemetry
 
 PositionSpan = tuple[Position, Position]
 """A half-open range of positions."""

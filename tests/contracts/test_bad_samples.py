@@ -20,9 +20,9 @@ from torch.utils.data import IterableDataset
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.faults.failures import BadSample, FailurePolicy, TooManyFailures
 from minato_gpu.lanes.base import failure
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.sampling.delivered import DeliveredPositions
-from minato_gpu.telemetry import Telemetry
 from pipelines import example_photographs, image_classification
 from tests.contracts.datasets import Made
 from tests.contracts.modes import BOUNDED_8, BY_PROCESSES, MINATO, Mode

@@ -24,7 +24,7 @@ from minato_gpu import DataLoader, Field, Pipeline, Stage
 from minato_gpu.engine import deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.handover import Handover
-from minato_gpu.event_log import EventLog
+from minato_gpu.observe.event_log import EventLog
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.policy import Policy

@@ -45,7 +45,8 @@ def said(caplog: pytest.LogCaptureFixture) -> int:
 def test_samples_on_the_device_make_room_for_a_batch(
     short: Any, caplog: pytest.LogCaptureFixture, capacity: int, in_order: bool, order: Order
 ) -> None:
-    """The window holds more than ten batches, the device two to seven, with what the consumer has of them."""
+    """The window holds more than ten batches, the device two to seven, with what the consumer has of them: with two it
+    is short, with more where the consumer is slower."""
     device = short(capacity, order)
     more: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 16, "timeout": 30}
     loader = loader_on([device], lanes=["device"], in_order=in_order, **more)
@@ -55,7 +56,7 @@ def test_samples_on_the_device_make_room_for_a_batch(
     assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
     stats = loader.stats()
     assert said(caplog) == (stats["device"]["short_of_memory"] > 0)
-    assert capacity > 24_000 or stats["device"]["short_of_memory"] + stats["device_lane"]["short_of_memory"] > 0
+    assert capacity > 14_000 or stats["device"]["short_of_memory"] + stats["device_lane"]["short_of_memory"] > 0
     gc.collect()
     assert device.used == 0
 

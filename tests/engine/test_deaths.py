@@ -17,9 +17,9 @@ from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import JOINING, REPORTING, Claim
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Chunk
-from minato_gpu.telemetry import Telemetry
 from tests.lanes.harness import open_links
 from tests.tickets import spans
 from tests.window.test_assembly import Floor

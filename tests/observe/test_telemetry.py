@@ -12,7 +12,7 @@ import torch
 
 from minato_gpu import telemetry as module
 from minato_gpu.lanes.base import Report
-from minato_gpu.telemetry import Telemetry, percentiles, size_of
+from minato_gpu.observe.telemetry import Telemetry, percentiles, size_of
 
 
 def report(first: int, done: int, begin: float, end: float, seconds: float, worker: int = 0) -> Report:

@@ -1,0 +1,114 @@
+"""What was measured of one rank of a training script: plain data, from which predictions start.
+
+The model is DS-Analyzer's (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021): rates of
+fetching (F), preparing (P) and training (G), each measured while the other two cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from minato_gpu.samples import JSON
+
+LoaderKind = Literal["torch", "minato_gpu"]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How samples' bytes come.
+
+    ``bytes_per_s``: the most that the storage gives, all requests together. ``latency_s``: of a request, until its
+    first byte. ``requests`` and ``nbytes``: of a sample, on average. ``concurrency``: requests under way at once while
+    it was measured. ``cached_share``: of the bytes of the set, what the page cache held before the cold phase; None
+    where that could not be seen.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    requests: float
+    nbytes: float
+    concurrency: float
+    cached_share: float | None = None
+
+    def seconds_per_sample(self, concurrency: float | None = None) -> float:
+        """The least time between two samples: max(bytes / rate, requests x latency / concurrency)."""
+        at_once = self.concurrency if concurrency is None else concurrency
+        return max(self.nbytes / self.bytes_per_s, self.requests * self.latency_s / max(at_once, 1.0))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of the analysis: so many batches in so many seconds, of which the consumer waited ``wait_s``.
+
+    ``batch_s``: seconds between one batch and the next, of each after the first; from these comes the noise.
+    """
+
+    batches: int
+    seconds: float
+    wait_s: float
+    batch_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One rank's epoch.
+
+    ``samples``: of an epoch. ``prefetch``: batches for each worker. ``cores``: that this rank may use.
+    ``prepare_s``: seconds of one worker for each sample that was seen while its bytes were in memory, in the
+    sampler's order; ``prepare_cpu_share``: of these, what was computed and not waited. ``collate_s``: of a batch.
+    ``step_s``: of each training step with a batch that was there already, its transfer left out; ``transfer_s``: of a
+    batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a batch. ``startup_s``:
+    until the first batch. ``scaling``: (workers, samples a second), as far as it was tried. ``device_s``: seconds of
+    the device lane for each sample of ``prepare_s``. ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold``
+    (T3), ``prepare`` (no step). ``storage``: None where no read was seen.
+    """
+
+    loader: LoaderKind
+    samples: int
+    batch_size: int
+    workers: int
+    prefetch: int
+    in_order: bool
+    max_lateness: int
+    rank: int
+    ranks: int
+    cores: int
+    prepare_s: tuple[float, ...]
+    prepare_cpu_share: float
+    collate_s: float
+    step_s: tuple[float, ...]
+    transfer_s: float
+    loader_s: float
+    startup_s: float
+    storage: Storage | None = None
+    scaling: tuple[tuple[int, float], ...] = ()
+    device_s: tuple[float, ...] | None = None
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    phases: Mapping[str, Phase] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> int:
+        """Of an epoch."""
+        return -(-self.samples // self.batch_size)
+
+    def as_json(self) -> dict[str, JSON]:
+        """Plain data; ``profile_from`` reads it."""
+        return asdict(self)
+
+
+def profile_from(data: Mapping[str, JSON]) -> Profile:
+    """What ``Profile.as_json`` gave, perhaps through a file. Raises TypeError or KeyError where it is another thing."""
+    values = dict(data)
+    for name in ("prepare_s", "step_s", "device_s"):
+        if values.get(name) is not None:
+            values[name] = tuple(values[name])
+    if values.get("storage") is not None:
+        values["storage"] = Storage(**values["storage"])
+    values["scaling"] = tuple((int(workers), float(rate)) for workers, rate in values.get("scaling", ()))
+    phases = values.get("phases", {})
+    values["phases"] = {
+        name: Phase(**{**each, "batch_s": tuple(each.get("batch_s", ()))}) for name, each in phases.items()
+    }
+    return Profile(**values)
