@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,13 +13,9 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.memory.shm_limits import memory_limit
+from minato_gpu.sizes import nbytes
 from minato_gpu.sources.declared import source_of
 from minato_gpu.sources.disk.tier import LEAST_BUDGET, DiskTier
-
-_UNITS = {unit: 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
-_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate(("", "K", "M", "G", "T")) if power}
-_SIZE = re.compile(r"([0-9.]+)\s*((?:[KMGT]I?)?)B?", re.IGNORECASE)
-_EXAMPLE = "pass a number of bytes, or a text such as '32GB' or '32GiB'"
 
 
 @dataclass(frozen=True)
@@ -80,26 +74,11 @@ class CacheOptions:
             raise ValueError(
                 f"a budget of 'disk' and cache_dir go together, got cache={cache!r}, cache_dir={directory!r}"
             )
-        memory, disk = (_nbytes(budgets[name]) if name in budgets else 0 for name in ("memory", "disk"))
+        memory, disk = (
+            nbytes("cache", budgets[name], "leave it out to keep nothing") if name in budgets else 0
+            for name in ("memory", "disk")
+        )
         if 0 < disk < LEAST_BUDGET:
             raise ValueError(f"cache: a directory needs at least {LEAST_BUDGET} bytes, got {disk}")
         # absolute: the process that reads ahead may be started from another working directory
         return cls(memory, disk, "" if directory is None else str(Path(os.fsdecode(directory)).absolute()))
-
-
-def _nbytes(size: Any) -> int:
-    """The bytes that a number or a text means."""
-    found = size
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size.strip())
-        try:
-            found = None if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
-        except (ValueError, OverflowError):
-            found = None
-        if found is None:
-            raise ValueError(f"cache={size!r} is no number of bytes; {_EXAMPLE}")
-    if isinstance(found, bool) or not isinstance(found, Integral):
-        raise TypeError(f"cache={size!r} is no number of bytes; {_EXAMPLE}")
-    if found < 1:
-        raise ValueError(f"cache must be at least 1 byte, got {size!r}; leave it out to keep nothing")
-    return int(found)

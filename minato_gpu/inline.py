@@ -49,10 +49,11 @@ class InlineIterator(EpochIterator):
             raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
-        log = Telemetry(None, perf_counter())
+        log = Telemetry(None, perf_counter(), epoch, session.facts)
         log.lanes["cpu"].slots = 1
         progress = begin_epoch(loader, epoch, self._base_seed, self._sampler_iter, resumption)
-        source, log.expected = progress.source, progress.expected
+        source = progress.source
+        log.began(progress.expected, log.begin)
         job = Job.of(loader, source.seed, seeds_samples=False, skips=session.options.skips)
         if source.streams is None:
             batches: Batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
@@ -83,21 +84,22 @@ class StreamHere(Batches):
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
+        self.log.asked(begin)
         self.handed = None
         asked()
         if (stream := self._stream) is None:
-            self.log.end = begin
+            self.log.ended(begin)
             raise EndOfEpoch
         try:
             batch = stream.fetch(self._samples)
         except StopIteration:
-            self.log.end = perf_counter()
+            self.log.ended(perf_counter())
             raise EndOfEpoch from None
         except BaseException:  # nobody knows how far into the batch
             self._taken(stream, exactly=True)
             raise
         self._taken(stream, exactly=self._streams.saves_come)
-        self.log.inline(number, begin, perf_counter(), size_of(batch))
+        self.log.inline(begin, perf_counter(), size_of(batch))
         return batch
 
     def _taken(self, stream: Stream, *, exactly: bool) -> None:
@@ -129,10 +131,11 @@ class SamplesHere(Batches):
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
+        self.log.asked(begin)
         self.handed, self.bad, self.survivor = None, [], None
         drawn = self._ahead.popleft() if self._ahead else self._source.draw()
         if drawn is None:
-            self.log.end = perf_counter()
+            self.log.ended(perf_counter())
             raise EndOfEpoch
         piece = _piece(drawn)
         self.handed = [(piece.position, piece.position + len(drawn.keys))]
@@ -143,7 +146,7 @@ class SamplesHere(Batches):
             if not samples:
                 return NOTHING
         batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
-        self.log.inline(number, begin, perf_counter(), len(samples))
+        self.log.inline(begin, perf_counter(), len(samples), positions=self.handed)
         return batch
 
     def _samples(self, piece: Piece) -> list[Value]:
@@ -184,8 +187,7 @@ class SamplesHere(Batches):
     def _lost(self, samples: int, error: BaseException, where: str) -> None:
         """A batch raises, and takes all its samples along: those that are not left out."""
         add_note(error, where)
-        self.log.failed += 1
-        self.log.skipped += max(0, samples - 1)
+        self.log.lost(1, max(0, samples - 1))
 
     # --- a batch that must come, and has lost all its samples ---------------------------------------------------
 
@@ -197,7 +199,7 @@ class SamplesHere(Batches):
             return NOTHING
         sample = self._again(ticket)
         batch = self._job.collate_fn([sample] if self._batched else sample)
-        self.log.inline(number, begin, perf_counter(), 0, padded=1)
+        self.log.inline(begin, perf_counter(), 0, padded=1)
         return batch
 
     def _again(self, ticket: Ticket) -> Value:

@@ -13,7 +13,7 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator, in_memory
-from minato_gpu.engine.building import build_engine
+from minato_gpu.engine.building import Records, build_engine
 from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
@@ -90,8 +90,8 @@ class EngineIterator(EpochIterator):
     def _new_engine(self, *, knows_seed: bool) -> Engine:
         """With workers of its own, which end with the loader if they are kept, else with this iterator."""
         loader, session = self._loader, self._session
-        logs = session.order_log, session.next_event_log()
-        engine = build_engine(loader, session.options, self._base_seed, *logs, session.kept_memory())
+        records = Records(session.order_log, session.next_event_log(), session.facts)
+        engine = build_engine(loader, session.options, self._base_seed, records, session.kept_memory())
         weakref.finalize(loader if self._keeps else self, engine.close)
         if self._keeps:
             session.base_seed = self._base_seed

@@ -85,6 +85,9 @@ class DataLoader(TorchDataLoader[T]):
         such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a mapping such
         as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
     cache_dir: a directory on a local disk, which processes and runs may share. It is made where there is none.
+    trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
+        256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
+        written there (another rank's, say), the path gets a number.
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -126,6 +129,7 @@ class DataLoader(TorchDataLoader[T]):
         max_workers: int | None = None,
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -163,6 +167,7 @@ class DataLoader(TorchDataLoader[T]):
         self.max_workers = max_workers
         self.cache = cache
         self.cache_dir = cache_dir
+        self.trace = trace
         options = Options.check(self)
         if num_workers > 0:
             shm_limits.check(self, processes=not options.threads)
@@ -174,6 +179,7 @@ class DataLoader(TorchDataLoader[T]):
         session = self._session
         resumption = session.take_pending(self)
         number = session.number(resumption)
+        session.observe(self)
         if self.num_workers == 0:
             iterator: Any = InlineIterator(self, session, number, resumption)
         else:

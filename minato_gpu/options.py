@@ -19,6 +19,7 @@ from minato_gpu.notices import say_once
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.trace_options import TraceOptions
 
 _DEFAULT_LATENESS = 8
 LANES = ("cpu", "device")
@@ -32,7 +33,7 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``cache``: what of the samples' sources is kept.
+    out; ``cache``: what of the samples' sources is kept; ``trace``: where it goes.
     """
 
     lateness: int
@@ -42,6 +43,7 @@ class Options:
     devices: tuple[torch.device, ...]
     skips: bool
     cache: CacheOptions
+    trace: TraceOptions | None = None
 
     @property
     def device(self) -> torch.device:
@@ -69,6 +71,7 @@ class Options:
             devices=devices,
             skips=loader.on_error not in (RAISE, RETRY),
             cache=CacheOptions.check(loader),
+            trace=TraceOptions.check(loader.trace),
         )
 
 

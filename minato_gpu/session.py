@@ -18,6 +18,9 @@ from minato_gpu.checkpoint.state import State
 from minato_gpu.delivery import EpochView
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
+from minato_gpu.memory.accelerator import ranges
+from minato_gpu.observe.facts import Facts
+from minato_gpu.observe.subscribers import add_ranges, add_trace
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
@@ -44,7 +47,8 @@ class Session:
 
     ``engine``: the one that is kept (persistent workers, or a declared number of epochs); ``base_seed`` and
     ``first_epoch``: the seed of its workers, and the epoch in which they started. ``ahead``: the next epoch, where its
-    order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands.
+    order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands. ``facts``: of all
+    epochs.
     """
 
     def __init__(self, loader: Arguments, options: Options) -> None:
@@ -63,13 +67,25 @@ class Session:
         self._events: Path | None = None
         self._event_logs = 0
         self._kept_memory: KeptMemory | None = None
+        self.facts = Facts()
+        self._is_observed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(_OWN)}
+        return {**self.__dict__, **dict.fromkeys(_OWN), "facts": Facts(), "_is_observed": False}
 
     def number(self, resumption: Resumption | None) -> int:
         """Of the epoch that begins."""
         return self._next_epoch if resumption is None else resumption.number
+
+    def observe(self, loader: Arguments) -> None:
+        """From the first epoch on, let those hear what happens whom the loader's arguments name."""
+        if self._is_observed:
+            return
+        self._is_observed = True
+        if (trace := self.options.trace) is not None:
+            add_trace(self.facts, trace.path, trace.limit, loader)
+        if self.options.device.type == "cuda" and (nvtx := ranges()) is not None:
+            add_ranges(self.facts, *nvtx)
 
     # --- epochs --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ pipeline
 kept_fields
 arguments
 scheduling caching
-spans
+spans sizes
 simulation
 memory
 sources
@@ -33,7 +33,7 @@ checkpoint
 window
 estimates
 faults
-cache_options
+cache_options trace_options
 options
 engine
 delivery

@@ -20,6 +20,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/README.md": (100,),
     "minato_gpu/faults/README.md": (99,),
     "minato_gpu/memory/README.md": (100,),
+    "minato_gpu/observe/README.md": (100,),
     "minato_gpu/checkpoint/README.md": (36,),
     "minato_gpu/sampling/README.md": (25,),
     "minato_gpu/scheduling/README.md": (100,),

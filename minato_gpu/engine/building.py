@@ -8,6 +8,7 @@ import functools
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
@@ -37,6 +38,7 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Host, Transfers
 from minato_gpu.observe.event_log import EventLog
+from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options, pads_batches
 from minato_gpu.report import usable_cores
 from minato_gpu.sampling.look_ahead import LookAhead
@@ -214,19 +216,23 @@ class Plan:
         return CostModel(lanes, features, length_of(self.loader.dataset))
 
 
+class Records(NamedTuple):
+    """What is noted of an engine's runs. ``order``: that of delivery; ``events``: where the scheduler's go; ``facts``
+    is told what happens."""
+
+    order: OrderLog | None = None
+    events: Path | None = None
+    facts: Facts = NOBODY
+
+
 def build_engine(
-    loader: Arguments,
-    options: Options,
-    base_seed: int,
-    order_log: OrderLog | None,
-    event_log: Path | None,
-    kept: KeptMemory | None = None,
+    loader: Arguments, options: Options, base_seed: int, records: Records, kept: KeptMemory | None = None
 ) -> Engine:
     """Start workers and device executors for the loader; the engine is closed at the latest when Python ends.
 
     ``kept``: memory whose copies the reader process takes up, unless another has it.
     """
-    plan = Plan(loader, options, replays=order_log is not None and order_log.replays)
+    plan = Plan(loader, options, replays=records.order is not None and records.order.replays)
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
         ranks = _get_distributed_settings()
@@ -257,8 +263,7 @@ def build_engine(
         if reads is not None:
             undo.callback(reads.close)
         lanes, loading = _open_lanes(plan, policy, job, links, undo)
-        recorder = None if event_log is None else EventLog(event_log, policy)
-        engine = _engine(plan, policy, links, lanes, loading, reads, recorder, order_log)
+        engine = _engine(plan, policy, links, lanes, loading, reads, records)
         undo.pop_all()
     # what was registered last runs first: before multiprocessing waits for its children and DALI shuts down
     atexit.register(engine.close)
@@ -308,8 +313,7 @@ def _engine(
     lanes: dict[str, Lane],
     loading: Loading | None,
     reads: ReadAhead | None,
-    recorder: EventLog | None,
-    order_log: OrderLog | None,
+    records: Records,
 ) -> Engine:
     loader, iterable = plan.loader, plan.iterable
     workers, prefetch = loader.num_workers, plan.prefetch  # the scheduler must not hold the loader
@@ -319,11 +323,12 @@ def _engine(
         lanes,
         assembly,
         estimates=plan.estimator(lanes),
-        recorder=recorder,
+        recorder=None if records.events is None else EventLog(records.events, policy),
         stream_batch=plan.batch,
         cuts=bool(plan.cuts),
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
+        facts=records.facts,
     )
     pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
     settings = Settings(
@@ -332,7 +337,7 @@ def _engine(
         homes=policy.homes,
         streams=iterable,
         timeout=loader.timeout,
-        order_log=order_log,
+        order_log=records.order,
         replaces=loader.on_worker_death == "replace",
         read_ahead=0 if reads is None else -(-READ_AHEAD // plan.batch),
         worker_count=WorkerCount(workers, plan.workers) if plan.workers > workers else None,

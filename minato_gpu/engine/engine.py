@@ -90,7 +90,7 @@ class Engine(Batches):
                 self._epochs.start(source)
             self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
             self.log = pump.shown = pump.run.logs[source.number]
-            self.log.expected, self.log.begin = expected, perf_counter()
+            self.log.began(expected, perf_counter())
             if self._counting is not None:
                 self._counting.begin(self.log.begin, self.log)
             if not prefetched:
@@ -131,6 +131,7 @@ class Engine(Batches):
         if asked is not None:
             asked()
         started, epochs = perf_counter(), self._epochs
+        self.log.asked(started)
         self.handed = None
         with self._lock:
             if self._closed:
@@ -146,11 +147,11 @@ class Engine(Batches):
                 if not self._at_hand(epoch):
                     self._await(epoch, started)
             if epoch.end == epochs.order:
-                self.log.end = perf_counter()
+                self.log.ended(perf_counter())
                 self._attention()
                 raise EndOfEpoch
             order, batch = epochs.order, self.assembly.take(epochs.order)
-            self.handed = epoch.positions(batch.dealt)
+            positions = self.handed = epoch.positions(batch.dealt)
             epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
             epochs.draw_on()
             if self._counting is not None and isinstance(scheduler := self.pump.run.scheduler, Scheduler):
@@ -165,7 +166,9 @@ class Engine(Batches):
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         value = self._handover.value(epoch, batch)
         refused = self._handover.refused(batch, judge)
-        self._handover.log(self.log, epoch, batch, now, now - started, value, refused=refused is not None)
+        self._handover.record(epoch, positions)
+        if refused is None:
+            self._handover.log(self.log, epoch, batch, now, now - started, value, positions)
         if trains:
             self._leave_due()
         self._left = perf_counter()
@@ -197,7 +200,7 @@ class Engine(Batches):
                 self.assembly.expect(OutputBatch(order + 1), epoch.first_order)
             self._attention()
         value, now = self.assembly.value(batch), perf_counter()
-        self.log.delivered(now, number, order - epoch.first_order, 0, now - started, (), padded=1)
+        self.log.delivered(now, order - epoch.first_order, 0, now - started, (), padded=1)
         self._left = perf_counter()
         return value
 
@@ -237,10 +240,10 @@ class Engine(Batches):
         self.pump.run.handle(m.Asked(asked))
         cause = self.pump.run.scheduler.stall_cause()
         self._sleep_until(lambda: self._at_hand(epoch), started)
-        waited = perf_counter() - asked
-        self.log.stalled(cause, waited)
+        ready = perf_counter()
+        self.log.stalled(cause, asked, ready)
         if self._counting is not None:
-            self._counting.waited(cause, waited)
+            self._counting.waited(cause, ready - asked)
 
     def _listen(self) -> None:
         """From now on whatever is told wakes the consumer; the caller looks at what was told before."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minato_gpu.engine.epochs import Epoch
 from minato_gpu.engine.settings import Settings
 from minato_gpu.lanes.base import failure
 from minato_gpu.observe.telemetry import Telemetry, size_of
 from minato_gpu.samples import Value
+from minato_gpu.scheduling.messages import Span
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.contract import Judge
 from minato_gpu.window.records import Batch
@@ -43,23 +46,30 @@ class Handover:
                 return error
         return None
 
-    def log(
-        self, log: Telemetry, epoch: Epoch, batch: Batch, now: float, wait: float, value: Value, *, refused: bool
-    ) -> None:
-        """The consumer waited so many seconds for the batch, and gets it ``now``."""
-        first, number = epoch.first_serial, batch.order - epoch.first_order
+    def record(self, epoch: Epoch, positions: Sequence[Span]) -> None:
+        """These positions are dealt with by now, in this order, if somebody wants to know that of the next runs."""
         if self._records is not None:
-            self._records.record(epoch.number, epoch.positions(batch.dealt))
-        if refused:
-            return
+            self._records.record(epoch.number, positions)
+
+    def log(
+        self,
+        log: Telemetry,
+        epoch: Epoch,
+        batch: Batch,
+        now: float,
+        wait: float,
+        value: Value,
+        positions: Sequence[Span],
+    ) -> None:
+        """The consumer waited so many seconds for the batch of these positions, and gets it ``now``."""
+        first, number = epoch.first_serial, batch.order - epoch.first_order
         if batch.failure is not None:
             failed = max(1, batch.failed)
-            log.failed += failed
-            log.skipped += batch.size - failed
+            log.lost(failed, batch.size - failed)
             return
         if not batch.size:
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
         size = size_of(value) if self._streams else batch.size
-        log.delivered(now, epoch.number, number, size, wait, late)
+        log.delivered(now, number, size, wait, late, positions=positions)

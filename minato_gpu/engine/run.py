@@ -21,6 +21,7 @@ from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.observe.event_log import EventLog
+from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
@@ -69,6 +70,7 @@ class Parts:
     cuts: bool = False
     reads: ReadAhead | None = None
     deaths: Deaths = field(default_factory=Deaths)
+    facts: Facts = NOBODY
 
 
 class Sent:
@@ -108,7 +110,7 @@ class Run:
     def add_epoch(self, number: int, seed: int) -> None:
         """Tickets of this epoch will come."""
         self.seeds[number] = seed
-        log = self.logs[number] = Telemetry(None, perf_counter())
+        log = self.logs[number] = Telemetry(None, perf_counter(), number, self._parts.facts)
         for lane in self._lanes.values():
             log.lanes[lane.name].slots = lane.slots
 
@@ -223,11 +225,12 @@ class Run:
     def _log(
         self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None
     ) -> None:
-        position = self._assembly.window.position(spans[0][0]) if spans else -1
+        first = self._assembly.window.position(spans[0][0]) if spans else Position(-1)
+        positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
         prepared = sent.chunk.kind in ("run", "next")
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
         log = self.logs[sent.epoch]
-        log.worked(lane.name, report, sent.epoch, position, sent.sent, prepared=prepared, handed=going_on)
+        log.worked(lane.name, report, positions, sent.sent, prepared=prepared, handed=going_on)
         (shown or log).kept_busy(lane.name, report)
 
     def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...]) -> None:

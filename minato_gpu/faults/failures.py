@@ -100,12 +100,12 @@ class FailurePolicy:
 
         Raises TooManyFailures beyond the budget, and ValueError for an answer of ``on_error`` that means nothing.
         """
-        self._log.failed += len(failures)
+        self._log.lost(len(failures), 0)
         try:
             for failure in failures:
                 self._leave_out(failure, delivered)
         except BaseException:
-            self._log.skipped += delivered
+            self._log.lost(0, delivered)
             raise
 
     def _leave_out(self, failure: Failure, delivered: int) -> None:

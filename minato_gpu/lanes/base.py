@@ -88,10 +88,11 @@ class Report(NamedTuple):
 
     ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
-    ``begin`` and ``end`` are times of the monotonic clock. ``layout`` comes with the first sample that a worker
-    prepared without one. ``status``: "", or "exhausted" at the end of a stream. ``repeated``: how many of the
-    samples were prepared a second time. ``told``: where the worker's own stream stands. ``parts``: for each sample of a
-    pipeline that can be cut, the stage it came with and the seconds of each part from there on (None: not known).
+    ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where ``times`` are told and
+    somebody knows. ``layout`` comes with the first sample that a worker prepared without one. ``status``: "", or
+    "exhausted" at the end of a stream. ``repeated``: how many of the samples were prepared a second time. ``told``:
+    where the worker's own stream stands. ``parts``: for each sample of a pipeline that can be cut, the stage it came
+    with and the seconds of each part from there on (None: not known).
     """
 
     run: int
@@ -111,6 +112,7 @@ class Report(NamedTuple):
     repeated: int = 0
     told: Any = None  # lanes.streams.StreamState
     parts: list[Part | None] | None = None
+    ends: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,32 +147,33 @@ class Leases:
         return self._take(lease, done) if done > lease.reported else None
 
     def _take(self, lease: Lease, done: int) -> Report:
-        first, times, seconds = lease.reported, list[float](), 0.0
+        first, times, ends, seconds = lease.reported, list[float](), list[float](), 0.0
         found: list[tuple[Item, Part | None]] = []
-        end, worker = 0.0, -1
+        worker = -1
         for begin, stop in lease.between(first, done):
-            took, elapsed, end, worker, lying = self._completions.take(begin, stop)
+            took, elapsed, ended, worker, lying = self._completions.take(begin, stop)
             if lying is not None:
                 found += [(None, None)] * (len(times) - len(found))
                 found += [self._found(begin + at, worker, *where) for at, where in enumerate(lying)]
             times += took
+            ends += ended
             seconds += elapsed
         lease.reported = done
         final = done == lease.size and not lease.cut
         if final:
             del self._leases[lease.number]
         if lease.begin is None:
-            lease.begin = end - seconds
+            lease.begin = ends[-1] - seconds
+        where = *lease.number, worker, first, done
+        costly = max(times) > COSTLY_S
         report = Report(
-            *lease.number,
-            worker,
-            first,
-            done,
+            *where,
             seconds,
             lease.begin,
-            end,
+            ends[-1],
             final,
-            times=times if max(times) > COSTLY_S else None,
+            times=times if costly else None,
+            ends=ends if costly else None,
         )
         return self._with(report, found + [(None, None)] * (len(times) - len(found))) if found else report
 

@@ -150,6 +150,7 @@ class Cuda:
         """See Accelerator."""
         with ExitStack() as stack:
             stack.enter_context(_on(self.device, stream))
+            stack.enter_context(torch.cuda.nvtx.range("minato_gpu: device stages"))
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
@@ -291,6 +292,11 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         following = following.__cause__ or following.__context__
     return False
+
+
+def ranges() -> tuple[Callable[[str], object], Callable[[], object]] | None:
+    """What opens a range that a profiler shows, and what closes it; None where torch finds no CUDA device."""
+    return (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop) if torch.cuda.is_available() else None
 
 
 def available(device: torch.device) -> bool:

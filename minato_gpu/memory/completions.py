@@ -65,12 +65,12 @@ IN_ROW: Lying = ROW, 0, 0
 
 
 class Taken(NamedTuple):
-    """Finished tickets: seconds that each took, seconds of all together, when the last was finished, and by whom.
+    """Finished tickets: seconds that each took, seconds of all together, when each was finished, and by whom.
     ``lying``: what each is, and where; None where all are in their rows."""
 
     took: list[float]
     elapsed: float
-    end: float
+    ends: list[float]
     worker: int
     lying: list[Lying] | None
 
@@ -137,10 +137,8 @@ class Completions:
             lying = list(zip(*columns, strict=True))
         self._status[begin:end] = _TAKEN * (end - begin)
         elapsed = sum(self._elapsed[begin:end].tolist())
-        at = end - 1
-        return Taken(
-            self._took[begin:end].tolist(), elapsed, float(self._end[at]), int(self._columns["worker"][at]), lying
-        )
+        took, ends = self._took[begin:end].tolist(), self._end[begin:end].tolist()
+        return Taken(took, elapsed, ends, int(self._columns["worker"][end - 1]), lying)
 
     def clear(self, begin: int, end: int) -> None:
         """Nobody is at these tickets any more, and they are to be prepared again."""

@@ -1,14 +1,20 @@
-"""What happened in a run: counters, times and the timeline, in bounded memory."""
+"""The log of an epoch: counters, times and the timeline, in bounded memory.
+
+Rooms tell it what happens; it counts, and passes that on as facts (facts.py) where somebody hears them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from time import perf_counter
 
 import numpy as np
 
 from minato_gpu.lanes.base import Report
+from minato_gpu.observe import facts as f
 from minato_gpu.samples import JSON, Value
+from minato_gpu.scheduling.messages import Span
 
 _RING = 1 << 14
 
@@ -26,9 +32,10 @@ class LaneLog:
 
 
 class Telemetry:
-    """Counters of one epoch run; ``stats`` and ``timeline`` present them."""
+    """Counters of epoch ``number``, as it runs; ``stats`` and ``timeline`` present them."""
 
-    def __init__(self, expected: int | None, begin: float) -> None:
+    def __init__(self, expected: int | None, begin: float, number: int = 0, facts: f.Facts = f.NOBODY) -> None:
+        self._number, self._facts = number, facts
         self.expected = expected
         self.begin = begin
         self.end: float | None = None
@@ -43,10 +50,29 @@ class Telemetry:
         self.spans: deque[tuple[float, float, str, int, int, int, int, float]] = deque(maxlen=_RING)
         self.handed: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
+    def began(self, expected: int | None, now: float) -> None:
+        """The training loop begins it; some of it may have been prepared before."""
+        self.expected, self.begin = expected, now
+        if self._facts:
+            self._facts.tell(
+                f.Began(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()})
+            )
+
+    def asked(self, now: float) -> None:
+        """The consumer asks for its next batch."""
+        if self._facts:
+            self._facts.tell(f.Asked(self._number, now))
+
+    def ended(self, now: float) -> None:
+        """The consumer is told that it is over."""
+        self.end = now
+        if self._facts:
+            self._facts.tell(f.Ended(self._number, now))
+
     def worked(
-        self, lane: str, report: Report, epoch: int, position: int, sent: float, *, prepared: bool, handed: int = 0
+        self, lane: str, report: Report, positions: Sequence[Span], sent: float, *, prepared: bool, handed: int = 0
     ) -> None:
-        """A lane reported work on this epoch's samples from ``position`` on, in a chunk that was sent at ``sent``.
+        """A lane reported work on this epoch's samples at these positions, in a chunk that was sent at ``sent``.
 
         Host reads and collation prepare no sample; ``handed`` of them went on to another lane.
         """
@@ -58,7 +84,11 @@ class Telemetry:
             log.handed += handed
             log.queue_s.append(max(0.0, report.begin - sent))
             log.service_s.append(report.seconds / count)
-        self.spans.append((begin, end, lane, report.worker, epoch, position, count, report.seconds / count))
+        position = positions[0][0] if positions else -1
+        self.spans.append((begin, end, lane, report.worker, self._number, position, count, report.seconds / count))
+        if self._facts:
+            where = self._number, lane, report.worker, positions, count
+            self._facts.tell(f.Worked(*where, sent, begin, end, report.ends, prepared, handed))
 
     def kept_busy(self, lane: str, report: Report) -> None:
         """A lane reported work on whichever epoch's samples: what of it was done while this epoch ran counts as busy.
@@ -72,9 +102,25 @@ class Telemetry:
     def died(self, *, stuck: bool) -> None:
         """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
         self.workers["hung" if stuck else "died"] += 1
+        if self._facts:
+            self._facts.tell(f.Died(self._number, perf_counter(), stuck))
+
+    def lost(self, failed: int, skipped: int) -> None:
+        """A batch is an error: so many of its samples have failed, and these others are lost with them."""
+        self.failed += failed
+        self.skipped += skipped
+        if self._facts:
+            self._facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))
 
     def delivered(
-        self, now: float, epoch: int, number: int, size: int, wait: float, late: Iterable[int], padded: int = 0
+        self,
+        now: float,
+        number: int,
+        size: int,
+        wait: float,
+        late: Iterable[int],
+        padded: int = 0,
+        positions: Sequence[Span] = (),
     ) -> None:
         """A batch was handed to the consumer, who had waited ``wait`` seconds. ``padded``: of repeated samples."""
         if self.first_batch_s is None:
@@ -85,19 +131,28 @@ class Telemetry:
         self.waits.append(wait)
         self.wait_s += wait
         self.lateness.extend(late)
-        self.handed.append((now, epoch, number, size + padded, wait))
+        self.handed.append((now, self._number, number, size + padded, wait))
+        if self._facts:
+            self._facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
 
-    def inline(self, epoch: int, begin: float, end: float, size: int, padded: int = 0) -> None:
+    def inline(self, begin: float, end: float, size: int, padded: int = 0, positions: Sequence[Span] = ()) -> None:
         """A batch of ``size`` samples, and ``padded`` repeated ones, was prepared on the consumer's own thread."""
         log = self.lanes["cpu"]
         log.samples += size
         log.busy_s += end - begin
         log.service_s.append((end - begin) / max(size, 1))
-        self.spans.append((begin, end, "cpu", 0, epoch, self.samples, size, (end - begin) / max(size, 1)))
-        self.delivered(end, epoch, self.batches, size, end - begin, (0,), padded)
+        position = positions[0][0] if positions else self.samples
+        self.spans.append((begin, end, "cpu", 0, self._number, position, size, (end - begin) / max(size, 1)))
+        if self._facts:
+            where = self._number, "cpu", 0, positions, size
+            self._facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
+        self.delivered(end, self.batches, size, end - begin, (0,), padded, positions)
 
-    def stalled(self, cause: str, seconds: float) -> None:
+    def stalled(self, cause: str, begin: float, end: float) -> None:
         """The consumer waited for this cause."""
+        seconds = end - begin
+        if self._facts:
+            self._facts.tell(f.Stalled(self._number, cause, begin, end))
         count_and_time = self.stalls.setdefault(cause, [0, 0.0])
         count_and_time[0] += 1
         count_and_time[1] += seconds

@@ -171,7 +171,7 @@ def test_what_is_taken_is_what_was_recorded(
     completions.set_ready(8, 8 + count, in_rows=lying is None)
     assert completions.ready(0, 64) == completions.leading(8, 64) == count
     taken = completions.take(8, 8 + count)
-    assert (taken.took, taken.elapsed, taken.end, taken.worker) == (took, sum(took), 100.5, 3)
+    assert (taken.took, taken.elapsed, taken.ends, taken.worker) == (took, sum(took), [100.5] * count, 3)
     assert taken.lying == lying
     assert completions.ready(0, 64) == 0 and completions.status[8] not in READY, "it is taken once"
 

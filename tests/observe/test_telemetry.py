@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import telemetry as module
 from minato_gpu.lanes.base import Report
+from minato_gpu.observe import telemetry as module
 from minato_gpu.observe.telemetry import Telemetry, percentiles, size_of
 
 
@@ -35,9 +35,9 @@ def test_lanes_samples_and_times() -> None:
         report(4, 6, 11.0, 14.0, 1.0),
         report(0, 5, 11.0, 12.0, 1.0, worker=1),
     )
-    log.worked("cpu", first, 0, 0, 10.5, prepared=True)
-    log.worked("cpu", later, 0, 4, 10.5, prepared=True)
-    log.worked("cpu", read, 0, 6, 10.0, prepared=False)
+    log.worked("cpu", first, [(0, 4)], 10.5, prepared=True)
+    log.worked("cpu", later, [(4, 6)], 10.5, prepared=True)
+    log.worked("cpu", read, [(6, 11)], 10.0, prepared=False)
     for one in (first, later, read):
         log.kept_busy("cpu", one)
     log.end = 15.0
@@ -66,10 +66,10 @@ def test_busy_is_what_was_done_while_the_epoch_ran() -> None:
 def test_deliveries_waits_and_stalls() -> None:
     log = Telemetry(8, 1.0)
     for number, (now, wait) in enumerate([(3.0, 2.0), (4.0, 0.0), (5.0, 1.0)]):
-        log.delivered(now, 0, number, 4, wait, (number, 0))
-    log.stalled("first batch", 2.0)
-    log.stalled("slow sample", 1.0)
-    log.stalled("slow sample", 0.5)
+        log.delivered(now, number, 4, wait, (number, 0))
+    log.stalled("first batch", 1.0, 3.0)
+    log.stalled("slow sample", 3.0, 4.0)
+    log.stalled("slow sample", 4.0, 4.5)
     stats = log.stats(6.0)
     assert (stats["samples_delivered"], stats["batches_delivered"], stats["first_batch_s"]) == (12, 3, 2.0)
     assert stats["wait_s"]["total"] == 3.0 and stats["wait_s"]["p50"] == 1.0 and stats["lateness"]["max"] == 2
@@ -83,8 +83,8 @@ def test_deliveries_waits_and_stalls() -> None:
 def test_slow_samples_are_marked_by_time_per_sample() -> None:
     log = Telemetry(None, 0.0)
     for position in range(10):
-        log.worked("cpu", report(0, 10, 0.0, 1.0, 1.0), 0, 10 * position, 0.0, prepared=True)
-    log.worked("device", report(0, 1, 1.0, 2.0, 1.0), 0, 100, 0.0, prepared=True)
+        log.worked("cpu", report(0, 10, 0.0, 1.0, 1.0), [(10 * position, 10 * position + 10)], 0.0, prepared=True)
+    log.worked("device", report(0, 1, 1.0, 2.0, 1.0), [(100, 101)], 0.0, prepared=True)
     assert [span[-1] for span in log.timeline()["spans"]] == [False] * 10 + [True]
 
 
@@ -92,8 +92,8 @@ def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_RING", 50)
     log = Telemetry(None, 0.0)
     for number in range(200):
-        log.worked("cpu", report(0, 2, number, number + 1, 1.0), 0, number, 0.0, prepared=True)
-        log.delivered(number + 1, 0, number, 2, 0.5, (0,))
+        log.worked("cpu", report(0, 2, number, number + 1, 1.0), [(number, number + 2)], 0.0, prepared=True)
+        log.delivered(number + 1, number, 2, 0.5, (0,))
     stats, timeline = log.stats(200.0), log.timeline()
     assert stats["samples_delivered"] == stats["lanes"]["cpu"]["samples"] == 400
     assert stats["wait_s"]["total"] == 100.0
@@ -104,8 +104,8 @@ def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch)
 def test_work_on_the_consumers_own_thread() -> None:
     log = Telemetry(5, 0.0)
     log.lanes["cpu"].slots = 1
-    log.inline(0, 1.0, 2.0, 3)
-    log.inline(0, 2.0, 4.0, 2)
+    log.inline(1.0, 2.0, 3)
+    log.inline(2.0, 4.0, 2)
     stats = log.stats(4.0)
     assert (stats["samples_delivered"], stats["lanes"]["cpu"]["samples"], stats["wait_s"]["total"]) == (5, 5, 3.0)
     assert stats["lanes"]["cpu"]["busy_share"] == 0.75

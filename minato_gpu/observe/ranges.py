@@ -1,0 +1,36 @@
+"""The training loop's waits as ranges that a profiler of GPUs shows (NVTX: Nsight Systems, PyTorch's profiler)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minato_gpu.observe import facts as f
+
+
+class Ranges:
+    """Hears a loader's facts: a range is open while the training loop is without the batch that it has asked for.
+
+    ``push`` opens one of this name on the calling thread, ``pop`` closes the last.
+    """
+
+    def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
+        self._push, self._pop = push, pop
+        self._is_open = False
+        self._batch = 0
+
+    def __call__(self, fact: f.Fact) -> None:
+        if isinstance(fact, f.Asked):
+            self._close()  # what raised before a batch came is over, too
+            self._push(f"minato_gpu: epoch {fact.epoch}, batch {self._batch}")
+            self._is_open = True
+        elif isinstance(fact, f.Delivered):
+            self._close()
+            self._batch = fact.number + 1
+        elif isinstance(fact, (f.Began, f.Ended)):
+            self._close()
+            self._batch = 0
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._pop()

@@ -1,0 +1,222 @@
+"""What becomes of every sample, as a trace that Perfetto's viewer shows (ui.perfetto.dev).
+
+Tracks: the epochs; the training loop with its steps, its waits by cause, and each batch that it was handed; every slot
+of every lane with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many
+samples are ready. An arrow leads from the work to the batch that its samples came in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from minato_gpu.observe import facts as f
+from minato_gpu.observe.trace_file import TraceFile
+from minato_gpu.scheduling.messages import Span
+
+_BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4  # TrackEvent.Type
+_OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another row
+
+PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
+
+_Flow = tuple[int, int, int]  # first position, position after the last, number of the arrow
+
+
+class Trace:
+    """Hears a loader's facts and writes them to ``file``. ``name``: of the process; ``on_full``: there is no room."""
+
+    def __init__(self, file: TraceFile, name: str, process: int, on_full: Callable[[], None]) -> None:
+        self._file, self._on_full = file, on_full
+        self._tracks = READY
+        self._rows: dict[tuple[str, int], list[tuple[int, float]]] = {}  # by slot: tracks, and until when each is taken
+        self._flows: dict[int, list[_Flow]] = {}  # by epoch: arrows that have not arrived
+        self._arrows = self._ready = 0
+        self._counted = 0.0  # when ``_ready`` was told last
+        self._full = False
+        self._handed: float | None = None  # since when the training loop is at its step
+        self._epoch: int | None = None
+        self._hear: dict[type, Callable[[Any], None]] = {
+            f.Began: self._began,
+            f.Asked: self._asks,
+            f.Worked: self._worked,
+            f.Stalled: self._stalled,
+            f.Delivered: self._delivered,
+            f.Failed: self._failed,
+            f.Died: self._died,
+            f.Ended: self._ended,
+        }
+        top = self._described(PROCESS, name)
+        top.track_descriptor.process.pid = process
+        top.track_descriptor.process.process_name = name
+        self._write(top)
+        for rank, (track, called) in enumerate(((EPOCHS, "epochs"), (LOOP, "training loop"), (READY, "samples ready"))):
+            packet = self._described(track, called, PROCESS, rank)
+            if track == READY:
+                packet.track_descriptor.counter.unit_name = "samples"
+            self._write(packet)
+
+    def __call__(self, fact: f.Fact) -> None:
+        if not self._full:
+            self._hear[type(fact)](fact)
+
+    # --- facts ----------------------------------------------------------------------------------------------
+
+    def _began(self, fact: f.Began) -> None:
+        if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
+            self._flows.clear()
+            self._count(fact.at, -self._ready)
+        self._close_epoch(fact.at)
+        self._epoch, self._handed = fact.epoch, None
+        packet = self._event(_BEGIN, EPOCHS, fact.at, f"epoch {fact.epoch}")
+        if fact.samples is not None:
+            _annotate(packet, samples=fact.samples)
+        self._write(packet)
+
+    def _asks(self, fact: f.Asked) -> None:
+        if self._handed is not None:
+            self._slice(LOOP, "step", self._handed, fact.at)
+        self._handed = None
+
+    def _stalled(self, fact: f.Stalled) -> None:
+        self._slice(LOOP, f"wait: {fact.cause}", fact.begin, fact.end)
+
+    def _delivered(self, fact: f.Delivered) -> None:
+        self._handed = fact.at
+        packet = self._event(_INSTANT, LOOP, fact.at, "batch")
+        _annotate(packet, epoch=fact.epoch, batch=fact.number, samples=fact.samples, wait_ms=1e3 * fact.wait_s)
+        if fact.padded:
+            _annotate(packet, padded=fact.padded)
+        packet.track_event.flow_ids.extend(self._arrived(fact.epoch, fact.positions))
+        self._write(packet)
+        self._count(fact.at, -fact.samples)
+
+    def _failed(self, fact: f.Failed) -> None:
+        packet = self._event(_INSTANT, LOOP, fact.at, "failed samples")
+        _annotate(packet, epoch=fact.epoch, samples=fact.samples, skipped=fact.skipped)
+        self._write(packet)
+        self._count(fact.at, -fact.samples - fact.skipped)
+
+    def _died(self, fact: f.Died) -> None:
+        self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.stuck else "worker died"))
+
+    def _ended(self, fact: f.Ended) -> None:
+        self._flows.pop(fact.epoch, None)
+        self._close_epoch(fact.at)
+        self._file.flush()
+
+    def _close_epoch(self, at: float) -> None:
+        if self._epoch is not None:
+            self._write(self._event(_END, EPOCHS, at))
+        self._epoch = None
+
+    def _worked(self, fact: f.Worked) -> None:
+        begin, track = self._row(fact)
+        arrow = self._leaves(fact)
+        groups = [(fact.samples, fact.end)]
+        if fact.ends is not None and fact.samples == len(fact.ends):
+            groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
+        place = fact.positions[0][0] if fact.positions else -1
+        for count, end in groups:
+            name = ("sample" if count == 1 else "samples") if fact.prepared else "for another lane, or joining a batch"
+            packet = self._event(_BEGIN, track, begin, name)
+            _annotate(packet, epoch=fact.epoch, position=place, samples=count, queued_ms=1e3 * (fact.begin - fact.sent))
+            if fact.handed:
+                _annotate(packet, handed_over=fact.handed)
+            if arrow:
+                packet.track_event.flow_ids.append(arrow)
+            begin, place = max(begin, end), place + count
+            self._write(packet)
+            self._write(self._event(_END, track, begin))
+        if fact.prepared:
+            self._count(fact.end, fact.samples - fact.handed)
+
+    # --- tracks and arrows ----------------------------------------------------------------------------------
+
+    def _row(self, fact: f.Worked) -> tuple[float, int]:
+        """When the work begins on its track, and which that is: a device has several micro-batches at once."""
+        rows = self._rows.setdefault((fact.lane, fact.worker), [])
+        for at, (track, until) in enumerate(rows):
+            if until <= fact.begin + _OVERLAP_S:
+                rows[at] = track, fact.end
+                return max(until, fact.begin), track
+        self._tracks += 1
+        rows.append((self._tracks, fact.end))
+        self._write(self._described(self._tracks, f"{fact.lane} {fact.worker}", PROCESS, 10 + fact.worker))
+        return fact.begin, self._tracks
+
+    def _leaves(self, fact: f.Worked) -> int:
+        """The number of the arrow from this work to its samples' batches; 0: none."""
+        if not fact.positions or not fact.prepared:
+            return 0
+        self._arrows += 1
+        flows = self._flows.setdefault(fact.epoch, [])
+        for lo, hi in fact.positions:
+            insort(flows, (lo, hi, self._arrows))
+        return self._arrows
+
+    def _arrived(self, epoch: int, positions: Sequence[Span]) -> list[int]:
+        """The arrows that end at a batch of these positions, or go on from there."""
+        flows, found = self._flows.get(epoch, []), set[int]()
+        for lo, hi in positions:
+            at = max(0, bisect_left(flows, (lo, 0, 0)) - 1)
+            while at < len(flows) and flows[at][0] < hi:
+                begin, end, arrow = flows[at]
+                if end <= lo:
+                    at += 1
+                    continue
+                found.add(arrow)
+                rest = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)
+                flows[at : at + 1] = rest
+                at += begin < lo
+                if hi < end:
+                    break
+        return sorted(found)
+
+    # --- packets --------------------------------------------------------------------------------------------
+
+    def _described(self, track: int, name: str, parent: int = 0, rank: int = 0) -> Any:
+        packet = self._file.packet()
+        packet.track_descriptor.uuid = track
+        if parent:
+            packet.track_descriptor.name = name
+            packet.track_descriptor.parent_uuid = parent
+            packet.track_descriptor.sibling_order_rank = rank
+        else:
+            packet.track_descriptor.child_ordering = packet.track_descriptor.EXPLICIT
+        return packet
+
+    def _event(self, kind: int, track: int, at: float, name: str = "") -> Any:
+        packet = self._file.packet(at)
+        packet.track_event.type = kind
+        packet.track_event.track_uuid = track
+        if name:
+            packet.track_event.name = name
+        return packet
+
+    def _slice(self, track: int, name: str, begin: float, end: float) -> None:
+        self._write(self._event(_BEGIN, track, begin, name))
+        self._write(self._event(_END, track, end))
+
+    def _count(self, at: float, more: int) -> None:
+        self._ready += more
+        self._counted = max(at, self._counted)  # facts of two threads may be told a moment late
+        packet = self._event(_COUNTER, READY, self._counted)
+        packet.track_event.counter_value = self._ready
+        self._write(packet)
+
+    def _write(self, packet: Any) -> None:
+        if not self._full and not self._file.write(packet):
+            self._full = True
+            self._file.flush()
+            self._on_full()
+
+
+def _annotate(packet: Any, **values: float) -> None:
+    for name, value in values.items():
+        annotation = packet.track_event.debug_annotations.add(name=name)
+        if isinstance(value, int):
+            annotation.int_value = value
+        else:
+            annotation.double_value = value

@@ -1,0 +1,34 @@
+"""Numbers of bytes, as arguments name them."""
+
+from __future__ import annotations
+
+import re
+from numbers import Integral
+from typing import Any
+
+_UNITS = {unit: 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
+_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate(("", "K", "M", "G", "T")) if power}
+_SIZE = re.compile(r"([0-9.]+)\s*((?:[KMGT]I?)?)B?", re.IGNORECASE)
+_EXAMPLE = "pass a number of bytes, or a text such as '32GB' or '32GiB'"
+
+
+def nbytes(argument: str, size: Any, otherwise: str) -> int:
+    """The bytes that a number or a text means, at least one. ``argument``: its name, for errors; ``otherwise``: what to
+    do who wants none.
+
+    Raises ValueError, or TypeError for what is neither.
+    """
+    found = size
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        try:
+            found = None if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
+        except (ValueError, OverflowError):
+            found = None
+        if found is None:
+            raise ValueError(f"{argument}={size!r} is no number of bytes; {_EXAMPLE}")
+    if isinstance(found, bool) or not isinstance(found, Integral):
+        raise TypeError(f"{argument}={size!r} is no number of bytes; {_EXAMPLE}")
+    if found < 1:
+        raise ValueError(f"{argument} must be at least 1 byte, got {size!r}; {otherwise}")
+    return int(found)

@@ -1,0 +1,42 @@
+"""What ``trace`` means, checked at construction."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from minato_gpu.extras import from_extra
+from minato_gpu.sizes import nbytes
+
+_LIMIT = 256 << 20  # two million samples that are told of one by one
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Where the trace goes, and how many bytes it may take."""
+
+    path: Path
+    limit: int = _LIMIT
+
+    @classmethod
+    def check(cls, trace: Any) -> TraceOptions | None:
+        """Resolve the argument. Raises ValueError (or TypeError) naming what is wrong, and ModuleNotFoundError without
+        what the extra ``trace`` brings."""
+        if trace is None:
+            return None
+        given = dict(trace) if isinstance(trace, Mapping) else {"path": trace}
+        if "path" not in given or set(given) - {"path", "bytes"}:
+            raise ValueError(f"trace must be a path, or name 'path' and perhaps 'bytes', got {trace!r}")
+        if not isinstance(given["path"], (str, os.PathLike)):
+            raise TypeError(f"trace must be a path, such as 'run.pftrace', got {given['path']!r}")
+        path = Path(os.fsdecode(given["path"])).absolute()
+        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise ValueError(f"trace={str(path)!r} cannot be written; name a file in a directory that can be")
+        with from_extra("trace"):
+            import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+        limit = given.get("bytes")
+        return cls(path, _LIMIT if limit is None else nbytes("trace", limit, "leave it out for no trace"))

@@ -1,0 +1,136 @@
+"""The stream of facts: who has subscribed hears all, in order, and cannot harm the run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from minato_gpu import DataLoader
+from minato_gpu.observe import facts as f
+from minato_gpu.observe.ranges import Ranges
+
+
+class Listed(DataLoader[Any]):
+    """A loader whose facts are kept."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heard: list[f.Fact] = []
+        self._session.facts.subscribe(self.heard.append)
+
+    def of(self, kind: type) -> list[Any]:
+        return [fact for fact in self.heard if type(fact) is kind]
+
+
+class Fails(list[int]):
+    """One of them cannot be read."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if key == 5:
+            raise ValueError("five")
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_epoch_is_told_from_its_beginning_to_its_end(workers: int, in_order: bool) -> None:
+    loader = Listed(list(range(25)), 4, num_workers=workers, in_order=in_order)
+    for number in range(2):
+        loader.heard.clear()
+        assert len(list(loader)) == 7
+        (began,), (ended,) = loader.of(f.Began), loader.of(f.Ended)
+        assert (began.epoch, began.samples) == (number, 25) and began.lanes["cpu"] == max(1, workers)
+        assert ended.epoch == number and began.at <= ended.at
+        delivered, worked = loader.of(f.Delivered), [fact for fact in loader.of(f.Worked) if fact.prepared]
+        assert [fact.number for fact in delivered] == list(range(7)) and len(loader.of(f.Asked)) == 8
+        for facts in (delivered, worked):
+            assert sorted(n for fact in facts for lo, hi in fact.positions for n in range(lo, hi)) == list(range(25))
+        assert sum(fact.samples for fact in worked) == sum(fact.samples for fact in delivered) == 25
+        assert all(fact.begin <= fact.end for fact in worked)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_fails_is_told(workers: int) -> None:
+    loader = Listed(Fails(range(8)), 4, num_workers=workers)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(ValueError, match="five"):
+        next(batches)
+    assert [(fact.samples, fact.skipped) for fact in loader.of(f.Failed)] == [(1, 3)]
+    loader = Listed(Fails(range(8)), 4, num_workers=workers, on_error="skip")
+    assert [len(batch) for batch in loader] == [4, 3]
+    assert sum(fact.samples for fact in loader.of(f.Failed)) == 1
+    assert [fact.samples for fact in loader.of(f.Delivered)] == [4, 3]
+
+
+def test_costly_samples_are_told_one_by_one() -> None:
+    loader = Listed(Costly(), 4, num_workers=1)
+    assert len(list(loader)) == 3
+    worked = loader.of(f.Worked)
+    assert sum(fact.samples for fact in worked) == 12
+    for fact in worked:
+        assert fact.ends is not None and len(fact.ends) == fact.samples and fact.ends == sorted(fact.ends)
+        assert fact.begin <= fact.ends[0] and fact.ends[-1] == fact.end
+
+
+class Costly:
+    """Twelve numbers that take some milliseconds of computing each."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> int:
+        if key >= 12:
+            raise IndexError
+        return key + 0 * sum(range(200_000))
+
+
+def test_a_hearer_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    loader = Listed(list(range(8)), 4)
+
+    def breaks(fact: f.Fact) -> None:
+        raise OSError("no space left")
+
+    loader._session.facts.subscribe(breaks)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        assert len(list(loader)) == 2
+    assert len(caplog.records) == 1 and "hears nothing more" in caplog.text and "no space left" in caplog.text
+    assert len(loader.of(f.Delivered)) == 2
+
+
+def test_where_nobody_listens_nothing_is_told() -> None:
+    stream = f.Facts()
+    heard: list[f.Fact] = []
+    assert not stream
+    stream.subscribe(heard.append)
+    assert stream
+    stream.unsubscribe(heard.append)
+    stream.unsubscribe(heard.append)
+    stream.tell(f.Asked(0, 0.0))
+    assert not stream and not heard
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profiler_sees_the_waits(workers: int) -> None:
+    told: list[str] = []
+    loader = Listed(Fails(range(12)), 4, num_workers=workers)
+    loader._session.facts.subscribe(Ranges(told.append, lambda: told.append("end")))
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(ValueError, match="five"):
+        next(batches)
+    next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+    names = [said.removeprefix("minato_gpu: epoch 0, batch ") for said in told]
+    assert names == ["0", "end", "1", "end", "1", "end", "3" if workers else "2", "end"]
+
+
+def test_a_loader_that_is_copied_tells_others() -> None:
+    from copy import copy
+
+    loader = Listed(list(range(4)), 4)
+    other = copy(loader)
+    assert len(list(other)) == 1 and not loader.heard
