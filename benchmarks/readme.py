@@ -2,8 +2,9 @@
 
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
-saves.json, storage.json, caches.json (of which what is simulated is shown), kept_fields.json, hits.json,
-cold_files.json, worker_count.json, and a compare_WORKLOAD.json for each workload.
+saves.json, storage.json, caches.json (of which what is simulated is shown), cached_epochs.json (``benchmarks.caches
+--part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, trace_cost.json, and a
+compare_WORKLOAD.json for each workload.
 The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
@@ -38,10 +39,12 @@ PAGES: Mapping[str, Sequence[str]] = {
         "saves",
         "storage",
         "caches",
+        "cached_epochs",
         "kept_fields",
         "hits",
         "cold_files",
         "worker_count",
+        "trace_cost",
     ),
 }
 """Which page shows which tables."""
@@ -133,6 +136,16 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("belady", "the most there can be", "{:.3f}"),
         ("look_ahead", "epochs of look-ahead", "{}"),
     ),
+    "cached_epochs": (
+        ("case", "case", "{}"),
+        ("cache_share", "cache", "{:.2f}"),
+        ("policy", "policy", "{}"),
+        ("hit_rate", "hit rate", "{:.3f}"),
+        ("of_hits", "of the simulated hits", "{:.3f}"),
+        ("epoch_s", "epoch, s", "{:.2f}"),
+        ("model_s", "model, s", "{:.2f}"),
+        ("of_model", "of the model", "{:.3f}"),
+    ),
     "kept_fields": (
         ("split", "what is kept", "{}"),
         ("fields", "decoded", "{:.3f}"),
@@ -162,6 +175,16 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("workers", "workers", "{}"),
         ("samples_per_s", "samples/s", "{:,.0f}"),
         ("at_work", "at work", "{:.1f}"),
+    ),
+    "trace_cost": (
+        ("case", "case", "{}"),
+        ("without_per_s", "samples/s without", "{:,.0f}"),
+        ("with_per_s", "with", "{:,.0f}"),
+        ("ratio", "ratio", "{:.4f}"),
+        ("ratio_low", "middle half from", "{:.4f}"),
+        ("ratio_high", "to", "{:.4f}"),
+        ("cpu_us", "CPU more, us a sample", "{:.2f}"),
+        ("bytes_per_sample", "bytes a sample", "{:,.0f}"),
     ),
     "ablation": (
         ("scenario", "scenario", "{}"),

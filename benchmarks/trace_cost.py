@@ -2,6 +2,7 @@
 
     without, with     samples a second of an epoch after its first eighth, two workers, batches of 64
     ratio             of each pair, with by without: the median, and the middle half
+    cpu_us            more CPU of the training process with it, a sample: the median of the pairs
     bytes_per_sample  that the trace takes
 
 ``trivial``: 12 KiB that take a microsecond to make, in order: the most that there is to be told in a second.
@@ -11,9 +12,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any, NamedTuple
 
 import click
@@ -25,7 +25,10 @@ from benchmarks.isolate import isolated
 from benchmarks.work import calibrate
 from minato_gpu import DataLoader
 
-_COLUMNS = ("case", "without_per_s", "with_per_s", "ratio", "ratio_low", "ratio_high", "bytes_per_sample", "pairs")
+_COLUMNS = (
+    *("case", "without_per_s", "with_per_s", "ratio", "ratio_low", "ratio_high"),
+    *("cpu_us", "bytes_per_sample", "pairs"),
+)
 BATCH = 64
 
 
@@ -62,44 +65,42 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
-def measure(case: Case, trace: Path | None) -> float:
-    """Samples a second."""
+def measure(case: Case, trace: Path | None) -> tuple[float, float]:
+    """Samples a second, and CPU seconds of this process for each."""
     loader: Any = DataLoader(case.dataset, BATCH, num_workers=case.workers, trace=trace)
     batches = -(-len(case.dataset) // BATCH)
-    since, counted = 0.0, 0
+    since, counted, cpu = 0.0, 0, process_time()
     for number, batch in enumerate(loader):
         if number >= batches // 8:
             counted += len(batch) if since else 0
             since = since or perf_counter()
-    return counted / (perf_counter() - since)
+    return counted / (perf_counter() - since), (process_time() - cpu) / len(case.dataset)
 
 
 def row(case: Case, pairs: int) -> dict[str, Any]:
     """One measured; which of a pair goes first takes turns."""
-    without, traced, nbytes = list[float](), list[float](), 0
+    without, traced, nbytes = list[tuple[float, float]](), list[tuple[float, float]](), 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.pftrace"
         for pair in range(pairs):
             for with_trace in (pair % 2 == 0, pair % 2 == 1):
-                rate = isolated(measure, case, path if with_trace else None)
-                (traced if with_trace else without).append(rate)
+                found = isolated(measure, case, path if with_trace else None)
+                (traced if with_trace else without).append(found)
             nbytes = path.stat().st_size
-            report.progress(f"{case.name}: pair {pair + 1} of {pairs}: {traced[-1] / without[-1]:.4f}")
-    ratios = _ratios(without, traced)
+            report.progress(f"{case.name}: pair {pair + 1} of {pairs}: {traced[-1][0] / without[-1][0]:.4f}")
+    pairs_of = list(zip(without, traced, strict=True))
+    ratios = [traced[0] / without[0] for without, traced in pairs_of]
     return {
         "case": case.name,
-        "without_per_s": report.median(without),
-        "with_per_s": report.median(traced),
+        "without_per_s": report.median([rate for rate, _ in without]),
+        "with_per_s": report.median([rate for rate, _ in traced]),
         "ratio": report.median(ratios),
         "ratio_low": float(np.percentile(ratios, 25)),
         "ratio_high": float(np.percentile(ratios, 75)),
+        "cpu_us": 1e6 * report.median([traced[1] - without[1] for without, traced in pairs_of]),
         "bytes_per_sample": nbytes / len(case.dataset),
         "pairs": pairs,
     }
-
-
-def _ratios(without: Sequence[float], traced: Sequence[float]) -> list[float]:
-    return [each / other for each, other in zip(traced, without, strict=True)]
 
 
 @click.command(help=__doc__)

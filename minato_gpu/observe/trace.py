@@ -1,8 +1,8 @@
 """What becomes of every sample, as a trace that Perfetto's viewer shows (ui.perfetto.dev).
 
-Tracks: the epochs; the training loop with its steps, its waits by cause, and each batch that it was handed; every slot
-of every lane with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many
-samples are ready. An arrow leads from the work to the batch that its samples came in.
+Tracks: the epochs; the training loop with its waits by cause, and its step with each batch; every slot of every lane
+with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many samples are ready
+beyond each batch. An arrow leads from the work to the step with the batch that its samples came in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minato_gpu.observe import facts as f
 from minato_gpu.observe.trace_file import TraceFile
 from minato_gpu.scheduling.messages import Span
 
-_BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4  # TrackEvent.Type
+_BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
 _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another row
 
 PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
@@ -33,9 +33,8 @@ class Trace:
         self._rows: dict[tuple[str, int], list[tuple[int, float]]] = {}  # by slot: tracks, and until when each is taken
         self._flows: dict[int, list[_Flow]] = {}  # by epoch: arrows that have not arrived
         self._arrows = self._ready = 0
-        self._counted = 0.0  # when ``_ready`` was told last
         self._full = False
-        self._handed: float | None = None  # since when the training loop is at its step
+        self._steps = False  # the training loop is at its step
         self._epoch: int | None = None
         self._hear: dict[type, Callable[[Any], None]] = {
             f.Began: self._began,
@@ -64,47 +63,57 @@ class Trace:
     # --- facts ----------------------------------------------------------------------------------------------
 
     def _began(self, fact: f.Began) -> None:
+        self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
             self._flows.clear()
-            self._count(fact.at, -self._ready)
+            self._ready = 0
         self._close_epoch(fact.at)
-        self._epoch, self._handed = fact.epoch, None
+        self._epoch = fact.epoch
         packet = self._event(_BEGIN, EPOCHS, fact.at, f"epoch {fact.epoch}")
         if fact.samples is not None:
             _annotate(packet, samples=fact.samples)
         self._write(packet)
 
     def _asks(self, fact: f.Asked) -> None:
-        if self._handed is not None:
-            self._slice(LOOP, "step", self._handed, fact.at)
-        self._handed = None
+        self._close_step(fact.at)
 
     def _stalled(self, fact: f.Stalled) -> None:
-        self._slice(LOOP, f"wait: {fact.cause}", fact.begin, fact.end)
+        self._write(self._event(_BEGIN, LOOP, fact.begin, f"wait: {fact.cause}"))
+        self._write(self._event(_END, LOOP, fact.end))
 
     def _delivered(self, fact: f.Delivered) -> None:
-        self._handed = fact.at
-        packet = self._event(_INSTANT, LOOP, fact.at, "batch")
+        self._close_step(fact.at)
+        self._ready -= fact.samples
+        packet = self._event(_BEGIN, LOOP, fact.at, "step")
         _annotate(packet, epoch=fact.epoch, batch=fact.number, samples=fact.samples, wait_ms=1e3 * fact.wait_s)
         if fact.padded:
             _annotate(packet, padded=fact.padded)
-        packet.track_event.flow_ids.extend(self._arrived(fact.epoch, fact.positions))
+        event = packet.track_event
+        event.flow_ids.extend(self._arrived(fact.epoch, fact.positions))
+        event.extra_counter_track_uuids.append(READY)
+        event.extra_counter_values.append(self._ready)
         self._write(packet)
-        self._count(fact.at, -fact.samples)
+        self._steps = True
 
     def _failed(self, fact: f.Failed) -> None:
         packet = self._event(_INSTANT, LOOP, fact.at, "failed samples")
         _annotate(packet, epoch=fact.epoch, samples=fact.samples, skipped=fact.skipped)
         self._write(packet)
-        self._count(fact.at, -fact.samples - fact.skipped)
+        self._ready -= fact.samples + fact.skipped
 
     def _died(self, fact: f.Died) -> None:
         self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.stuck else "worker died"))
 
     def _ended(self, fact: f.Ended) -> None:
+        self._close_step(fact.at)
         self._flows.pop(fact.epoch, None)
         self._close_epoch(fact.at)
         self._file.flush()
+
+    def _close_step(self, at: float) -> None:
+        if self._steps:
+            self._write(self._event(_END, LOOP, at))
+        self._steps = False
 
     def _close_epoch(self, at: float) -> None:
         if self._epoch is not None:
@@ -130,7 +139,7 @@ class Trace:
             self._write(packet)
             self._write(self._event(_END, track, begin))
         if fact.prepared:
-            self._count(fact.end, fact.samples - fact.handed)
+            self._ready += fact.samples - fact.handed
 
     # --- tracks and arrows ----------------------------------------------------------------------------------
 
@@ -194,17 +203,6 @@ class Trace:
         if name:
             packet.track_event.name = name
         return packet
-
-    def _slice(self, track: int, name: str, begin: float, end: float) -> None:
-        self._write(self._event(_BEGIN, track, begin, name))
-        self._write(self._event(_END, track, end))
-
-    def _count(self, at: float, more: int) -> None:
-        self._ready += more
-        self._counted = max(at, self._counted)  # facts of two threads may be told a moment late
-        packet = self._event(_COUNTER, READY, self._counted)
-        packet.track_event.counter_value = self._ready
-        self._write(packet)
 
     def _write(self, packet: Any) -> None:
         if not self._full and not self._file.write(packet):

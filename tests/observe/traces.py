@@ -38,8 +38,8 @@ class Found:
 
     @property
     def batches(self) -> list[Slice]:
-        """As the training loop got them."""
-        return [each for each in self.instants["training loop"] if each.name == "batch"]
+        """As the training loop got them: its steps."""
+        return [each for each in self.slices["training loop"] if each.name == "step"]
 
 
 def read(path: Path) -> Found:
@@ -70,9 +70,8 @@ def _found(events: list[tuple[int, int, Any]], tracks: dict[int, str]) -> Found:
     under_way: dict[int, list[Slice]] = defaultdict(list)
     for at, _, event in events:
         track, values = tracks[event.track_uuid], {each.name: _value(each) for each in event.debug_annotations}
-        if event.type == TrackEvent.TYPE_COUNTER:
-            found.counts.append(event.counter_value)
-        elif event.type == TrackEvent.TYPE_INSTANT:
+        found.counts += event.extra_counter_values
+        if event.type == TrackEvent.TYPE_INSTANT:
             found.instants[track].append(Slice(event.name, at, at, values, list(event.flow_ids)))
         elif event.type == TrackEvent.TYPE_SLICE_BEGIN:
             under_way[event.track_uuid].append(Slice(event.name, at, at, values, list(event.flow_ids)))
