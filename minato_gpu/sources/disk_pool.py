@@ -167,9 +167,9 @@ class DiskPool:
 def name_of(key: Key) -> bytes:
     """A source's name in the tier: the same for every process, run and version, wherever it was started."""
     path, offset, length = key[:3]
-    if "://" not in path or path.startswith("file://"):
+    if not path.startswith("/") and ("://" not in path or path.startswith("file://")):
         path = str(Path(path.removeprefix("file://")).absolute())
-    return blake2b(repr((path, offset, length)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return blake2b(f"{path}\0{offset}\0{length}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def version_of(source: Source) -> bytes:
