@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import disk, failures, memory, pipelines, reading, resuming, scheduling, shared_memory
+from tests.mutations import disk, failures, memory, observing, pipelines, reading, resuming, scheduling, shared_memory
 from tests.mutations.fault import Fault
 
 ALL: tuple[Fault, ...] = (
@@ -14,4 +14,5 @@ ALL: tuple[Fault, ...] = (
     *reading.FAULTS,
     *disk.FAULTS,
     *pipelines.FAULTS,
+    *observing.FAULTS,
 )

@@ -73,7 +73,7 @@ FAULTS = (
     Fault(
         "a batch that on_error refuses loses its other samples without a count",
         "faults/failures.py",
-        "            self._log.skipped += delivered\n",
+        "            self._log.lost(0, delivered)\n",
         "            pass\n",
         ("contracts/test_bad_samples.py", "contracts/test_without_workers.py"),
         "a39b826",

@@ -13,6 +13,8 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
+from minato_gpu.observe import facts as f
+from minato_gpu.observe.trace import Trace
 from minato_gpu.observe.trace_file import TraceFile
 from tests.observe.traces import Found, read
 
@@ -175,3 +177,82 @@ def test_packets_larger_than_a_byte_can_say_are_written(tmp_path: Path) -> None:
 def test_bad_arguments_fail_at_construction(trace: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         DataLoader(NUMBERS, trace=trace)
+
+
+def told(path: Path, *facts: f.Fact) -> Found:
+    """The trace of these."""
+    file = TraceFile(path, 1 << 20)
+    trace = Trace(file, "made up", 1, lambda: None)
+    for fact in facts:
+        trace(fact)
+    file.close()
+    return read(path)
+
+
+def worked(position: int, samples: int, begin: float, end: float, worker: int = 0, ends: Any = None) -> f.Worked:
+    positions = [(position, position + samples)]
+    return f.Worked(0, "cpu", worker, positions, samples, begin - 0.5, begin, end, ends, True, 0)
+
+
+def delivered(number: int, at: float, *positions: tuple[int, int]) -> f.Delivered:
+    return f.Delivered(0, at, number, sum(hi - lo for lo, hi in positions), 0, 0.0, positions)
+
+
+def test_work_for_two_batches_has_an_arrow_to_each(tmp_path: Path) -> None:
+    found = told(
+        tmp_path / "run.pftrace",
+        worked(0, 3, 1.0, 2.0),
+        worked(6, 2, 1.0, 2.0, worker=1),
+        worked(3, 3, 2.0, 3.0),
+        delivered(0, 4.0, (0, 4)),
+        delivered(1, 5.0, (4, 8)),
+        f.Asked(0, 6.0),
+    )
+    arrow = {each.values["position"]: each.flows[0] for each in found.work}
+    assert [batch.flows for batch in found.batches] == [
+        sorted([arrow[0], arrow[3]]),
+        sorted([arrow[3], arrow[6]]),
+    ]
+
+
+def test_batches_out_of_order_find_their_work(tmp_path: Path) -> None:
+    found = told(
+        tmp_path / "run.pftrace",
+        worked(0, 10, 1.0, 2.0),
+        delivered(0, 3.0, (2, 4), (7, 9)),
+        delivered(1, 4.0, (0, 2), (9, 10)),
+        delivered(2, 5.0, (4, 7)),
+        f.Asked(0, 6.0),
+    )
+    ((arrow,),) = (each.flows for each in found.work)
+    assert [batch.flows for batch in found.batches] == [[arrow]] * 3
+    assert found.counts == [6, 3, 0]
+
+
+def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> None:
+    found = told(
+        tmp_path / "run.pftrace",
+        f.Began(0, 0.0, 8, {"cpu": 1}),
+        worked(0, 8, 1.0, 2.0),
+        delivered(0, 3.0, (0, 4)),
+        f.Began(1, 4.0, 8, {"cpu": 1}),
+        worked(0, 4, 5.0, 6.0),
+        delivered(0, 7.0, (0, 4)),
+        f.Ended(1, 8.0),
+    )
+    assert found.counts == [4, 0] and [each.name for each in found.slices["epochs"]] == ["epoch 0", "epoch 1"]
+
+
+def test_work_of_a_slot_that_overlaps_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """As micro-batches of a device do; clocks that differ by microseconds are no overlap."""
+    found = told(tmp_path / "run.pftrace", worked(0, 1, 1.0, 3.0), worked(1, 1, 2.0, 4.0), worked(2, 1, 2.999990, 5.0))
+    assert sorted((each.begin, each.end) for each in found.work) == [
+        (10**9, 3 * 10**9),
+        (2 * 10**9, 4 * 10**9),
+        (3 * 10**9, 5 * 10**9),
+    ]
+
+
+def test_costly_samples_of_a_chunk_are_slices_of_their_own(tmp_path: Path) -> None:
+    found = told(tmp_path / "run.pftrace", worked(4, 4, 1.0, 4.0, ends=[2.0, 2.0, 3.0, 4.0]))
+    assert [(each.values["position"], each.values["samples"]) for each in found.work] == [(4, 2), (6, 1), (7, 1)]

@@ -32,9 +32,9 @@ class Found:
 
     @property
     def work(self) -> list[Slice]:
-        """Of all slots."""
-        others = ("epochs", "training loop", "samples ready")
-        return [each for track, slices in self.slices.items() if track not in others for each in slices]
+        """What slots prepared; not what they read for another lane, nor the batches that they joined."""
+        slices = [each for slices in self.slices.values() for each in slices]
+        return [each for each in slices if each.name in ("sample", "samples")]
 
     @property
     def batches(self) -> list[Slice]:

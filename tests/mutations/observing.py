@@ -1,0 +1,78 @@
+"""Faults of who observes: harm to the run, and traces that say what was not."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+FAULTS = (
+    Fault(
+        "a hearer that raises ends the run",
+        "observe/facts.py",
+        "            except Exception:\n",
+        "            except KeyError:\n",
+        ("observe/test_facts.py",),
+    ),
+    Fault(
+        "a hearer that raised hears on",
+        "observe/facts.py",
+        "                self.unsubscribe(hear)\n",
+        "",
+        ("observe/test_facts.py",),
+    ),
+    Fault(
+        "a batch that raised is not told",
+        "observe/telemetry.py",
+        "            self._facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))\n",
+        "            pass\n",
+        ("observe/test_facts.py",),
+    ),
+    Fault(
+        "when costly samples ended is told of the last alone",
+        "lanes/leases.py",
+        "            ends=ends if costly else None,\n",
+        "            ends=ends[-1:] if costly else None,\n",
+        ("lanes/test_leases.py",),
+    ),
+    Fault(
+        "a trace takes more bytes than it may",
+        "observe/trace_file.py",
+        "        if self.nbytes + nbytes > self._limit:\n",
+        "        if self.nbytes > self._limit:\n",
+        ("observe/test_trace.py",),
+    ),
+    Fault(
+        "a fork writes into its parent's trace",
+        "observe/trace_file.py",
+        "        if self._file < 0 or os.getpid() != self._process:\n",
+        "        if self._file < 0:\n",
+        ("observe/test_trace.py",),
+    ),
+    Fault(
+        "two traces are written to one file",
+        "observe/trace_file.py",
+        "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "",
+        ("observe/test_trace.py",),
+    ),
+    Fault(
+        "an arrow leads to the first of the batches that a chunk was for, and to no other",
+        "observe/trace.py",
+        "                rest = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)\n",
+        "                rest = [(begin, lo, arrow)] * (begin < lo)\n",
+        ("observe/test_trace.py",),
+    ),
+    Fault(
+        "what was ready of an epoch that was left is counted as ready for ever",
+        "observe/trace.py",
+        "            self._ready = 0\n",
+        "",
+        ("observe/test_trace.py",),
+    ),
+    Fault(
+        "a profiler's range is left open by a batch that raises",
+        "observe/ranges.py",
+        "            self._close()  # what raised before a batch came is over, too\n",
+        "",
+        ("observe/test_facts.py",),
+    ),
+)
