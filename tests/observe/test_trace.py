@@ -42,8 +42,8 @@ def traced(path: Path, dataset: Any, epochs: int = 1, **arguments: Any) -> Found
 @pytest.mark.parametrize(("in_order", "persists"), [(True, False), (False, True)])
 @pytest.mark.parametrize("data", [list(range(26)), Costly()], ids=["cheap", "costly"])
 def test_every_sample_is_there(tmp_path: Path, workers: int, in_order: bool, persists: bool, data: Any) -> None:
-    persistent = persists and workers > 0
-    more = {"num_workers": workers, "in_order": in_order, "persistent_workers": persistent}
+    epochs = 2 if persists else None  # workers stay for as many, and none is prepared beyond them
+    more = {"num_workers": workers, "in_order": in_order, "epochs": epochs}
     found = traced(tmp_path / "run.pftrace", data, 2, **more)
     assert sum(each.values["samples"] for each in found.work) == 2 * len(data)
     sizes = [4] * (len(data) // 4) + [2] * (len(data) % 4 > 0)
