@@ -30,9 +30,9 @@ class Streams(IterableDataset[int]):
         return iter(range(10))
 
 
-def traced(path: Path, dataset: Any, epochs: int = 1, **arguments: Any) -> Found:
+def traced(path: Path, dataset: Any, times: int = 1, **arguments: Any) -> Found:
     loader: Any = DataLoader(dataset, 4, trace=path, **arguments)
-    for _ in range(epochs):
+    for _ in range(times):
         for _ in loader:
             pass
     return read(path)
