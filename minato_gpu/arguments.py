@@ -50,3 +50,4 @@ class Arguments(Protocol):
     max_workers: int | None
     cache: int | str | Mapping[str, int | str] | None
     cache_dir: str | os.PathLike[str] | None
+    metrics_port: int | str | None

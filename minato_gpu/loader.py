@@ -17,6 +17,9 @@ from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import shm_limits
+from minato_gpu.observe.listening import watch
+from minato_gpu.observe.metrics_server import export
+from minato_gpu.observe.scalars import scalars
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON
@@ -85,6 +88,10 @@ class DataLoader(TorchDataLoader[T]):
         such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a mapping such
         as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
     cache_dir: a directory on a local disk, which processes and runs may share. It is made where there is none.
+    metrics_port: serves Prometheus' metrics of this loader on that port of this machine alone, from construction on
+        (0: any that is free; ``stats()["metrics"]`` tells which). With a host, as in "0.0.0.0:9090", others may ask,
+        too. Loaders of a process may share a port; a copy of a loader, or a forked process, exports nothing. Raises
+        ValueError where it is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -126,6 +133,7 @@ class DataLoader(TorchDataLoader[T]):
         max_workers: int | None = None,
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        metrics_port: int | str | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -163,10 +171,13 @@ class DataLoader(TorchDataLoader[T]):
         self.max_workers = max_workers
         self.cache = cache
         self.cache_dir = cache_dir
+        self.metrics_port = metrics_port
         options = Options.check(self)
         if num_workers > 0:
             shm_limits.check(self, processes=not options.threads)
         self._session = Session(self, options)
+        if options.metrics is not None:
+            export(self, self._session, options.metrics)
 
     # --- iterating -----------------------------------------------------------------------------------------
 
@@ -180,6 +191,8 @@ class DataLoader(TorchDataLoader[T]):
             self.check_worker_number_rationality()
             iterator = EngineIterator(self, session, number, resumption)
         session.begun(number, iterator.view)
+        if self.num_workers > 0:
+            watch(self, session)
         return iterator
 
     def __len__(self) -> int:
@@ -247,6 +260,14 @@ class DataLoader(TorchDataLoader[T]):
         Raises RuntimeError before the first ``iter()``.
         """
         return self._session.stats()
+
+    def scalars(self) -> dict[str, float]:
+        """``stats()`` as flat scalars: every finite number under its path, such as "lanes/cpu/busy_share".
+
+        For ``SummaryWriter.add_scalar`` of each, or ``wandb.log`` of all. What is None, no number, or told of single
+        samples (``failures``) is left out. Raises RuntimeError before the first ``iter()``.
+        """
+        return scalars(self._session.stats())
 
     def timeline(self) -> dict[str, JSON]:
         """What each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.

@@ -16,6 +16,7 @@ from minato_gpu.cache_options import CacheOptions
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
+from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sampling.samplers import Sampling
@@ -32,7 +33,7 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``cache``: what of the samples' sources is kept.
+    out; ``cache``: what of the samples' sources is kept; ``metrics``: where they are to be had, if they are.
     """
 
     lateness: int
@@ -42,6 +43,7 @@ class Options:
     devices: tuple[torch.device, ...]
     skips: bool
     cache: CacheOptions
+    metrics: MetricsAddress | None
 
     @property
     def device(self) -> torch.device:
@@ -69,6 +71,7 @@ class Options:
             devices=devices,
             skips=loader.on_error not in (RAISE, RETRY),
             cache=CacheOptions.check(loader),
+            metrics=MetricsAddress.check(loader.metrics_port),
         )
 
 

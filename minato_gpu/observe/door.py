@@ -11,7 +11,7 @@ from minato_gpu.threads import OwnThread
 
 
 class Door:
-    """``answer`` is called, in the thread, when the descriptor ``fd`` is readable; what it raises is logged, and the next is answered."""
+    """``answer`` is called, in the thread, when the descriptor ``fd`` is readable; what it raises is logged."""
 
     def __init__(self, fd: int, answer: Callable[[], None], name: str) -> None:
         self._fd = fd

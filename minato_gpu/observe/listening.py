@@ -19,10 +19,9 @@ from minato_gpu.notices import say_once
 from minato_gpu.observe.door import Door
 from minato_gpu.observe.private_folder import PrivateFolder, is_ours
 from minato_gpu.observe.shared_service import SharedService, Tellers
-from minato_gpu.observe.told import Teller
+from minato_gpu.observe.told import PROTOCOL, Teller
 from minato_gpu.samples import JSON
 
-PROTOCOL = "minato_gpu.stats.1"
 _TIMEOUT_S = 1.0  # of somebody who connects and does not read
 
 

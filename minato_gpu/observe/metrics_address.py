@@ -16,6 +16,9 @@ class MetricsAddress(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     @classmethod
     def check(cls, given: Any) -> MetricsAddress | None:
         """Resolve a loader's argument. Raises TypeError or ValueError that names it and says what to do."""

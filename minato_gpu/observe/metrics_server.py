@@ -80,7 +80,7 @@ def _listening(asked: MetricsAddress) -> _Server:
     try:
         return Server(asked, _Handler)
     except OSError as error:
-        where = f"metrics_port: {asked.host}:{asked.port}"
+        where = f"metrics_port: {asked}"
         if error.errno == errno.EADDRINUSE:
             said = f"{where} is in use, by another rank, say; pass another port for each, or 0 for any that is free"
             raise ValueError(said) from error
@@ -97,8 +97,7 @@ def export(owner: object, teller: Teller, asked: MetricsAddress) -> None:
     service = _service(asked)
     service.add(owner, teller)
     if asked.port == 0 and isinstance(service.running, MetricsServer):
-        host, port = service.running.address
-        say_once(f"metrics of process {os.getpid()} are at http://{host}:{port}/metrics")
+        say_once(f"metrics of process {os.getpid()} are at http://{service.running.address}/metrics")
 
 
 def exported_at(asked: MetricsAddress) -> MetricsAddress | None:

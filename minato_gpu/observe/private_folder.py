@@ -1,7 +1,7 @@
 """The folder in which processes of one user find each other's sockets, and nobody else any.
 
 ``$XDG_RUNTIME_DIR/minato-gpu``, or ``minato-gpu-UID`` in the folder for temporary files: of mode 0700, and the user's
-own. Anybody may make a folder in the latter, so one that is a link, or belongs to another, or lets others in, is refused.
+own. Anybody may make a folder in the latter: one that is a link, or belongs to another, or lets others in, is refused.
 
 It is opened once, looked at through its descriptor, and used by way of that (``/proc/self/fd/N/PID``): nobody can put
 another in its place meanwhile, and no path is too long for a socket's name, which the kernel limits to 107 bytes.
@@ -45,14 +45,15 @@ class PrivateFolder:
 
     def pids(self) -> list[int]:
         """Processes that have a socket here, or had one when they were killed."""
-        return sorted(int(name) for name in os.listdir(self._fd) if name.isascii() and name.isdigit())
+        names = [path.name for path in Path(self._path_of("")).iterdir()]
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def listen(self, pid: int) -> socket.socket:
         """The socket of this process. Raises OSError (EADDRINUSE) where another container's process has that name."""
         self.remove_stale(pid, own=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listening.bind(self._address(pid))
+            listening.bind(self._path_of(pid))
             listening.listen()
         except BaseException:
             listening.close()
@@ -64,7 +65,7 @@ class PrivateFolder:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(timeout)
-            connection.connect(self._address(pid))
+            connection.connect(self._path_of(pid))
             if not is_ours(connection):
                 raise FolderRefused(f"the socket {self.path}/{pid} is another user's")
         except BaseException:
@@ -88,8 +89,8 @@ class PrivateFolder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(str(pid), dir_fd=self._fd)
 
-    def _address(self, pid: int) -> str:
-        return f"/proc/self/fd/{self._fd}/{pid}"
+    def _path_of(self, name: int | str) -> str:
+        return f"/proc/self/fd/{self._fd}/{name}"
 
     def close(self) -> None:
         """Let go of it. Idempotent."""

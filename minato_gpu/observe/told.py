@@ -12,6 +12,9 @@ Key = tuple[str, str]
 
 Counts = Mapping[Key, float]
 
+PROTOCOL = "minato_gpu.stats.1"
+"""The first thing that is said on a socket: what follows."""
+
 
 class Told(NamedTuple):
     """``stats`` of epoch number ``epoch``; ``ended``: what was counted before it, where somebody wants that."""
