@@ -98,7 +98,7 @@ def _the_job(console: Console, json_path: str | None) -> int:
     if not jobs:
         raise click.ClickException("no process of yours has a loader with workers at work on this machine")
     rows = [_summary(job) for job in jobs]
-    show(console, "jobs", rows)
+    show(console, "jobs", [{**row, "pid": str(row["pid"])} for row in rows])  # to be copied as it is
     leave_rows({"command": "top"}, rows, json_path)
     raise click.ClickException(f"there are {len(jobs)} jobs; name one: minato-gpu top {jobs[0].pid}")
 
