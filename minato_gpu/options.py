@@ -43,7 +43,7 @@ class Options:
     devices: tuple[torch.device, ...]
     skips: bool
     cache: CacheOptions
-    metrics: MetricsAddress | None
+    metrics: MetricsAddress | None = None
 
     @property
     def device(self) -> torch.device:

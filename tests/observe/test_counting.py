@@ -24,7 +24,7 @@ def test_what_stats_count() -> None:
     )
     assert found["samples", ""] == 100.0 and found["batches", ""] == 10.0
     assert found["lane_busy_seconds", "cpu"] == pytest.approx(8.0) and found["lane_samples", "cpu"] == 90.0
-    assert found["wait_seconds", "fetch"] == 1.5 and found["wait_seconds", OTHER] == 0.5 and found["stalls", "fetch"] == 2
+    assert (found["wait_seconds", "fetch"], found["wait_seconds", OTHER], found["stalls", "fetch"]) == (1.5, 0.5, 2.0)
     assert found["reads", ""] == 5.0 and found["read_bytes", ""] == 500.0 and found["cache_hits", "memory"] == 3.0
 
 
