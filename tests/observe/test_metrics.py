@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import socket
 import sys
@@ -69,7 +70,7 @@ def test_counters_of_epochs_add_up(workers: int) -> None:
     delivered = [_of(one, "samples_total", loader="range-1") for one in said]
     assert delivered == [32, 32, 36, 64, 64, 68, 96, 96, 100]
     assert [_of(one, "epoch", loader="range-1") for one in said] == [0, 1, 1, 1, 2, 2, 2, 3, 3]
-    for earlier, later in zip(said, said[1:], strict=False):
+    for earlier, later in itertools.pairwise(said):
         fallen = {key for key, value in earlier.items() if key[0].endswith("_total") and later[key] < value}
         assert not fallen
     last = said[-1]
@@ -176,12 +177,15 @@ def test_copies_and_forked_processes_export_nothing() -> None:
     address = _address(loader)
     assert {dict(labels)["loader"] for _, labels in _scrape(address)} == {"range-1"}
 
+    kept = [loader]
+
     def child() -> list[Any]:
-        list(loader)
-        return ["metrics" in loader.stats(), len(list(_loader(metrics_port=None)))]
+        list(kept[0])
+        return ["metrics" in kept[0].stats(), len(list(_loader(metrics_port=None)))]
 
     assert _forked(child) == "[False, 8]"
     assert _of(_scrape(address), "samples_total", loader="range-1") == 32
+    kept.clear()
     del loader
     with pytest.raises(ConnectionRefusedError):  # the forked process did not keep it, nor does the copy
         _scrape(address)

@@ -53,7 +53,8 @@ def test_it_tells_how_every_loader_stands(runtime: Path, kind: str, monkeypatch:
     assert (found.pid, found.rank) == (os.getpid(), "3") and found.command
     assert [each.name for each in found.loaders] == ["range-1", "range-2"]
     assert [each.stats["samples_delivered"] for each in found.loaders] == [4, 4]
-    assert list(ask_all())[0].loaders[0].stats["samples_expected"] == 32  # type: ignore[union-attr]
+    (same,) = ask_all()
+    assert isinstance(same, JobState) and same.loaders[0].stats["samples_expected"] == 32
     assert len(list(iterators.pop())) == len(list(iterators.pop())) == 7
     list(second)
     later = ask(os.getpid())
@@ -125,7 +126,7 @@ def test_workers_do_not_hold_the_socket(runtime: Path) -> None:
     children = psutil.Process().children(recursive=True)
     assert len(children) >= 3
     for child in children:
-        held = {os.readlink(entry) for entry in Path(f"/proc/{child.pid}/fd").iterdir()}
+        held = {str(entry.readlink()) for entry in Path(f"/proc/{child.pid}/fd").iterdir()}
         assert not held & {f"socket:[{inode}]" for inode in inodes}, child
         assert str(runtime / "minato-gpu") not in held
     assert len(list(iterator)) == 7
@@ -286,7 +287,7 @@ def test_a_folder_that_cannot_be_trusted_is_said_and_training_goes_on(
     assert [record.message for record in caplog.records] == [
         f"minato-gpu top cannot watch this process: {runtime}/minato-gpu is a link, or no folder"
     ]
-    with pytest.raises(NoAnswer, match="no process can be asked: .* is a link"):
+    with pytest.raises(NoAnswer, match=r"no process can be asked: .* is a link"):
         ask(os.getpid())
 
 
