@@ -1,4 +1,4 @@
-"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay`` and ``cache``.
+"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay``, ``cache`` and ``top``.
 
 Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
 happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
@@ -21,6 +21,7 @@ from minato_gpu.commands import JSON_OPTION, leave_json, leave_rows, plain_error
 from minato_gpu.console import open_console, show
 from minato_gpu.extras import from_extra
 from minato_gpu.samples import JSON
+from minato_gpu.top_command import top
 
 # Columns of ``simulate`` that a terminal has no room for.
 _ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max", "slow_share_deviation"}
@@ -37,6 +38,7 @@ def main(context: click.Context, traceback: bool) -> None:
 
 
 main.add_command(cache)
+main.add_command(top)
 
 
 @main.command(short_help="Train a small model on real photographs.")

@@ -71,7 +71,7 @@ def show_columns(console: Console, title: str, columns: Sequence[Column]) -> Non
     console.print()
     console.print(title, style="italic", markup=False, highlight=False)
     for group in _groups(columns, console.width):
-        console.print(_table(group, console.width))
+        console.print(table(group, console.width))
         console.print()
 
 
@@ -133,7 +133,7 @@ def _least(columns: Sequence[Column]) -> int:
     return sum(each.least for each in columns) + _GAP * (len(columns) - 1)
 
 
-def _table(columns: Sequence[Column], width: int) -> Table:
+def table(columns: Sequence[Column], width: int) -> Table:
     """A table no wider than that: columns have their least widths, and those on the left what is left over."""
     from rich import box
     from rich.table import Table

@@ -17,6 +17,9 @@ from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import shm_limits
+from minato_gpu.observe.listening import watch
+from minato_gpu.observe.metrics_server import export
+from minato_gpu.observe.scalars import scalars
 from minato_gpu.options import Options
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON
@@ -88,6 +91,10 @@ class DataLoader(TorchDataLoader[T]):
     trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
         256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
         written there (another rank's, say), the path gets a number.
+    metrics_port: serves Prometheus' metrics of this loader on that port of this machine alone, from construction on
+        (0: any that is free; ``stats()["metrics"]`` tells which). With a host, as in "0.0.0.0:9090", others may ask,
+        too. Loaders of a process may share a port; a copy of a loader, or a forked process, exports nothing. Raises
+        ValueError where it is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
 
     Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
     """
@@ -130,6 +137,7 @@ class DataLoader(TorchDataLoader[T]):
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        metrics_port: int | str | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -168,10 +176,13 @@ class DataLoader(TorchDataLoader[T]):
         self.cache = cache
         self.cache_dir = cache_dir
         self.trace = trace
+        self.metrics_port = metrics_port
         options = Options.check(self)
         if num_workers > 0:
             shm_limits.check(self, processes=not options.threads)
         self._session = Session(self, options)
+        if options.metrics is not None:
+            export(self, self._session, options.metrics)
 
     # --- iterating -----------------------------------------------------------------------------------------
 
@@ -186,6 +197,8 @@ class DataLoader(TorchDataLoader[T]):
             self.check_worker_number_rationality()
             iterator = EngineIterator(self, session, number, resumption)
         session.begun(number, iterator.view)
+        if self.num_workers > 0:
+            watch(self, session)
         return iterator
 
     def __len__(self) -> int:
@@ -253,6 +266,14 @@ class DataLoader(TorchDataLoader[T]):
         Raises RuntimeError before the first ``iter()``.
         """
         return self._session.stats()
+
+    def scalars(self) -> dict[str, float]:
+        """``stats()`` as flat scalars: every finite number under its path, such as "lanes/cpu/busy_share".
+
+        For ``SummaryWriter.add_scalar`` of each, or ``wandb.log`` of all. What is None, no number, or told of single
+        samples (``failures``) is left out. Raises RuntimeError before the first ``iter()``.
+        """
+        return scalars(self._session.stats())
 
     def timeline(self) -> dict[str, JSON]:
         """What each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.

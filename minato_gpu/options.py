@@ -16,6 +16,7 @@ from minato_gpu.cache_options import CacheOptions
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
+from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sampling.samplers import Sampling
@@ -34,6 +35,7 @@ class Options:
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
     out; ``cache``: what of the samples' sources is kept; ``trace``: where it goes.
+    out; ``cache``: what of the samples' sources is kept; ``metrics``: where they are to be had, if they are.
     """
 
     lateness: int
@@ -44,6 +46,7 @@ class Options:
     skips: bool
     cache: CacheOptions
     trace: TraceOptions | None = None
+    metrics: MetricsAddress | None = None
 
     @property
     def device(self) -> torch.device:
@@ -72,6 +75,7 @@ class Options:
             skips=loader.on_error not in (RAISE, RETRY),
             cache=CacheOptions.check(loader),
             trace=TraceOptions.check(loader.trace),
+            metrics=MetricsAddress.check(loader.metrics_port),
         )
 
 

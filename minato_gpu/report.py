@@ -73,7 +73,7 @@ def write(content: Mapping[str, JSON], path: str | os.PathLike[str]) -> None:
 
     A file appears whole or not at all. Numbers that JSON cannot say (NaN, infinity) are written as null.
     """
-    text = json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
     if os.fspath(path) == "-":
         sys.stdout.write(text)
         return
@@ -89,12 +89,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _plain(value: object) -> JSON:
-    """``value`` in JSON's own types."""
+def plain(value: object) -> JSON:
+    """``value`` in JSON's own types: what JSON cannot say (NaN, infinity) as None, all else as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):

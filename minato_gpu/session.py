@@ -9,7 +9,7 @@ import os
 import weakref
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
@@ -19,8 +19,11 @@ from minato_gpu.delivery import EpochView
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.memory.accelerator import ranges
+from minato_gpu.observe.counting import carried, counters
 from minato_gpu.observe.facts import Facts
+from minato_gpu.observe.metrics_server import exported_at
 from minato_gpu.observe.subscribers import add_ranges, add_trace
+from minato_gpu.observe.told import Counts, Told
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
@@ -42,17 +45,26 @@ _OWN = ("engine", "ahead", "progress", "_pending", "_user", "_shown", "_kept_mem
 """What no copy of a session has: a pickled loader takes its arguments along, not its workers."""
 
 
+class Shown(NamedTuple):
+    """The epoch that is told of, its number, and what was counted before it where ``metrics_port`` wants that."""
+
+    view: EpochView
+    number: int
+    ended: Counts
+
+
 class Session:
     """The epochs of one loader, one after the other.
 
     ``engine``: the one that is kept (persistent workers, or a declared number of epochs); ``base_seed`` and
     ``first_epoch``: the seed of its workers, and the epoch in which they started. ``ahead``: the next epoch, where its
     order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands. ``facts``: of all
-    epochs.
+    epochs. ``kind``: a word for what is loaded.
     """
 
     def __init__(self, loader: Arguments, options: Options) -> None:
         self.options = options
+        self.kind = type(loader.dataset).__name__
         self.order_log = None if loader.order_log is None else OrderLog(Path(loader.order_log))
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
@@ -63,7 +75,7 @@ class Session:
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._user: weakref.ref[User] | None = None
-        self._shown: EpochView | None = None
+        self._shown: Shown | None = None
         self._events: Path | None = None
         self._event_logs = 0
         self._kept_memory: KeptMemory | None = None
@@ -128,7 +140,15 @@ class Session:
 
     def begun(self, number: int, view: EpochView) -> None:
         """Epoch ``number`` has begun, or goes on."""
-        self._shown, self._next_epoch, self._pending = view, number + 1, None
+        self._shown = Shown(view, number, self._counted_until(view))
+        self._next_epoch, self._pending = number + 1, None
+
+    def _counted_until(self, view: EpochView) -> Counts:
+        """What epochs before this one have counted, where somebody is to be told."""
+        last = self._shown
+        if last is None or self.options.metrics is None:
+            return {}
+        return carried(last.ended, counters(self._stats_of(last.view)), counters(self._stats_of(view)))
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
@@ -181,12 +201,22 @@ class Session:
 
     def stats(self) -> dict[str, Any]:
         """See ``DataLoader.stats``."""
-        view = self._view("stats()")
+        return self._stats_of(self._view("stats()"))
+
+    def told(self) -> Told | None:
+        """See Teller."""
+        shown = self._shown
+        return None if shown is None else Told(shown.number, self._stats_of(shown.view), shown.ended)
+
+    def _stats_of(self, view: EpochView) -> dict[str, Any]:
+        asked = self.options.metrics
+        address = None if asked is None else exported_at(asked)
         return {
             **view.log.stats(perf_counter()),
             **view.memory(),
             "failures": list(view.failures.recent),
             "speculation": {"epochs_prepared": self.prepared, "epochs_discarded": self.discarded},
+            **({} if address is None else {"metrics": str(address)}),
         }
 
     def timeline(self) -> dict[str, Any]:
@@ -196,7 +226,7 @@ class Session:
     def _view(self, asked: str) -> EpochView:
         if self._shown is None:
             raise RuntimeError(f"{asked} has nothing to tell before the first iter() of this loader")
-        return self._shown
+        return self._shown.view
 
     def record_events(self, path: Path) -> None:
         """See ``DataLoader.record_events``."""

@@ -45,7 +45,7 @@ pipelines
 demo
 analysis
 commands
-cache_command
+cache_command top_command
 cli
 """
 SCRIPT = """

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/README.md": (100,),
     "minato_gpu/faults/README.md": (99,),
     "minato_gpu/memory/README.md": (100,),
-    "minato_gpu/observe/README.md": (100,),
+    "minato_gpu/observe/README.md": (100, 100, 100),
     "minato_gpu/checkpoint/README.md": (36,),
     "minato_gpu/sampling/README.md": (25,),
     "minato_gpu/scheduling/README.md": (100,),
@@ -56,6 +57,8 @@ def given(request: pytest.FixtureRequest, here: Path) -> Iterator[dict[str, Any]
     names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
     if page == "README.md":
         image_classification.example_data(here / "photographs")
+    if "/observe/" in page:
+        names["writer"], names["wandb"] = MagicMock(), MagicMock()
     if "/sources/" in page:
         names["urls"], names["decode"] = [str(here / f"{number}.bin") for number in range(100)], np.copy
         for url in names["urls"]:
@@ -89,6 +92,10 @@ def test_examples_run(page: str, given: dict[str, Any], here: Path) -> None:
         if delivered is not None:
             loader = given.get("again", given.get("loader"))
             assert loader is not None and loader.stats()["samples_delivered"] == delivered
+    if "/observe/" in page:
+        drawn = {call.args[0]: call.args[1:] for call in given["writer"].add_scalar.call_args_list}
+        assert drawn["loader/samples_delivered"] == (100.0, 1)
+        assert given["wandb"].log.call_args.args[0]["samples_delivered"] == 100.0
 
 
 @pytest.mark.parametrize("page", pages.PAGES)

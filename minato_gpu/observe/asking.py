@@ -1,0 +1,118 @@
+"""Asking a training process how its loaders stand: the other end of ``listening.py``."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any, NamedTuple
+
+from minato_gpu.observe.private_folder import PrivateFolder
+from minato_gpu.observe.told import PROTOCOL
+from minato_gpu.samples import JSON
+
+TIMEOUT_S = 5.0
+_LARGEST = 1 << 24  # bytes of an answer
+_PART = 1 << 16
+
+
+class NoAnswer(Exception):
+    """A process could not be asked, or what answers is none of ours. Says so in words."""
+
+
+class LoaderState(NamedTuple):
+    """How a loader stood at ``at_s`` (seconds, of that process's own clock)."""
+
+    name: str
+    epoch: int
+    at_s: float
+    stats: dict[str, JSON]
+
+
+class JobState(NamedTuple):
+    """How a process's loaders stood; ``command``: as it was called; ``rank``: of a distributed job, else None."""
+
+    pid: int
+    command: str
+    rank: str | None
+    loaders: list[LoaderState]
+
+
+def ask(pid: int, timeout: float = TIMEOUT_S) -> JobState:
+    """Ask that process, and wait for ``timeout`` seconds at most. Raises NoAnswer."""
+    folder = _folder()
+    try:
+        return _asked(folder, pid, timeout)
+    finally:
+        folder.close()
+
+
+def ask_all(timeout: float = TIMEOUT_S) -> Iterator[JobState | NoAnswer]:
+    """Ask every process that listens; sockets that killed ones have left are removed."""
+    folder = _folder()
+    try:
+        for pid in folder.pids():
+            folder.remove_stale(pid)
+        for pid in folder.pids():
+            try:
+                yield _asked(folder, pid, timeout)
+            except NoAnswer as error:
+                yield error
+    finally:
+        folder.close()
+
+
+def _folder() -> PrivateFolder:
+    try:
+        return PrivateFolder()
+    except OSError as error:
+        raise NoAnswer(f"no process can be asked: {error}") from error
+
+
+def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
+    try:
+        with folder.connect(pid, timeout) as connection:
+            answer = _read(connection, monotonic() + timeout)
+    except (FileNotFoundError, ConnectionError) as error:
+        folder.remove_stale(pid)
+        raise NoAnswer(
+            f"process {pid} has no loader with workers at work, or has ended (nothing listens in {folder.path})"
+        ) from error
+    except TimeoutError as error:
+        raise NoAnswer(f"process {pid} does not answer within {timeout:g} seconds") from error
+    except OSError as error:
+        raise NoAnswer(f"process {pid} cannot be asked: {error}") from error
+    try:
+        return _parsed(answer)
+    except (ValueError, KeyError, TypeError) as error:
+        raise NoAnswer(f"what answers for process {pid} in {folder.path} is no loader of this version") from error
+
+
+def _read(connection: socket.socket, until: float) -> bytes:
+    """All that is said, which ends with the connection."""
+    parts = bytearray()
+    while len(parts) <= _LARGEST:
+        left = until - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        part = connection.recv(_PART)
+        if not part:
+            return bytes(parts)
+        parts += part
+    raise OSError(f"the answer is longer than {_LARGEST} bytes")
+
+
+def _parsed(answer: bytes) -> JobState:
+    """Raises ValueError, KeyError or TypeError where it is none."""
+    first, *lines = map(json.loads, answer.decode().splitlines())
+    if first["protocol"] != PROTOCOL:
+        raise ValueError
+    loaders = [_loader(line) for line in lines]
+    return JobState(int(first["pid"]), str(first["command"]), first.get("rank"), loaders)
+
+
+def _loader(line: dict[str, Any]) -> LoaderState:
+    stats: dict[str, JSON] = dict(line["stats"])
+    return LoaderState(str(line["loader"]), int(line["epoch"]), float(line["at_s"]), stats)

@@ -1,0 +1,106 @@
+"""``metrics_port``: an HTTP server for Prometheus, one for each address, which all loaders of the process share.
+
+Decision: not ``prometheus_client.start_http_server``, whose thread wakes twice a second, whose loop cannot be ended
+sooner, and which asks for the name of this machine, for which some networks take seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from functools import cache, partial
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from minato_gpu.extras import from_extra
+from minato_gpu.notices import say_once
+from minato_gpu.observe.door import Door
+from minato_gpu.observe.metrics_address import MetricsAddress
+from minato_gpu.observe.shared_service import SharedService, Tellers
+from minato_gpu.observe.told import Teller
+
+_TIMEOUT_S = 5.0  # of somebody who connects and asks nothing
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is said of requests."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request: one who hangs holds up no other."""
+
+    daemon_threads = True
+    block_on_close = False
+    timeout = 0.0  # whoever knocked may have gone
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Somebody has gone, or asked for what is no HTTP."""
+
+
+class MetricsServer:
+    """A listening server, and the thread behind it. ``address``: what was asked for, with the port that it has."""
+
+    def __init__(self, asked: MetricsAddress, tellers: Tellers) -> None:
+        """Raises ModuleNotFoundError without prometheus_client, ValueError where the address cannot be had."""
+        with from_extra("metrics"):
+            from prometheus_client import CollectorRegistry, make_wsgi_app
+
+            from minato_gpu.observe.metrics import LoaderCollector
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(LoaderCollector(tellers))
+        self._server = _listening(asked)
+        self._server.set_app(make_wsgi_app(registry))
+        self.address = asked._replace(port=self._server.server_port)
+        self._door = Door(self._server.fileno(), self._server.handle_request, "minato-metrics")
+
+    def close(self, *, wait: bool) -> None:
+        """See Running."""
+        self._door.close(wait=wait, then=self._server.server_close)
+
+    def abandon(self) -> None:
+        """See Running."""
+        self._door.abandon()
+        self._server.socket.close()
+
+
+def _listening(asked: MetricsAddress) -> _Server:
+    class Server(_Server):
+        address_family = socket.AF_INET6 if ":" in asked.host else socket.AF_INET
+
+    try:
+        return Server(asked, _Handler)
+    except OSError as error:
+        where = f"metrics_port: {asked}"
+        if error.errno == errno.EADDRINUSE:
+            said = f"{where} is in use, by another rank, say; pass another port for each, or 0 for any that is free"
+            raise ValueError(said) from error
+        raise ValueError(f"{where} cannot be had: {error}") from error
+
+
+@cache
+def _service(asked: MetricsAddress) -> SharedService:
+    return SharedService(partial(MetricsServer, asked))
+
+
+def export(owner: object, teller: Teller, asked: MetricsAddress) -> None:
+    """Tell Prometheus of the loader, until ``owner`` is gone. Raises what MetricsServer does."""
+    service = _service(asked)
+    service.add(owner, teller)
+    if asked.port == 0 and isinstance(service.running, MetricsServer):
+        say_once(f"metrics of process {os.getpid()} are at http://{service.running.address}/metrics")
+
+
+def exported_at(asked: MetricsAddress) -> MetricsAddress | None:
+    """Where the metrics that were asked for there are to be had; None where this process has none."""
+    running = _service(asked).running
+    return running.address if isinstance(running, MetricsServer) else None

@@ -1,0 +1,31 @@
+"""Counters as flat scalars, for what draws curves: TensorBoard, Weights & Biases and others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from numbers import Real
+
+from minato_gpu.samples import JSON, Value
+
+_NO_FIGURES = frozenset({"failures"})
+"""What is told of single samples: their positions are no figures of the run."""
+
+
+def scalars(stats: Mapping[str, JSON]) -> dict[str, float]:
+    """Every finite number of ``stats``, under its path: ``lanes/cpu/busy_share``.
+
+    Truth is 1.0; of a list (several devices, say) the places are parts of the path, from 0. Text, None and what is not
+    finite are left out.
+    """
+    return dict(_flat((name, value) for name, value in stats.items() if name not in _NO_FIGURES))
+
+
+def _flat(items: Iterator[tuple[str, Value]]) -> Iterator[tuple[str, float]]:
+    for name, value in items:
+        if isinstance(value, Mapping):
+            yield from _flat((f"{name}/{key}", inner) for key, inner in value.items())
+        elif isinstance(value, (list, tuple)):
+            yield from _flat((f"{name}/{place}", inner) for place, inner in enumerate(value))
+        elif isinstance(value, Real) and math.isfinite(value):
+            yield name, float(value)

@@ -1,0 +1,312 @@
+"""A loader that is asked from outside how it stands: who answers, for how long, and what stays behind (P7)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minato_gpu import DataLoader, notices
+from minato_gpu.observe import asking, listening
+from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
+from minato_gpu.observe.private_folder import PrivateFolder
+from minato_gpu.observe.told import PROTOCOL
+from minato_gpu.threads import OwnThread
+from tests.leaks import check_scenario
+from tests.programs import Program
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+NUMBERS: Any = range(32)
+
+
+def _loader(**more: Any) -> Any:
+    return DataLoader(NUMBERS, 4, **{"num_workers": 1, **more})
+
+
+def _sockets(runtime: Path) -> list[str]:
+    return [path.name for path in (runtime / "minato-gpu").glob("*")]
+
+
+def _begun(loader: Any) -> Iterator[Any]:
+    """The rest of an epoch."""
+    iterator: Iterator[Any] = iter(loader)
+    next(iterator)
+    return iterator
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_it_tells_how_every_loader_stands(runtime: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    first, second = _loader(worker_kind=kind), _loader(worker_kind=kind)
+    iterators = [_begun(first), _begun(second)]
+    found = ask(os.getpid())
+    assert (found.pid, found.rank) == (os.getpid(), "3") and found.command
+    assert [each.name for each in found.loaders] == ["range-1", "range-2"]
+    assert [each.stats["samples_delivered"] for each in found.loaders] == [4, 4]
+    (same,) = ask_all()
+    assert isinstance(same, JobState) and same.loaders[0].stats["samples_expected"] == 32
+    assert len(list(iterators.pop())) == len(list(iterators.pop())) == 7
+    list(second)
+    later = ask(os.getpid())
+    assert [(each.epoch, each.stats["samples_delivered"]) for each in later.loaders] == [(0, 32), (1, 32)]
+    assert later.loaders[0].at_s > found.loaders[0].at_s
+    del first
+    assert [each.name for each in ask(os.getpid()).loaders] == ["range-2"]
+    third = _loader(worker_kind=kind)
+    list(third)
+    assert {each.name for each in ask(os.getpid()).loaders} == {"range-1", "range-2"}
+    assert _sockets(runtime) == [str(os.getpid())]
+
+
+def test_nothing_listens_without_workers_or_before_an_epoch(runtime: Path) -> None:
+    loaders = [_loader(), _loader(num_workers=0)]
+    list(loaders[1])
+    assert not (runtime / "minato-gpu").exists()
+    with pytest.raises(NoAnswer, match="has no loader with workers at work, or has ended"):
+        ask(os.getpid())
+    assert list(ask_all()) == []
+
+
+def _whole_epochs() -> None:
+    loader = _loader(persistent_workers=True)
+    for _ in range(2):
+        assert len(list(loader)) == 8
+    assert ask(os.getpid()).loaders[0].epoch == 1
+
+
+def _left_early() -> None:
+    for batch in _loader():
+        assert len(batch) == 4 and ask(os.getpid()).loaders
+        break
+
+
+def _two_of_which_one_goes() -> None:
+    one, two = _loader(), _loader(worker_kind="thread")
+    list(one)
+    list(two)
+    del one
+    assert len(ask(os.getpid()).loaders) == 1
+
+
+def _copied() -> None:
+    import copy
+
+    loader = _loader()
+    list(loader)
+    other = copy.copy(loader)
+    list(other)
+    del loader
+    assert len(ask(os.getpid()).loaders) == 1
+
+
+@pytest.mark.parametrize("scenario", [_whole_epochs, _left_early, _two_of_which_one_goes, _copied])
+def test_nothing_stays_behind(runtime: Path, scenario: Any) -> None:
+    check_scenario(scenario)
+    assert _sockets(runtime) == []
+
+
+def test_workers_do_not_hold_the_socket(runtime: Path) -> None:
+    """Of this loader, and of one that comes when the socket is there already; nor does the process that reads ahead."""
+    first = _loader(persistent_workers=True)
+    list(first)
+    second = _loader(num_workers=2, on_worker_death="replace")
+    iterator = _begun(second)
+    inodes = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines() if str(os.getpid()) in line}
+    assert inodes
+    children = psutil.Process().children(recursive=True)
+    assert len(children) >= 3
+    for child in children:
+        held = {str(entry.readlink()) for entry in Path(f"/proc/{child.pid}/fd").iterdir()}
+        assert not held & {f"socket:[{inode}]" for inode in inodes}, child
+        assert str(runtime / "minato-gpu") not in held
+    assert len(list(iterator)) == 7
+
+
+def _forked(work: Any) -> str:
+    """What ``work`` returns in a process that was forked from this one, which does not clean up."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writes, str(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as told:
+        said = told.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def test_a_forked_process_does_not_answer_for_its_parent_but_for_itself(runtime: Path) -> None:
+    loader = _loader(worker_kind="thread")
+    list(loader)
+
+    def child() -> list[Any]:
+        before = _sockets(runtime) == [str(os.getppid())]
+        own = _loader(worker_kind="thread")
+        list(own)
+        found = ask(os.getpid())
+        del own
+        return [before, found.pid == os.getpid(), len(found.loaders), _sockets(runtime) == [str(os.getppid())]]
+
+    assert _forked(child) == "[True, True, 1, True]"
+    assert ask(os.getpid()).loaders[0].stats["samples_delivered"] == 32
+
+
+@contextmanager
+def _job(runtime: Path) -> Iterator[Program]:
+    program = Program("tests.observe.watched_program", environment={"XDG_RUNTIME_DIR": str(runtime)})
+    try:
+        assert program.stdout.readline() == "trains\n"
+        yield program
+    finally:
+        program.kill()
+        program.close()
+
+
+def test_a_job_that_ends_takes_its_socket_along(runtime: Path) -> None:
+    with _job(runtime) as program:
+        assert ask(program.pid).loaders[0].stats["samples_expected"] == 64
+        program.stdin.write("end\n")
+        program.stdin.flush()
+        assert program.wait() == 0
+        assert _sockets(runtime) == []
+        with pytest.raises(NoAnswer, match="or has ended"):
+            ask(program.pid)
+
+
+def test_what_a_killed_job_has_left_is_removed_by_the_next_who_looks(runtime: Path) -> None:
+    with _job(runtime) as program:
+        program.kill()
+        program.wait()
+        assert _sockets(runtime) == [str(program.pid)]
+        assert wait_until(lambda: not Path(f"/proc/{program.pid}").exists())
+        assert list(ask_all()) == [] and _sockets(runtime) == []
+
+
+def test_a_job_that_does_not_answer(runtime: Path) -> None:
+    with _job(runtime) as program:
+        os.kill(program.pid, signal.SIGSTOP)
+        with pytest.raises(NoAnswer, match=rf"process {program.pid} does not answer within 0\.05 seconds"):
+            ask(program.pid, timeout=0.05)
+        (silent,) = ask_all(timeout=0.05)
+        assert isinstance(silent, NoAnswer)
+
+
+@contextmanager
+def _stranger(says: bytes) -> Iterator[int]:
+    """Something else that listens in the folder, says this, and hangs up."""
+    folder = PrivateFolder()
+    listens = folder.listen(os.getpid())
+
+    def speak() -> None:
+        connection, _ = listens.accept()
+        with connection:
+            connection.sendall(says)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    try:
+        yield os.getpid()
+    finally:
+        thread.join()
+        listens.close()
+        folder.remove(os.getpid())
+        folder.close()
+
+
+_FIRST = json.dumps({"protocol": PROTOCOL, "pid": 1, "command": "x"}).encode()
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"",
+        b"HTTP/1.0 400 Bad Request\r\n\r\n",
+        b"\xff\xfe",
+        b"[]",
+        b"3",
+        b'{"protocol": "another"}',
+        _FIRST[:-5],
+        _FIRST + b'\n{"loader": "a"}',
+        _FIRST + b'\n{"loader": "a", "epoch": 0, "at_s": "soon", "stats": {}}',
+        _FIRST + b'\n{"loader": "a", "epoch": 0, "at_s": 1, "stats": 3}',
+    ],
+)
+def test_what_is_no_loader(runtime: Path, says: bytes) -> None:
+    with _stranger(says) as pid, pytest.raises(NoAnswer, match="is no loader of this version"):
+        ask(pid)
+
+
+def test_one_that_does_not_stop_speaking(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_LARGEST", 1000)
+    with _stranger(b"x" * 3000) as pid, pytest.raises(NoAnswer, match="longer than 1000 bytes"):
+        ask(pid)
+
+
+def test_another_users_process_is_told_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = _loader(worker_kind="thread")
+    list(loader)
+    monkeypatch.setattr(listening, "is_ours", lambda _: False)
+    with pytest.raises(NoAnswer, match="is no loader of this version"):
+        ask(os.getpid())
+
+
+def test_who_hangs_up_or_does_not_read_harms_nobody(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_TIMEOUT_S", 0.05)
+    loader = _loader(worker_kind="thread")
+    list(loader)
+    folder = PrivateFolder()
+    for _ in range(3):
+        folder.connect(os.getpid(), 5.0).close()
+    monkeypatch.setattr(listening, "_command", lambda: "x" * (1 << 22))  # more than a socket holds
+    with folder.connect(os.getpid(), 5.0):
+        found = ask(os.getpid())
+    assert len(found.command) == 1 << 22
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_trusted_is_said_and_training_goes_on(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    notices.say_once.cache_clear()
+    (runtime / "minato-gpu").symlink_to(runtime)
+    loader = _loader()
+    assert len(list(loader)) == len(list(loader)) == 8
+    assert [record.message for record in caplog.records] == [
+        f"minato-gpu top cannot watch this process: {runtime}/minato-gpu is a link, or no folder"
+    ]
+    with pytest.raises(NoAnswer, match=r"no process can be asked: .* is a link"):
+        ask(os.getpid())
+
+
+def test_a_loader_that_dies_in_a_thread_of_ours_waits_for_nobody(runtime: Path) -> None:
+    """The collector may run in the thread that answers, say."""
+    kept = [_loader(worker_kind="thread")]
+    list(kept[0])
+    thread = OwnThread(target=kept.clear)
+    thread.start()
+    thread.join()
+    assert wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("minato-")])
+    assert _sockets(runtime) == []
+
+
+def test_nothing_is_read_from_whoever_asks(runtime: Path) -> None:
+    loader = _loader(worker_kind="thread")
+    list(loader)
+    folder = PrivateFolder()
+    with folder.connect(os.getpid(), 5.0) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert PROTOCOL.encode() in connection.recv(1 << 16)
+    folder.close()

@@ -1,0 +1,115 @@
+"""``minato-gpu top``: what it says of jobs, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from minato_gpu.cli import main
+from tests.observe.conftest import runtime
+from tests.programs import Program
+
+__all__ = ["runtime"]
+
+
+@pytest.fixture
+def jobs(runtime: Path) -> Iterator[list[Program]]:
+    """Two that train."""
+    started = [Program("tests.observe.watched_program", environment={"XDG_RUNTIME_DIR": str(runtime)}) for _ in "12"]
+    try:
+        for one in started:
+            assert one.stdout.readline() == "trains\n"
+        yield started
+    finally:
+        for one in started:
+            one.kill()
+            one.close()
+
+
+def _top(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["top", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_one_job_is_found_and_of_several_one_is_named(jobs: list[Program]) -> None:
+    listed = _top("--json", "-", code=1)
+    rows = json.loads(listed.stdout)["rows"]
+    assert {row["pid"] for row in rows} == {one.pid for one in jobs}
+    assert "there are 2 jobs; name one: minato-gpu top" in listed.stderr
+    assert all(str(one.pid) in listed.stderr.split() for one in jobs)
+    jobs[0].kill()
+    jobs[0].wait()
+    said = _top("--interval", "0.1").output
+    assert f"process {jobs[1].pid}: " in said and "range-1  epoch" in said and "of 64" in said
+    assert max(map(len, said.splitlines())) <= 80
+    (row,) = json.loads(_top(str(jobs[1].pid), "--once", "--interval", "0.1", "--json", "-").stdout)["rows"]
+    assert (row["pid"], row["samples_expected"], row["lane_cpu_slots"]) == (jobs[1].pid, 64, 1)
+    assert row["samples_per_s"] > 0 and 0 <= row["wait_share"] <= 1
+
+
+def test_no_job(runtime: Path) -> None:
+    assert "no process of yours has a loader with workers at work" in _top(code=1).output
+    assert (
+        f"process {os.getpid()} has no loader with workers at work, or has ended"
+        in _top(str(os.getpid()), code=1).output
+    )
+    (runtime / "minato-gpu").rmdir()
+    (runtime / "minato-gpu").symlink_to(runtime)
+    assert "no process can be asked" in _top(code=1).output
+
+
+@pytest.mark.parametrize("wrong", [["none"], ["0"], ["1", "--interval", "0"]])
+def test_wrong_arguments(wrong: list[str]) -> None:
+    assert "Invalid value" in _top(*wrong, code=2).output
+
+
+def _live(pid: int, json_path: Path) -> tuple[int, int]:
+    """The command in a terminal of 80 columns: its process, and the terminal's other end."""
+    viewer, end = pty.fork()
+    if viewer == 0:
+        script = "from minato_gpu.cli import main; main()"
+        arguments = ["top", str(pid), "--interval", "0.1", "--json", str(json_path)]
+        os.execve(sys.executable, [sys.executable, "-c", script, *arguments], {**os.environ, "COLUMNS": "80"})
+    return viewer, end
+
+
+def _until(end: int, word: str, said: str = "") -> str:
+    """What the terminal shows, up to that word or the end."""
+    while word not in said:
+        try:
+            said += os.read(end, 1 << 16).decode(errors="replace")
+        except OSError:  # nobody has the other end any more
+            break
+    return said
+
+
+@pytest.mark.parametrize("how", ["the job ends", "Ctrl-C"])
+def test_a_live_view_until_it_ends(jobs: list[Program], how: str, tmp_path: Path) -> None:
+    viewer, end = _live(jobs[0].pid, tmp_path / "last.json")
+    try:
+        said = _until(end, "samples/s")
+        assert f"process {jobs[0].pid}: " in said
+        if how == "Ctrl-C":
+            os.kill(viewer, signal.SIGINT)
+        else:
+            jobs[0].kill()
+        said = _until(end, "no such word", said)
+        code = os.waitstatus_to_exitcode(os.waitpid(viewer, 0)[1])
+    finally:
+        os.close(end)
+    assert code == (0 if how == "Ctrl-C" else 1), said
+    assert ("or has ended" in said) == (how != "Ctrl-C"), said
+    assert "Traceback" not in said
+    assert json.loads((tmp_path / "last.json").read_text())["rows"][0]["pid"] == jobs[0].pid  # as it stood last
+    if how == "Ctrl-C":
+        assert jobs[0].poll() is None
