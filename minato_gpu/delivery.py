@@ -6,6 +6,7 @@ The same with workers and without; only where batches come from differs, see win
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
+from time import perf_counter
 from typing import NamedTuple, cast
 
 import torch
@@ -111,6 +112,8 @@ class EpochIterator(_BaseDataLoaderIter):
     def _next_batch(self) -> Value:
         """The next batch of which anything is left, or which ranks must have all the same."""
         batches = self._batches
+        if batches.log.facts.hearers:
+            batches.log.asked(perf_counter())
         while True:
             data = batches.next(self._number, self._failures.take, self._progress.asked)
             if data is NOTHING and self._pads:

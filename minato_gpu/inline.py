@@ -84,7 +84,6 @@ class StreamHere(Batches):
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
-        self.log.asked(begin)
         self.handed = None
         asked()
         if (stream := self._stream) is None:
@@ -131,7 +130,6 @@ class SamplesHere(Batches):
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
-        self.log.asked(begin)
         self.handed, self.bad, self.survivor = None, [], None
         drawn = self._ahead.popleft() if self._ahead else self._source.draw()
         if drawn is None:

@@ -131,7 +131,6 @@ class Engine(Batches):
         if asked is not None:
             asked()
         started, epochs = perf_counter(), self._epochs
-        self.log.asked(started)
         self.handed = None
         with self._lock:
             if self._closed:

@@ -131,6 +131,7 @@ class Cuda:
         self.compute = str(self.device)
         self.uuid = str(torch.cuda.get_device_properties(index).uuid)
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._ranges = ranges()
 
     def enter(self) -> None:
         """See Accelerator."""
@@ -150,7 +151,10 @@ class Cuda:
         """See Accelerator."""
         with ExitStack() as stack:
             stack.enter_context(_on(self.device, stream))
-            stack.enter_context(torch.cuda.nvtx.range("minato_gpu: device stages"))
+            if self._ranges is not None:
+                push, pop = self._ranges
+                push("minato_gpu: device stages")
+                stack.callback(pop)
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))

@@ -108,27 +108,25 @@ Hearer = Callable[[Fact], None]
 
 
 class Facts:
-    """The stream of one loader's facts; true while somebody hears them."""
+    """The stream of one loader's facts. ``hearers``: empty while nobody hears; looked at where facts would be made, so
+    that nothing is called where none is."""
 
-    __slots__ = ("_hearers",)
+    __slots__ = ("hearers",)
 
     def __init__(self) -> None:
-        self._hearers: tuple[Hearer, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._hearers)
+        self.hearers: tuple[Hearer, ...] = ()
 
     def subscribe(self, hearer: Hearer) -> None:
         """Have every fact from now on."""
-        self._hearers = (*self._hearers, hearer)
+        self.hearers = (*self.hearers, hearer)
 
     def unsubscribe(self, hearer: Hearer) -> None:
         """Have no more; nothing happens to who had none."""
-        self._hearers = tuple(each for each in self._hearers if each != hearer)
+        self.hearers = tuple(each for each in self.hearers if each != hearer)
 
     def tell(self, fact: Fact) -> None:
         """Something has happened."""
-        for hear in self._hearers:
+        for hear in self.hearers:
             try:
                 hear(fact)
             except Exception:

@@ -35,7 +35,7 @@ class Telemetry:
     """Counters of epoch ``number``, as it runs; ``stats`` and ``timeline`` present them."""
 
     def __init__(self, expected: int | None, begin: float, number: int = 0, facts: f.Facts = f.NOBODY) -> None:
-        self._number, self._facts = number, facts
+        self._number, self.facts = number, facts
         self.expected = expected
         self.begin = begin
         self.end: float | None = None
@@ -53,21 +53,20 @@ class Telemetry:
     def began(self, expected: int | None, now: float) -> None:
         """The training loop begins it; some of it may have been prepared before."""
         self.expected, self.begin = expected, now
-        if self._facts:
-            self._facts.tell(
+        if self.facts.hearers:
+            self.facts.tell(
                 f.Began(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()})
             )
 
     def asked(self, now: float) -> None:
-        """The consumer asks for its next batch."""
-        if self._facts:
-            self._facts.tell(f.Asked(self._number, now))
+        """The consumer asks for its next batch; need not be called where nobody hears that."""
+        self.facts.tell(f.Asked(self._number, now))
 
     def ended(self, now: float) -> None:
         """The consumer is told that it is over."""
         self.end = now
-        if self._facts:
-            self._facts.tell(f.Ended(self._number, now))
+        if self.facts.hearers:
+            self.facts.tell(f.Ended(self._number, now))
 
     def worked(
         self, lane: str, report: Report, positions: Sequence[Span], sent: float, *, prepared: bool, handed: int = 0
@@ -86,9 +85,9 @@ class Telemetry:
             log.service_s.append(report.seconds / count)
         position = positions[0][0] if positions else -1
         self.spans.append((begin, end, lane, report.worker, self._number, position, count, report.seconds / count))
-        if self._facts:
+        if self.facts.hearers:
             where = self._number, lane, report.worker, positions, count
-            self._facts.tell(f.Worked(*where, sent, begin, end, report.ends, prepared, handed))
+            self.facts.tell(f.Worked(*where, sent, begin, end, report.ends, prepared, handed))
 
     def kept_busy(self, lane: str, report: Report) -> None:
         """A lane reported work on whichever epoch's samples: what of it was done while this epoch ran counts as busy.
@@ -102,15 +101,15 @@ class Telemetry:
     def died(self, *, stuck: bool) -> None:
         """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
         self.workers["hung" if stuck else "died"] += 1
-        if self._facts:
-            self._facts.tell(f.Died(self._number, perf_counter(), stuck))
+        if self.facts.hearers:
+            self.facts.tell(f.Died(self._number, perf_counter(), stuck))
 
     def lost(self, failed: int, skipped: int) -> None:
         """A batch is an error: so many of its samples have failed, and these others are lost with them."""
         self.failed += failed
         self.skipped += skipped
-        if self._facts:
-            self._facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))
+        if self.facts.hearers:
+            self.facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))
 
     def delivered(
         self,
@@ -132,8 +131,8 @@ class Telemetry:
         self.wait_s += wait
         self.lateness.extend(late)
         self.handed.append((now, self._number, number, size + padded, wait))
-        if self._facts:
-            self._facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
+        if self.facts.hearers:
+            self.facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
 
     def inline(self, begin: float, end: float, size: int, padded: int = 0, positions: Sequence[Span] = ()) -> None:
         """A batch of ``size`` samples, and ``padded`` repeated ones, was prepared on the consumer's own thread."""
@@ -143,16 +142,16 @@ class Telemetry:
         log.service_s.append((end - begin) / max(size, 1))
         position = positions[0][0] if positions else self.samples
         self.spans.append((begin, end, "cpu", 0, self._number, position, size, (end - begin) / max(size, 1)))
-        if self._facts:
+        if self.facts.hearers:
             where = self._number, "cpu", 0, positions, size
-            self._facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
+            self.facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
         self.delivered(end, self.batches, size, end - begin, (0,), padded, positions)
 
     def stalled(self, cause: str, begin: float, end: float) -> None:
         """The consumer waited for this cause."""
         seconds = end - begin
-        if self._facts:
-            self._facts.tell(f.Stalled(self._number, cause, begin, end))
+        if self.facts.hearers:
+            self.facts.tell(f.Stalled(self._number, cause, begin, end))
         count_and_time = self.stalls.setdefault(cause, [0, 0.0])
         count_and_time[0] += 1
         count_and_time[1] += seconds

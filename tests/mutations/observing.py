@@ -22,7 +22,7 @@ FAULTS = (
     Fault(
         "a batch that raised is not told",
         "observe/telemetry.py",
-        "            self._facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))\n",
+        "            self.facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))\n",
         "            pass\n",
         ("observe/test_facts.py",),
     ),

@@ -103,13 +103,13 @@ def test_a_hearer_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -> N
 def test_where_nobody_listens_nothing_is_told() -> None:
     stream = f.Facts()
     heard: list[f.Fact] = []
-    assert not stream
+    assert not stream.hearers
     stream.subscribe(heard.append)
-    assert stream
+    assert stream.hearers
     stream.unsubscribe(heard.append)
     stream.unsubscribe(heard.append)
     stream.tell(f.Asked(0, 0.0))
-    assert not stream and not heard
+    assert not stream.hearers and not heard
 
 
 @pytest.mark.parametrize("workers", [0, 1])
