@@ -54,7 +54,7 @@ def test_one_job_is_found_and_of_several_one_is_named(jobs: list[Program]) -> No
     assert max(map(len, said.splitlines())) <= 80
     (row,) = json.loads(_top(str(jobs[1].pid), "--once", "--interval", "0.1", "--json", "-").stdout)["rows"]
     assert (row["pid"], row["samples_expected"], row["lane_cpu_slots"]) == (jobs[1].pid, 64, 1)
-    assert row["samples_per_s"] > 0 and 0 <= row["wait_share"] <= 1
+    assert row["samples_per_s"] >= 0 and 0 <= row["wait_share"] <= 1  # nothing may have come in that time
 
 
 def test_no_job(runtime: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +170,13 @@ def test_no_metrics_no_server() -> None:
     assert "minato-metrics" not in {thread.name for thread in threading.enumerate()}
 
 
+def _listening(port: int) -> str:
+    """The socket that listens there, as a descriptor's link names it."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    (inode,) = [one[9] for one in lines if one[1].endswith(f":{port:04X}") and one[3] == "0A"]
+    return f"socket:[{inode}]"
+
+
 def test_copies_and_forked_processes_export_nothing() -> None:
     loader = _loader()
     list(loader)
@@ -179,11 +187,14 @@ def test_copies_and_forked_processes_export_nothing() -> None:
 
     kept = [loader]
 
+    socket_of_parent = _listening(address[1])
+
     def child() -> list[Any]:
         list(kept[0])
-        return ["metrics" in kept[0].stats(), len(list(_loader(metrics_port=None)))]
+        held = {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+        return ["metrics" in kept[0].stats(), len(list(_loader(metrics_port=None))), socket_of_parent in held]
 
-    assert _forked(child) == "[False, 8]"
+    assert _forked(child) == "[False, 8, False]"
     assert _of(_scrape(address), "samples_total", loader="range-1") == 32
     kept.clear()
     del loader
