@@ -179,7 +179,7 @@ class Telemetry:
                     "queue_s": percentiles(log.queue_s),
                     "service_s": percentiles(log.service_s),
                 }
-                for name, log in self.lanes.items()
+                for name, log in list(self.lanes.items())
             },
             "wait_s": {**percentiles(self.waits), "total": self.wait_s},
             "stalls": {cause: {"count": int(n), "seconds": s} for cause, (n, s) in list(self.stalls.items())},
