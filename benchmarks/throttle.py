@@ -3,7 +3,8 @@
 Each request waits a latency, drawn anew: the median times what a log-normal of sigma 0.1 gives, and ``tail_times`` as
 long for a share ``tail`` of them; then its bytes wait for their turn at ``rate`` bytes a second (a token bucket; None:
 at once). ``GET /set?latency_ms=...`` changes that while it runs. The object ``/N.bin`` is ``nbytes`` bytes that depend
-on N alone (``content``), so that whoever reads can check them. It listens on the loopback interface only.
+on N alone (``content``), so that whoever reads can check them. Of a folder, ``/files/PATH`` is the file
+there. It listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,11 +56,11 @@ def content(number: int, nbytes: int) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def server(throttle: Throttle, nbytes: int, seed: int = 0) -> Iterator[str]:
+def server(throttle: Throttle, nbytes: int, seed: int = 0, folder: Path | None = None) -> Iterator[str]:
     """The address of a server that runs in here, such as ``"http://127.0.0.1:4711"``."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, throttle, nbytes, seed), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, throttle, nbytes, seed, folder), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -70,24 +73,35 @@ def server(throttle: Throttle, nbytes: int, seed: int = 0) -> Iterator[str]:
             process.join()
 
 
-def _serve(end: Connection, throttle: Throttle, nbytes: int, seed: int) -> None:
-    asyncio.run(_main(end, throttle, nbytes, seed))
+def _serve(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: Path | None) -> None:
+    asyncio.run(_main(end, throttle, nbytes, seed, folder))
     os._exit(0)
 
 
-async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int) -> None:
+async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: Path | None) -> None:
     rng, turn = random.Random(seed), _Turn()
     ended = asyncio.Event()
 
-    async def get(request: web.Request) -> web.Response:
-        begin, size = _range(request, nbytes)
+    @lru_cache(None)
+    def read(path: str) -> bytes:
+        assert folder is not None
+        return (folder / path).read_bytes()
+
+    async def answer(request: web.Request, whole: bytes) -> web.Response:
+        begin, size = _range(request, len(whole))
         await asyncio.sleep(throttle.latency_s(rng))
         if throttle.rate is not None:
             await asyncio.sleep(turn.wait_s(size / throttle.rate))
-        data = content(int(request.match_info["number"]), nbytes)[begin : begin + size]
-        partial = size < nbytes
-        headers = {"Content-Range": f"bytes {begin}-{begin + size - 1}/{nbytes}"} if partial else {}
-        return web.Response(body=data.tobytes(), status=206 if partial else 200, headers=headers)
+        partial = size < len(whole)
+        headers = {"Content-Range": f"bytes {begin}-{begin + size - 1}/{len(whole)}"} if partial else {}
+        data = whole[begin : begin + size] if partial else whole
+        return web.Response(body=data, status=206 if partial else 200, headers=headers)
+
+    async def get(request: web.Request) -> web.Response:
+        return await answer(request, content(int(request.match_info["number"]), nbytes).tobytes())
+
+    async def get_file(request: web.Request) -> web.Response:
+        return await answer(request, read(request.match_info["path"]))
 
     async def change(request: web.Request) -> web.Response:
         for name, value in request.query.items():
@@ -95,7 +109,9 @@ async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int) -> 
         return web.Response(text="")
 
     application = web.Application()
-    application.add_routes([web.get("/set", change), web.get("/{number}.bin", get)])
+    application.add_routes(
+        [web.get("/set", change), web.get("/{number}.bin", get), web.get("/files/{path:.+}", get_file)]
+    )
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)

@@ -22,7 +22,10 @@ class Storage:
     ``bytes_per_s``: the most that the storage gives, all requests together. ``latency_s``: of a request, until its
     first byte. ``requests`` and ``nbytes``: of a sample, on average. ``concurrency``: requests under way at once while
     it was measured. ``cached_share``: of the bytes of the set, what the page cache held before the cold phase; None
-    where that could not be seen.
+    where that could not be seen. ``sizes``: bytes of single samples, where they were seen: of those of
+    ``Profile.prepare_s``, in their order; ``shares``: of these bytes, what each of a sample's requests reads. ``tail``:
+    share of requests that take ``tail_times`` as long; ``spread``: sigma of the latencies' logarithm. ``cpu_s``:
+    computed on this machine for each request, beside the workers. ``remote``: read through fsspec, not as files.
     """
 
     bytes_per_s: float
@@ -31,6 +34,13 @@ class Storage:
     nbytes: float
     concurrency: float
     cached_share: float | None = None
+    sizes: tuple[int, ...] = ()
+    tail: float = 0.0
+    tail_times: float = 10.0
+    cpu_s: float = 0.0
+    spread: float = 0.1
+    remote: bool = False
+    shares: tuple[float, ...] = ()
 
     def seconds_per_sample(self, concurrency: float | None = None) -> float:
         """The least time between two samples: max(bytes / rate, requests x latency / concurrency)."""
@@ -62,7 +72,12 @@ class Profile:
     batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a batch. ``startup_s``:
     until the first batch. ``scaling``: (workers, samples a second), as far as it was tried. ``device_s``: seconds of
     the device lane for each sample of ``prepare_s``. ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold``
-    (T3), ``prepare`` (no step). ``storage``: None where no read was seen.
+    (T3), ``prepare`` (no step). ``storage``: None where no read was seen. ``step_cpu_share``: of a step, what it
+    computes on cores that workers share (above 1 where several threads do). ``persistent``: workers outlive an epoch;
+    ``overlap``: the next epoch is prepared while this one ends. ``shards``: an epoch reads one sample of the set in so
+    many, as where ranks share it out. ``between_s``: of the consumer's thread from one epoch to the next, loader and
+    all. ``slowest``: (seconds, key and file) of the slowest samples, slowest first. ``notes``: what could not be
+    measured, in sentences.
     """
 
     loader: LoaderKind
@@ -87,6 +102,15 @@ class Profile:
     device_s: tuple[float, ...] | None = None
     stages_s: Mapping[str, float] = field(default_factory=dict)
     phases: Mapping[str, Phase] = field(default_factory=dict)
+    step_cpu_share: float = 0.0
+    persistent: bool = False
+    overlap: bool = False
+    shards: int = 1
+    between_s: float = 0.0
+    worker_kind: Literal["process", "thread"] = "process"
+    pin_memory: bool = False
+    slowest: tuple[tuple[float, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def batches(self) -> int:
@@ -105,8 +129,13 @@ def profile_from(data: Mapping[str, JSON]) -> Profile:
         if values.get(name) is not None:
             values[name] = tuple(values[name])
     if values.get("storage") is not None:
-        values["storage"] = Storage(**values["storage"])
+        stored = values["storage"]
+        values["storage"] = Storage(
+            **{**stored, "sizes": tuple(stored.get("sizes", ())), "shares": tuple(stored.get("shares", ()))}
+        )
     values["scaling"] = tuple((int(workers), float(rate)) for workers, rate in values.get("scaling", ()))
+    values["slowest"] = tuple((float(seconds), str(what)) for seconds, what in values.get("slowest", ()))
+    values["notes"] = tuple(values.get("notes", ()))
     phases = values.get("phases", {})
     values["phases"] = {
         name: Phase(**{**each, "batch_s": tuple(each.get("batch_s", ()))}) for name, each in phases.items()

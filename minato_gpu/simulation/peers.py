@@ -14,6 +14,7 @@ None of them starts a new epoch before the last step of the old one has ended, a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -25,8 +26,9 @@ PEERS = (BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION)
 _MICRO_BATCH = 16  # samples that share what a device's run costs
 
 
-def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: float) -> Outcome:
-    """The outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once."""
+def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> Outcome:
+    """The outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or that of
+    each batch, all epochs in a row."""
     if policy == BY_COMPLETION:
         return _Samples(work, window, lateness, period).run()
     return _Batches(work, window, lateness, period, policy == BATCH_IN_ORDER).run()
@@ -35,8 +37,9 @@ def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: f
 class _Peer:
     """The clock, the consumer and the end of epochs; subclasses decide what runs and what a batch is."""
 
-    def __init__(self, work: Work, window: int, lateness: int, period: float) -> None:
-        self.work, self.window, self.lateness, self.period = work, window, lateness, period
+    def __init__(self, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> None:
+        self.work, self.window, self.lateness = work, window, lateness
+        self.steps = [period] * work.batches if isinstance(period, (int, float)) else period
         self.delivered = 0
         self.consumer_ready = 0.0
         self.running: list[tuple[float, int, int]] = []  # (end, what, where)
@@ -53,8 +56,8 @@ class _Peer:
             if now >= self.consumer_ready and (batch := self.take()) is not None:
                 times.append(now)
                 batches.append(batch)
+                self.consumer_ready = now + self.steps[self.delivered]
                 self.delivered += 1
-                self.consumer_ready = now + self.period
                 continue
             events = [self.running[0][0]] if self.running else []
             now = min(events + [self.consumer_ready] * (self.consumer_ready > now))
@@ -83,7 +86,7 @@ class _Peer:
 class _Batches(_Peer):
     """Whole batches on workers; ``strict``: in rotation and in order."""
 
-    def __init__(self, work: Work, window: int, lateness: int, period: float, strict: bool) -> None:
+    def __init__(self, work: Work, window: int, lateness: int, period: float | Sequence[float], strict: bool) -> None:
         super().__init__(work, window, 0 if strict else lateness, period)
         self.strict = strict
         self.free = [*work.ready_times(), *[work.startup_s] * work.devices]
@@ -130,7 +133,7 @@ class _Batches(_Peer):
 class _Samples(_Peer):
     """Single samples, first come, first served; a batch is what is ready, by completion."""
 
-    def __init__(self, work: Work, window: int, lateness: int, period: float) -> None:
+    def __init__(self, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> None:
         super().__init__(work, window, lateness, period)
         self.place = work.places(np.arange(len(work.cpu))).tolist()
         self.costs = [work.cpu.tolist()]

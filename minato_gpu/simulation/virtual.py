@@ -7,71 +7,59 @@ and give back what is revoked. Nothing is random: the work brings its own number
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
 
-from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
+from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.simulation.intake import Intake
 from minato_gpu.simulation.progress import Progress
+from minato_gpu.simulation.reading import Reading
+from minato_gpu.simulation.slots import Lane, Running
 from minato_gpu.simulation.work import Outcome, Work
-
-
-class _Lane:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.free = 0
-        self.queue: deque[m.Chunk] = deque()
-
-
-class _Run:
-    """A chunk on its slot: ``ends`` are the times at which its samples become ready."""
-
-    __slots__ = ("begin", "chunk", "ends", "version")
-
-    def __init__(self, chunk: m.Chunk, begin: float, ends: list[float]) -> None:
-        self.chunk = chunk
-        self.begin = begin
-        self.ends = ends
-        self.version = 0
-
-    def done(self, now: float) -> int:
-        return sum(end <= now for end in self.ends)
-
-    def serials(self) -> list[int]:
-        return [serial for lo, hi in self.chunk.spans for serial in range(lo, hi)][: len(self.ends)]
 
 
 class VirtualLoader:
     """One simulated run; ``run`` returns its outcome.
 
-    ``period``: seconds that the consumer takes for a batch (0: it asks again at once). ``overlap``: whether the next
-    epoch's samples are admitted before the last one's batches are delivered. ``trip_s``: how long a report takes
-    to the scheduler and its answer back.
+    ``period``: seconds that the consumer takes for a batch (0: it asks again at once); ``steps``: of each batch, all
+    epochs in a row, instead. ``overlap``: whether the next epoch's samples are admitted before the last one's batches
+    are delivered. ``trip_s``: how long a report takes to the scheduler and its answer back. ``reading``: brings
+    samples' bytes (None: they are there). ``precise``: what is finished of leases that are under way is told as soon as
+    it completes the batch that the consumer waits for, and no more than one epoch is drawn ahead, as in production.
     """
 
     def __init__(
-        self, work: Work, policy: Policy, period: float = 0.0, overlap: bool = True, trip_s: float = 0.0
+        self,
+        work: Work,
+        policy: Policy,
+        period: float = 0.0,
+        overlap: bool = True,
+        trip_s: float = 0.0,
+        *,
+        steps: Sequence[float] = (),
+        reading: Reading | None = None,
+        precise: bool = False,
     ) -> None:
         self.scheduler = Scheduler(policy)
         self._work = work
-        self._period = period
-        self._overlap = overlap
+        self._steps = list(steps) or [period] * work.batches
         self._trip_s = trip_s
+        self._reading = reading
+        self._intake = Intake(work, policy, reading, overlap=overlap, precise=precise)
+        self._precise, self._complete_at = precise, -1.0
         self._progress = Progress(work)
-        self._told_cpu: list[float] = work.predicted_cpu.tolist()
-        self._told_device = None if work.predicted_device is None else work.predicted_device.tolist()
         self._events: list[tuple[float, int, str, object]] = []
         self._number = 0
         self._now = 0.0
-        self._lanes = {m.CPU: _Lane(m.CPU)}
-        self._runs: dict[int, _Run] = {}
+        self._lanes = {m.CPU: Lane(m.CPU)}
+        self._runs: dict[int, Running] = {}
         self._composed: dict[OutputBatch, m.Compose] = {}
-        self._admitted = 0
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
         self._asked = False
@@ -89,6 +77,7 @@ class VirtualLoader:
         while True:
             self._admit()
             self._consume()
+            self._listen()
             if len(self._delivered) == work.batches:
                 return self._outcome()
             self._step()
@@ -100,16 +89,23 @@ class VirtualLoader:
         heappush(self._events, (time, self._number, kind, what))
 
     def _step(self) -> None:
-        wake = self.scheduler.wake_at()
-        if wake is not None and (not self._events or wake < self._events[0][0]):
+        wake, read = self.scheduler.wake_at(), None if self._reading is None else self._reading.next_event()
+        first = self._events[0][0] if self._events else float("inf")
+        if wake is not None and wake < min(first, float("inf") if read is None else read):
             self._look(max(wake, self._now))
+            return
+        if self._reading is not None and read is not None and read <= first:
+            self._now = max(read, self._now)
+            spans = self._intake.arrived.came(self._reading.advance(self._now))
+            if spans:
+                self._tell(m.Fetched(self._now, spans))
             return
         if not self._events:
             raise RuntimeError(f"deadlock at {self._now} after {len(self._delivered)} batches")
         self._now, _, kind, what = heappop(self._events)
         if kind == "open":
             assert isinstance(what, str)
-            lane = self._lanes.setdefault(what, _Lane(m.CPU if what == m.CPU else m.DEVICE))
+            lane = self._lanes.setdefault(what, Lane(m.CPU if what == m.CPU else m.DEVICE))
             lane.free += 1
             self._tell(m.LaneOpened(self._now, what, 1, lane.kind))
             self._start(lane)
@@ -119,6 +115,8 @@ class VirtualLoader:
         elif kind == "report":
             assert isinstance(what, m.Finished)
             self._tell(what)
+        elif kind == "complete" and what == self._complete_at:
+            self._take_awaited()
 
     def _end(self, number: int, version: int) -> None:
         run = self._runs.get(number)
@@ -129,11 +127,14 @@ class VirtualLoader:
         lane.free += 1
         self._start(lane)
         count = len(run.ends)
-        spent = self._now - run.begin
+        serials = run.serials()[run.told :]
+        fresh, spent = run.newly(count)
         if lane.kind == m.DEVICE:
             self._device_s += spent
-            self.made_on.update(dict.fromkeys(run.serials(), run.chunk.lane))
-        report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * count)
+            self.made_on.update(dict.fromkeys(serials, run.chunk.lane))
+        if self._reading is not None:
+            self._reading.release(self._now, serials)
+        report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * fresh)
         stop = run.chunk.stop
         if stop >= 0:
             self._progress.came_to(run.serials(), stop)
@@ -155,6 +156,36 @@ class VirtualLoader:
                     self._tell(m.Running(now, run.chunk.number, done, since))
         self._tell(m.Tick(now))
 
+    def _listen(self) -> None:
+        """Have it told when the batch that the consumer waits for will be complete, by what runs now."""
+        awaited = self.scheduler.awaited if self._precise and self._asked else None
+        if awaited is None:
+            return
+        lo, hi = awaited.span
+        ends = [
+            end
+            for run in self._runs.values()
+            if run.chunk.kind == "run" and run.chunk.stop < 0
+            for serial, end in zip(run.serials()[run.told :], run.ends[run.told :], strict=True)
+            if lo <= serial < hi
+        ]
+        if len(ends) < awaited.need:
+            return
+        complete = sorted(ends)[awaited.need - 1] + self._trip_s
+        if complete != self._complete_at:
+            self._complete_at = complete
+            self._push(max(self._now, complete), "complete", complete)
+
+    def _take_awaited(self) -> None:
+        """Report what is finished of leases that are under way."""
+        for number, run in list(self._runs.items()):
+            done = run.done(self._now)
+            if run.told < done < len(run.ends) and run.chunk.kind == "run" and run.chunk.stop < 0:
+                count, seconds = run.newly(done)
+                if self._reading is not None:
+                    self._reading.release(self._now, run.serials()[done - count : done])
+                self._tell(m.Finished(self._now, number, done, seconds, 1000 * count, final=False))
+
     # --- the shell ------------------------------------------------------------------------------------------
 
     def _tell(self, event: m.Event) -> None:
@@ -170,7 +201,7 @@ class VirtualLoader:
             else:
                 self._revoke(instruction)
 
-    def _start(self, lane: _Lane) -> None:
+    def _start(self, lane: Lane) -> None:
         while lane.free and lane.queue:
             lane.free -= 1
             chunk = lane.queue.popleft()
@@ -181,7 +212,7 @@ class VirtualLoader:
                 for serial in range(lo, hi):
                     time += self._progress.seconds(serial, device, chunk.stop)
                     ends.append(time)
-            self._runs[chunk.number] = _Run(chunk, self._now, ends)
+            self._runs[chunk.number] = Running(chunk, self._now, ends)
             self._push(time, "end", (chunk.number, 0))
 
     def _hand_over(self, instruction: m.HandOver) -> None:
@@ -210,30 +241,19 @@ class VirtualLoader:
             self._tell(m.Revoked(self._now, instruction.chunk, keep))
 
     def _admit(self) -> None:
-        work = self._work
-        while self._admitted < work.batches:
-            at = self._admitted
-            first, size, epoch = int(work.firsts[at]), int(work.sizes[at]), int(work.epochs[at])
-            if self.scheduler.room < size:
+        """Let the sampler's next batches into the window, and have read what is drawn early."""
+        delivered = len(self._delivered)
+        self._intake.draw(self._now, delivered, over=self._now >= self._consumer_ready)
+        while True:
+            over = self._now >= self._consumer_ready
+            admitted = self._intake.next(self._now, delivered, self.scheduler.room, over=over)
+            if admitted is None:
                 return
-            begins = at > 0 and epoch != work.epochs[at - 1]
-            if begins and not self._overlap and (len(self._delivered) < at or self._now < self._consumer_ready):
-                return
-            self._admitted += 1
-            stop = first + size
-            device = None if self._told_device is None else self._told_device[first:stop]
-            last = self._admitted == work.batches or work.epochs[at + 1] != epoch
-            cpu = self._told_cpu[first:stop]
-            between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
-            place, serial = SourceBatch(at), TicketId(first)
-            known = m.Admitted(self._now, place, epoch, serial, size, cpu, device, bool(last), between=between)
-            homes = self.scheduler.policy.homes
-            self._tell(replace(known, home=homes[self.home(at) % len(homes)]))
+            self._tell(admitted)
 
     def home(self, batch: int) -> int:
         """The number of the device that a batch goes to."""
-        begins = int(np.searchsorted(self._work.epochs, self._work.epochs[batch]))
-        return (batch - begins) % self.scheduler.policy.devices
+        return self._intake.home(batch)
 
     def _consume(self) -> None:
         while self._now >= self._consumer_ready:
@@ -247,10 +267,11 @@ class VirtualLoader:
             batch = self._composed.pop(order)
             self._delivered.append((self._now, batch))
             self._asked = False
-            step_s, self._step_s = self._step_s, self._period and self._period + self._work.harm * self._device_s
+            period = self._steps[order]
+            step_s, self._step_s = self._step_s, period and period + self._work.harm * self._device_s
             self._device_s = 0.0
             self._consumer_ready = self._now + self._step_s
-            if self._period:
+            if period:
                 self._push(self._consumer_ready, "consumer", None)
             self._tell(m.Delivered(self._now, order, step_s))
             self._admit()

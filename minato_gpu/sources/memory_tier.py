@@ -7,7 +7,7 @@ number is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,10 +49,12 @@ class Begun(NamedTuple):
 
 
 class MemoryTier:
-    """Copies of items of ``samples`` samples, ``budget`` bytes of memory at most."""
+    """Copies of items of ``samples`` samples, ``budget`` bytes of memory at most. ``decide`` chooses the policy, as
+    ``caching.choice.choose`` does."""
 
-    def __init__(self, budget: int, samples: int) -> None:
+    def __init__(self, budget: int, samples: int, decide: Callable[..., Choice] = choose) -> None:
         self.budget = budget
+        self._decide = decide
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
         self.off_for_files = ""  # why, if so
         self.learned: tuple[float, ...] = ()  # of fields, see field_keeping.py
@@ -202,7 +204,8 @@ class MemoryTier:
         whole = self._samples * self._parts * float(np.mean(nbytes))
         known = begun.orders is not None
         share = self.budget / whole if self._sizes else 0.5  # nothing is known yet; said anew when the next begins
-        choice = choose(shards=begun.shards, share=share, known=known, alike=alike(nbytes, costs), once=begun.once)
+        even = alike(nbytes, costs)
+        choice = self._decide(shards=begun.shards, share=share, known=known, alike=even, once=begun.once)
         if choice.policy != self.choice.policy:
             self._change_to(choice.policy)
         self.choice = choice

@@ -1,0 +1,117 @@
+"""A profile for ``benchmarks.whatif``: measured by a few runs of this loader, each in a process of its own.
+
+Warm: all bytes kept in memory. Costs of samples and the rate with two workers, and with another count of them; steps
+that take twice as long as preparing, so that what ``next`` takes is the loader's own. Cold: nothing is prepared, so
+that an epoch takes what reading does. These runs take turns with the settings that are to be predicted, and those are
+predicted from nothing else: what happens to the machine meanwhile happens to all of them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.whatif_run import PREFETCH, WARM, Data, Measured, Stored, Way
+from minato_gpu.analysis.profile import Profile, Storage
+from minato_gpu.report import usable_cores
+
+LATENCY_MS = 2.0
+_REQUESTS = 24
+_ENDLESS = 1e10  # bytes a second
+
+
+def profile_ways(data: Data, base: Way, costs_s: Sequence[float], *, quick: bool) -> dict[str, Way]:
+    """The runs that make a profile. ``costs_s``: of the samples, about."""
+    warm = replace(base, cache=WARM, epochs=1 if quick else 4)
+    other = 4 * base.workers if base.slept else 1
+    return {
+        "warm": warm,
+        "other": replace(warm, workers=other),
+        "stepping": replace(warm, step_s=2 * data.batch * float(np.mean(costs_s)) / base.workers),
+        "cold": Way(shards=2, epochs=warm.epochs, slept=(1e-6,) * len(costs_s)),
+    }
+
+
+def profile_of(
+    data: Data, ways: Mapping[str, Way], runs: Mapping[str, Sequence[Measured]], storage: Storage
+) -> tuple[Profile, float]:
+    """The profile of the setting "warm", of each way the run in the middle: one alone may be disturbed, and all
+    predictions with it. And how much longer a sleep takes than it should."""
+    warm, other, stepping, cold = (_middle(runs[name]) for name in ("warm", "other", "stepping", "cold"))
+    base, samples = ways["warm"], len(warm.costs_s)
+    reading_s = float(np.median(np.array(cold.seconds) / np.array(cold.reads)))
+    scaling = {ways[name].workers: _rate(samples, run) for name, run in (("warm", warm), ("other", other))}
+    profile = Profile(
+        loader="minato_gpu",
+        samples=samples,
+        batch_size=data.batch,
+        workers=base.workers,
+        prefetch=PREFETCH,
+        in_order=True,
+        max_lateness=0,
+        rank=0,
+        ranks=1,
+        cores=usable_cores(),
+        prepare_s=tuple(warm.costs_s),
+        prepare_cpu_share=min(1.0, float(np.sum(warm.computed_s) / np.sum(warm.costs_s))),
+        collate_s=0.0,
+        step_s=(0.0,),
+        transfer_s=0.0,
+        loader_s=float(np.median(stepping.waits_s)),
+        startup_s=warm.start_s,
+        storage=replace(storage, cpu_s=reading_s),
+        scaling=tuple(sorted(scaling.items())),
+        persistent=True,
+        overlap=True,
+        between_s=max(0.0, float(np.median(stepping.between_s) - np.median(stepping.waits_s))),
+    )
+    return profile, float(np.median(stepping.steps_s)) - ways["stepping"].step_s
+
+
+def _middle(runs: Sequence[Measured]) -> Measured:
+    return sorted(runs, key=lambda run: float(np.median(run.seconds)))[(len(runs) - 1) // 2]
+
+
+def _rate(samples: int, run: Measured) -> float:
+    return samples / float(np.median(run.seconds))
+
+
+def measured_storage(data: Data, address: str) -> Storage:
+    """What the server does: the latency of requests, one after the other."""
+    dataset = Stored(data, address)
+    sizes = dataset.sizes()
+    paths = [urlsplit(source.path).path for index in range(len(sizes)) for source in dataset.source(index)]
+    _set(address, LATENCY_MS)
+    waits = [_first_byte(address, path) for path in paths[:_REQUESTS]]
+    return Storage(
+        bytes_per_s=_ENDLESS,
+        latency_s=float(np.median(waits)),
+        requests=float(dataset.parts),
+        nbytes=float(np.mean(sizes)),
+        concurrency=1.0,
+        sizes=tuple(sizes),
+        spread=float(np.diff(np.quantile(np.log(waits), [0.16, 0.84]))[0]) / 2,
+        remote=True,
+        shares=dataset.shares(),
+    )
+
+
+def _set(address: str, latency_ms: float) -> None:
+    urllib.request.urlopen(f"{address}/set?latency_ms={latency_ms}&rate=None").close()
+
+
+def _first_byte(address: str, path: str) -> float:
+    """Seconds until it is there."""
+    at = urlsplit(address)
+    begin = perf_counter()
+    connection = http.client.HTTPConnection(str(at.hostname), at.port)
+    connection.request("GET", path, headers={"Range": "bytes=0-0"})
+    connection.getresponse().read()
+    connection.close()
+    return perf_counter() - begin

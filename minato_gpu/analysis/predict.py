@@ -1,0 +1,172 @@
+"""What an epoch would take in another setting: the measured costs, through the scheduler of production.
+
+Costs of samples and steps are drawn anew from those that were measured (the bootstrap; Efron, "Bootstrap methods",
+Annals of Statistics 1979), with fixed seeds: the same question has the same answer, and how the answers of the draws
+differ is the interval. What the machine adds is measured too: what a slot takes for a sample beyond its preparation
+(``Profile.scaling``), what cores are shared with, when the first worker is ready. Where a rate was measured that the
+simulation does not have, the costs are scaled until it has: once, for the setting that was measured, for all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.analysis.profile import Profile
+from minato_gpu.analysis.scaling import Cores, Law, fit
+from minato_gpu.analysis.setting import Setting
+from minato_gpu.analysis.virtual_epochs import Drawn, Epochs, Run
+from minato_gpu.analysis.virtual_storage import Tier
+from minato_gpu.caching.orders import Orders
+
+DRAWS = 8
+AS_MEASURED = Setting()
+_STEADY = 4  # epochs at the end, caches being full
+_ROUNDS = 3  # until what shares the cores and the rate that follows from it agree
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """``epoch_s``: of an epoch once caches are full and costs are known, ``low_s`` and ``high_s`` hold nine of ten
+    draws; ``first_epoch_s``: of the first one. ``step_share``: of the epoch, what steps take. ``reads``: requests of an
+    epoch.
+    """
+
+    epoch_s: float
+    low_s: float
+    high_s: float
+    first_epoch_s: float
+    step_share: float
+    reads: float
+
+
+def predict(profile: Profile, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
+    """What the setting would make of the measured rank.
+
+    Raises ValueError where the profile does not know what the setting asks for, or knows of no sample.
+    """
+    return Predictor(profile).predict(setting, draws=draws)
+
+
+class Predictor:
+    """Answers for one profile: what is found out of the measured setting is found out once. ``orders``: of the sampler,
+    in numbers of samples, where they are known."""
+
+    def __init__(self, profile: Profile, orders: Orders | None = None) -> None:
+        if not profile.prepare_s or not profile.step_s or profile.samples < 1:
+            raise ValueError("the profile has no sample, or no step: there is nothing to predict from")
+        self.profile, self._orders = profile, orders
+
+    def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
+        """See the function of this name."""
+        profile = setting.applied(self.profile)
+        tier = None if setting.cache is None else Tier(setting.cache, setting.policy)
+        if tier is not None and (profile.storage is None or profile.loader == "torch"):
+            raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
+        epochs = _STEADY + (1 if tier is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
+        run = Run(profile, tier, self.start_s, orders=self._orders)
+        slot_s = self._slot_s(run, epochs, setting)
+        found = [self._ranks(run, slot_s, epochs, seed, setting) for seed in range(draws)]
+        steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
+        low, high = np.quantile(steady, [0.05, 0.95]).tolist()
+        epoch_s = float(np.median(steady))
+        steps = float(np.mean(profile.step_s)) * profile.batches
+        first = float(np.median([each.seconds[0] for each in found]))
+        reads = float(np.mean([each.reads[-_STEADY:].mean() for each in found]))
+        return Prediction(epoch_s, low, high, first, min(1.0, steps / epoch_s), reads)
+
+    # --- what was measured -------------------------------------------------------------------------------------
+
+    @cached_property
+    def law(self) -> Law:
+        """Of a slot, its core being its own."""
+        profile, alone = self.profile, self._cores(self.profile)
+        if not profile.scaling:
+            return Law(float(np.mean(profile.prepare_s)) / alone.stretch(profile.workers))
+        workers = [float(count) for count, _ in profile.scaling]
+        slots = [count / rate / alone.stretch(count) for count, rate in profile.scaling]
+        return fit(workers, slots)
+
+    def _cores(self, profile: Profile, other: float = 0.0) -> Cores:
+        return Cores(profile.cores, profile.prepare_cpu_share, other)
+
+    @cached_property
+    def _efficiency(self) -> float:
+        """The rate that was measured while nothing else was waited for, by the simulated one for the same costs: what
+        in-order delivery loses is part of both."""
+        profile = self.profile
+        if not profile.scaling:
+            return 1.0
+        workers, rate = min(profile.scaling, key=lambda point: (abs(point[0] - profile.workers), point[0]))
+        # the rate was taken over a long run: one epoch after the other
+        warm = replace(profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
+        run = Run(warm, steps=False)
+        slot_s = self.law.slot_s(workers) * self._cores(warm).stretch(workers)
+        draws = [self._draw(run, slot_s, 3, seed) for seed in range(3)]
+        # the rate is that of mean samples, not of those that happen to be drawn
+        even = [drawn._replace(prepare=drawn.prepare * (slot_s / drawn.prepare.mean())) for drawn in draws]
+        simulated = [run.simulated(drawn, seed).rate for seed, drawn in enumerate(even)]
+        return float(np.clip(rate / np.mean(simulated), 0.5, 2.0))
+
+    @cached_property
+    def start_s(self) -> float:
+        """Until workers are ready: what came before the first batch, less what preparing and reading that takes."""
+        profile = self.profile
+        run = Run(profile)
+        slot_s = self.law.slot_s(profile.workers) * self._cores(profile).stretch(profile.workers) / self._efficiency
+        first = [run.simulated(self._draw(run, slot_s, 1, seed), seed).first_batch_s for seed in range(3)]
+        return max(0.0, profile.startup_s - float(np.mean(first)))
+
+    # --- a setting ---------------------------------------------------------------------------------------------
+
+    def _slot_s(self, run: Run, epochs: int, setting: Setting) -> float:
+        """Seconds of a slot for a mean sample: what shares its core follows from the rate, and the rate from that."""
+        profile, other, slot_s = run.profile, 0.0, 0.0
+        for _ in range(_ROUNDS):
+            cores = self._cores(profile, other)
+            slot_s = self.law.slot_s(cores.at_once(profile.workers)) * cores.stretch(profile.workers) / self._efficiency
+            if not profile.prepare_cpu_share:
+                break
+            found = self._ranks(run, slot_s, epochs, 0, setting)
+            before, other = other, self._other(profile, found)
+            if abs(other - before) < 0.01 * profile.cores:
+                break
+        return slot_s
+
+    def _other(self, profile: Profile, found: Epochs) -> float:
+        """CPU seconds a second beside the workers: of the training process, and of reading."""
+        seconds = float(found.seconds[-_STEADY:].mean())
+        step = profile.step_cpu_share * float(np.mean(profile.step_s)) + profile.loader_s
+        reading = 0.0 if profile.storage is None else profile.storage.cpu_s * float(found.reads[-_STEADY:].mean())
+        return (profile.batches * step + reading) / seconds
+
+    def _ranks(self, run: Run, slot_s: float, epochs: int, seed: int, setting: Setting) -> Epochs:
+        """One rank, or the ranks that wait for each other after every step."""
+        drawn = self._draw(run, slot_s, epochs, seed, device=setting.device_lane)
+        if run.profile.ranks > 1 and setting.ranks is not None:
+            others = [self._draw(run, slot_s, epochs, seed + 1000 * rank).steps for rank in range(1, setting.ranks)]
+            drawn = drawn._replace(steps=np.maximum.reduce([drawn.steps, *others]))
+        return run.simulated(drawn, seed)
+
+    def _draw(self, run: Run, slot_s: float, epochs: int, seed: int, *, device: bool = False) -> Drawn:
+        rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)
+        if device and self.profile.device_s is None:
+            raise ValueError("the device lane was not measured: there is nothing to predict it from")
+        which = _drawn(rng, len(measured), run.set_size)
+        steps = np.array(run.profile.step_s)
+        each = rng.choice(rng.choice(steps, len(steps)), (epochs, run.batches))
+        on_device = np.array(self.profile.device_s)[which] if device else None
+        return Drawn(measured[which] * (slot_s / float(measured.mean())), on_device, each, which)
+
+
+def _drawn(rng: np.random.Generator, measured: int, count: int) -> NDArray[np.int64]:
+    """Which of the measured samples stand for those of a set: each for itself where all were measured; else drawn from
+    such as might have been."""
+    if measured == count:
+        return np.arange(count)
+    if measured > count:
+        return rng.permutation(measured)[:count]
+    return rng.choice(rng.integers(0, measured, measured), count)

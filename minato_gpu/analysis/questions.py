@@ -1,0 +1,212 @@
+"""What people ask of a measured rank: how long an epoch would take with another cache, storage, step, and so on.
+
+Each question is a curve of a few points, one of which is what was measured. A point says whether this machine could run
+it: what cannot be verified here is labelled so, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from minato_gpu.analysis.predict import Prediction, Predictor
+from minato_gpu.analysis.profile import Profile
+from minato_gpu.analysis.setting import Setting
+from minato_gpu.samples import JSON
+
+HERE = "can be run here"
+STORAGE = "not verifiable here: the storage is what it is"
+STEP = "not verifiable here: the step is the model's"
+GPUS = "not verifiable here: needs as many GPUs"
+NO_GPU = "not verifiable here: needs the device"
+MORE_CORES = "not verifiable here: this machine has fewer cores"
+POLICY = "not verifiable here: the loader chooses its policy itself"
+_TIMES = (0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """``value``: on the question's axis; ``measured``: the setting is that of the profile; ``verifiable``: HERE, or why
+    not."""
+
+    question: str
+    value: float | str
+    setting: Setting
+    measured: bool = False
+    verifiable: str = HERE
+
+
+def points(profile: Profile) -> list[Point]:
+    """All questions that the profile can answer, each with what was measured among its points."""
+    asked = (_workers, _cores, _cache, _rate, _latency, _step, _batch, _device, _ranks, _loader)
+    return [point for question in asked for point in question(profile)]
+
+
+def answer(profile: Profile, *, draws: int = 8, chosen: Sequence[Point] | None = None) -> list[dict[str, JSON]]:
+    """A row for each point, ready for ``console.show``: ``question``, ``setting``, ``epoch_s`` with its interval from
+    ``low_s`` to ``high_s``, ``first_epoch_s``, ``times_faster`` than the measured setting is predicted to be,
+    ``measured`` ("here" marks that one) and ``verified``: that it can be run here, or why not."""
+    predictor = Predictor(profile)
+    as_measured = predictor.predict(draws=draws)
+    return [
+        _row(point, as_measured if point.measured else predictor.predict(point.setting, draws=draws), as_measured)
+        for point in (points(profile) if chosen is None else chosen)
+    ]
+
+
+def verify(profile: Profile, run: Callable[[Setting], Sequence[float]], *, draws: int = 8) -> Iterator[dict[str, JSON]]:
+    """The rows of ``answer`` that this machine can run, with what came of it. ``run``: seconds of epochs in a setting,
+    as many as were measured: at least one."""
+    for point in to_verify(profile):
+        seconds = sorted(run(point.setting))
+        measured_s = seconds[len(seconds) // 2]
+        row = answer(profile, draws=draws, chosen=[point])[0]
+        error = row["epoch_s"] / measured_s - 1
+        yield {**row, "measured_s": measured_s, "spread_s": seconds[-1] - seconds[0], "error": error}
+
+
+def to_verify(profile: Profile) -> list[Point]:
+    """The points that this machine can run."""
+    return [point for point in points(profile) if point.verifiable == HERE]
+
+
+def _row(point: Point, found: Prediction, as_measured: Prediction) -> dict[str, JSON]:
+    value = point.value
+    return {
+        "question": point.question,
+        "setting": value if isinstance(value, str) else f"{value:g}",
+        "epoch_s": found.epoch_s,
+        "low_s": found.low_s,
+        "high_s": found.high_s,
+        "first_epoch_s": found.first_epoch_s,
+        "times_faster": as_measured.epoch_s / found.epoch_s,
+        "measured": "here" if point.measured else None,
+        "verified": point.verifiable,
+    }
+
+
+# --- the questions ------------------------------------------------------------------------------------------------
+
+
+def _workers(profile: Profile) -> Iterator[Point]:
+    most = max(16, 2 * profile.workers)
+    counts = {1, 2, 4, 8, 16, 32, profile.workers}
+    for count in sorted(each for each in counts if each <= most):
+        yield Point("workers", count, Setting(workers=count), count == profile.workers)
+
+
+def _cores(profile: Profile) -> Iterator[Point]:
+    counts = {max(1, profile.cores // 2), profile.cores, 2 * profile.cores, 4 * profile.cores}
+    for count in sorted(counts):
+        here = HERE if count <= profile.cores else MORE_CORES
+        more = max(1, count // profile.cores)  # further cores are of use to workers that are there
+        setting = Setting(cores=count, workers=more * profile.workers)
+        yield Point("cores", count, setting, count == profile.cores, here)
+
+
+def _cache(profile: Profile) -> Iterator[Point]:
+    if profile.storage is None:
+        return
+    ours = Setting(loader="minato_gpu")
+    yield Point("cache of this loader, share of the set", "none", ours, profile.loader == ours.loader)
+    for share in (0.25, 0.5, 0.75, 1.0):
+        yield Point("cache of this loader, share of the set", share, replace(ours, cache=_blocks(share)))
+    for policy in ("minio", "next-use", "lru"):
+        setting = replace(ours, cache=0.5, policy=policy)
+        yield Point("cache policy, half of the set", policy, setting, False, POLICY)
+
+
+def _blocks(share: float) -> float:
+    """All of the set needs a little more than its bytes: what comes first must not be refused for a rounding."""
+    return share if share < 1 else 1.01
+
+
+def _rate(profile: Profile) -> Iterator[Point]:
+    if profile.storage is not None:
+        for times in _TIMES:
+            rate = times * profile.storage.bytes_per_s
+            name = "storage rate, MB/s"
+            yield Point(name, rate / 1e6, _same(Setting(bytes_per_s=rate), times), times == 1, _here(times, STORAGE))
+
+
+def _latency(profile: Profile) -> Iterator[Point]:
+    if profile.storage is not None:
+        own = profile.storage.latency_s
+        for latency in sorted({own, 1e-3, 5e-3, 20e-3, 50e-3, 100e-3}):
+            setting = Setting() if latency == own else Setting(latency_s=latency)
+            here = HERE if latency == own else STORAGE
+            yield Point("storage latency, ms", 1e3 * latency, setting, latency == own, here)
+
+
+def _step(profile: Profile) -> Iterator[Point]:
+    for times in (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0):
+        yield Point("step, times", times, _same(Setting(step_times=times), times), times == 1, _here(times, STEP))
+
+
+def _batch(profile: Profile) -> Iterator[Point]:
+    for size in sorted({max(1, round(profile.batch_size * times)) for times in _TIMES}):
+        if size <= profile.samples:
+            yield Point("batch size", size, Setting(batch_size=size), size == profile.batch_size)
+
+
+def _device(profile: Profile) -> Iterator[Point]:
+    if profile.device_s is not None:
+        yield Point("device lane", "off", Setting(), True)
+        yield Point("device lane", "on", Setting(device_lane=True), False, NO_GPU)
+
+
+def _ranks(profile: Profile) -> Iterator[Point]:
+    for ranks in sorted({1, 2, 4, 8, profile.ranks}):
+        here = HERE if ranks == profile.ranks else GPUS
+        if ranks <= profile.samples:
+            yield Point("ranks of this host", ranks, Setting(ranks=ranks), ranks == profile.ranks, here)
+
+
+def _loader(profile: Profile) -> Iterator[Point]:
+    names: tuple[tuple[str, Setting], ...] = (
+        ("torch", Setting(loader="torch")),
+        ("minato_gpu", Setting(loader="minato_gpu")),
+    )
+    for name, setting in names:
+        yield Point("loader", name, setting, profile.loader == name)
+
+
+def _same(setting: Setting, times: float) -> Setting:
+    return Setting() if times == 1 else setting
+
+
+def _here(times: float, why: str) -> str:
+    return HERE if times == 1 else why
+
+
+class Range(NamedTuple):
+    """Values that somebody asks for: ``1-16``, ``1,2,4`` or ``8``."""
+
+    values: tuple[float, ...]
+
+    @classmethod
+    def parsed(cls, text: str, *, whole: bool) -> Range:
+        """Of ``low-high`` whole numbers are doubled from the lower one, others go in six even steps. Raises ValueError
+        for what is no such text."""
+        try:
+            if "-" in text:
+                low, high = (float(part) for part in text.split("-"))
+                if not 0 <= low <= high or (whole and low < 1):
+                    raise ValueError
+                values = _doubled(int(low), int(high)) if whole else [low + (high - low) * at / 5 for at in range(6)]
+            else:
+                values = [float(part) for part in text.split(",")]
+        except ValueError:
+            raise ValueError(f"{text!r} is no number, no list such as 1,2,4, and no range such as 1-16") from None
+        if any(value < 0 or (whole and (value != int(value) or value < 1)) for value in values):
+            raise ValueError(f"{text!r} has a value that makes no sense here")
+        return cls(tuple(values))
+
+
+def _doubled(low: int, high: int) -> list[float]:
+    values: list[float] = []
+    while low < high:
+        values.append(low)
+        low *= 2
+    return [*values, high]

@@ -1,0 +1,185 @@
+"""Epochs of a measured rank under the virtual clock: drawn costs go in, seconds of each epoch come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.analysis.profile import Profile, Storage
+from minato_gpu.analysis.virtual_storage import Simulated, Tier, VirtualStorage
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import Orders
+from minato_gpu.scheduling.policy import Policy
+from minato_gpu.simulation.caches import Shuffles
+from minato_gpu.simulation.peers import BATCH_IN_ORDER, simulate_peer
+from minato_gpu.simulation.virtual import VirtualLoader
+from minato_gpu.simulation.work import Array, Outcome, Work
+
+TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-ups of a process
+MOST = 3000  # samples of an epoch that are simulated; what is longer goes on as it went
+
+
+class Drawn(NamedTuple):
+    """Costs in seconds: of each sample of the set (of one slot, and of the device or None), and of every step of all
+    epochs, shape (epochs, batches). ``which``: the measured sample that stands for each of the set."""
+
+    prepare: Array
+    device: Array | None
+    steps: Array
+    which: NDArray[np.int64]
+
+
+class Epochs(NamedTuple):
+    """``seconds`` of each epoch; ``reads`` of each, requests that storage answered; ``rate``: samples a second between
+    the first batch and the last of the last epoch; ``first_batch_s``: from the beginning, workers being ready."""
+
+    seconds: Array
+    reads: Array
+    rate: float
+    first_batch_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A rank as it is to be simulated. ``start_s``: until workers are ready, where they are started anew. ``steps``:
+    whether there are any. ``orders``: of the sampler, where they are known; else shuffles."""
+
+    profile: Profile
+    tier: Tier | None = None
+    start_s: float = 0.0
+    steps: bool = True
+    orders: Orders | None = None
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch, as far as it is simulated: whole batches of it, where it is longer."""
+        profile = self.profile
+        if profile.samples <= MOST:
+            return profile.samples
+        return profile.batch_size * max(MOST // profile.batch_size, 2 * profile.workers * profile.prefetch)
+
+    @property
+    def batches(self) -> int:
+        """Of these."""
+        return -(-self.samples // self.profile.batch_size)
+
+    @property
+    def set_size(self) -> int:
+        """Samples of the whole set, as far as it is simulated."""
+        return self.samples * self.profile.shards
+
+    def simulated(self, drawn: Drawn, seed: int) -> Epochs:
+        """The epochs, as many as there are rows of steps."""
+        profile = self.profile
+        away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s
+        orders: Orders = Shuffles(self.set_size, profile.shards, seed)
+        if self.orders is not None and self.samples == profile.samples:
+            orders = self.orders
+        keys = np.concatenate([self._order(orders, epoch) for epoch in range(len(away))])
+        if profile.loader == "torch":
+            outcome, reads = self._torch(drawn, away, keys), np.zeros(len(away))
+        else:
+            outcome, reads = self._ours(drawn, away, keys, orders, seed)
+        times = outcome.times.reshape(away.shape)
+        ends = times[:, -1] + away[:, -1]
+        seconds = np.diff(ends, prepend=0.0)
+        longer = max(0.0, profile.samples / self.samples - 1)
+        begun = np.concatenate(([0.0], ends[:-1]))
+        seconds += longer * (ends - np.where(profile.overlap, begun, np.maximum(times[:, 0], begun)))
+        again = 0.0 if profile.persistent else self.start_s
+        seconds += profile.between_s + np.where(np.arange(len(seconds)) == 0, self.start_s, again)
+        return Epochs(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
+
+    def _rate(self, times: Array) -> float:
+        """Between the first batch and the last of the last epoch; of epochs that overlap, from the last one's end."""
+        if self.profile.overlap and len(times) > 1:
+            return self.samples / max(float(times[-1, -1] - times[-2, -1]), 1e-9)
+        after = max(self.samples - self.profile.batch_size, 1)
+        return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
+
+    def _order(self, orders: Orders, epoch: int) -> Integers:
+        order = orders.order(epoch)
+        assert order is not None
+        return order[: self.samples]
+
+    def _work(self, drawn: Drawn, away: Array, keys: NDArray[np.int64]) -> Work:
+        profile = self.profile
+        cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
+        told = cpu.copy()
+        told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
+        device = None if drawn.device is None else drawn.device[keys]
+        lengths = (self.samples,) * len(away)
+        devices = int(device is not None)
+        return Work(cpu, told, profile.batch_size, lengths, profile.workers, device, device, devices)
+
+    def _ours(
+        self, drawn: Drawn, away: Array, keys: NDArray[np.int64], orders: Orders, seed: int
+    ) -> tuple[Outcome, Array]:
+        profile = self.profile
+        window = max(1, profile.prefetch) * profile.workers * profile.batch_size
+        policy = Policy(window, fixed=profile.in_order, max_lateness=0 if profile.in_order else profile.max_lateness)
+        reading = None
+        if profile.storage is not None:
+            reading = VirtualStorage(
+                self.storage(profile.storage, drawn.which, seed),
+                orders,
+                profile.batch_size,
+                self.tier,
+                shards=profile.shards,
+                seed=seed,
+            )
+        work, steps = self._work(drawn, away, keys), away.ravel().tolist()
+        loader = VirtualLoader(work, policy, 0.0, profile.overlap, TRIP_S, steps=steps, reading=reading, precise=True)
+        outcome = loader.run()
+        return outcome, np.array([0.0] * len(away) if reading is None else reading.reads, float)
+
+    def storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> Simulated:
+        """The storage for the samples of the set; their sizes are those of the samples that stand for them."""
+        rng = np.random.default_rng((seed, 1))
+        count = self.set_size
+        if storage.sizes:
+            sizes = np.array(storage.sizes)[which % len(storage.sizes)]
+        else:
+            sizes = np.full(count, max(1, round(storage.nbytes)))
+        there = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
+        parts = max(1, round(storage.requests))
+        several = 1.0 if parts <= _MOST_PARTS else storage.requests
+        return Simulated(
+            sizes.astype(np.int64),
+            storage.bytes_per_s,
+            storage.latency_s * several,
+            parts if parts <= _MOST_PARTS else 1,
+            spread=storage.spread,
+            tail=storage.tail,
+            tail_times=storage.tail_times,
+            request_s=storage.cpu_s or (_URL_S if storage.remote else _FILE_S),
+            files=not storage.remote,
+            there=frozenset(int(key) for key in there),
+            shares=storage.shares,
+        )
+
+    def _torch(self, drawn: Drawn, away: Array, keys: NDArray[np.int64]) -> Outcome:
+        """Workers take whole batches, and wait for storage themselves."""
+        profile = self.profile
+        work = self._work(drawn, away, keys)
+        if profile.storage is not None:
+            blocked = self._blocked_s(profile.storage, float(work.cpu.mean()))
+            work = Work(work.cpu + blocked, work.cpu, work.batch, work.epoch_samples, work.slots)
+        window = max(1, profile.prefetch) * profile.workers * profile.batch_size
+        return simulate_peer(BATCH_IN_ORDER, work, window, 0, away.ravel().tolist())
+
+    def _blocked_s(self, storage: Storage, prepare_s: float) -> float:
+        """What a worker waits for a sample's bytes, on average: for itself, or for all workers' where their requests
+        together ask for more than the storage gives."""
+        missed = 1.0 - (storage.cached_share or 0.0)
+        transfer = storage.nbytes / storage.bytes_per_s
+        alone = storage.requests * storage.latency_s + transfer
+        return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
+
+
+# of the reader process for a request, where it was not measured (benchmarks.whatif: 0.4 ms for photographs of 270 KB)
+_URL_S, _FILE_S = 4e-4, 5e-5
+_MOST_PARTS = 4  # sources of a sample; more requests are of one source, and follow each other

@@ -1,0 +1,266 @@
+"""Storage under the virtual clock, read by the decisions of the reader process.
+
+What is read when, how many reads are under way, what stays in memory, and when the loader is told of what has come:
+all of that is the object that runs in production (``sources/service.py``, ``memory_tier.py``, ``concurrency.py``,
+``hedging.py``, ``telling.py``). Only the storage is made up: each request waits for its latency, then its bytes for
+their turn at the storage's rate, all requests together; the event loop of the reader process has some work with each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from minato_gpu.caching.choice import Choice, choose, look_ahead
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import Orders
+from minato_gpu.engine.building import READ_AHEAD
+from minato_gpu.sources.blocks import Blocks, space_of
+from minato_gpu.sources.concurrency import Concurrency
+from minato_gpu.sources.hedging import Hedging
+from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.service import Service, Told
+from minato_gpu.sources.source import Key, Source
+from minato_gpu.sources.telling import Telling
+
+_AHEAD_BYTES = 256 << 20  # ``ReaderSettings.ahead_bytes``
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A storage: ``nbytes`` of each sample, shape (samples,), that come in ``parts`` requests, each of which reads its
+    share of them (``shares``; empty: all alike).
+
+    ``latency_s``: median of a request; ``spread``: sigma of its logarithm; ``tail``: share of requests that take
+    ``tail_times`` as long. ``request_s``: of the reader process for each, one after the other. ``files``: local ones,
+    of which fewer are read at once than of URLs. ``there``: of each sample, whether the page cache has it.
+    """
+
+    nbytes: Integers
+    bytes_per_s: float
+    latency_s: float = 0.0
+    parts: int = 1
+    spread: float = 0.1
+    tail: float = 0.0
+    tail_times: float = 10.0
+    request_s: float = 0.0
+    files: bool = False
+    there: frozenset[int] = frozenset()
+    shares: tuple[float, ...] = ()
+
+    def part_bytes(self, sample: int, part: int) -> int:
+        """Bytes of a request."""
+        share = self.shares[part] if len(self.shares) == self.parts else 1 / self.parts
+        return max(1, int(int(self.nbytes[sample]) * share))
+
+    def wait_s(self, rng: Random) -> float:
+        """A request's latency."""
+        slow = self.tail_times if self.tail and rng.random() < self.tail else 1.0
+        return self.latency_s * math.exp(rng.gauss(0.0, self.spread)) * slow if self.latency_s else 0.0
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A cache in memory: a ``share`` of the set's bytes. ``policy``: "minio", "next-use" or "lru"; empty: as the
+    loader chooses."""
+
+    share: float
+    policy: str = ""
+
+    def budget(self, storage: Simulated) -> int:
+        """Bytes of memory."""
+        samples, parts = range(len(storage.nbytes)), range(storage.parts)
+        each = sum(space_of(storage.part_bytes(sample, part)) for sample in samples for part in parts)
+        return round(self.share * each)
+
+    @property
+    def decide(self) -> Callable[..., Choice]:
+        """See MemoryTier."""
+        return partial(_told, self.policy) if self.policy else choose
+
+
+def _told(policy: str, *, shards: float, share: float, **_: object) -> Choice:
+    ahead = look_ahead(shards, share) if policy == "next-use" else 0
+    return Choice(policy, ahead, f"{policy}: as it was told")
+
+
+class _NoBytes(Blocks):
+    """Blocks of nothing."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def allocate(self, nbytes: int) -> tuple[int, memoryview]:
+        return next(self._numbers), memoryview(b"")
+
+    def publish(self, block: int) -> int:
+        return 1
+
+    def free(self, block: int) -> None:
+        pass
+
+
+class VirtualStorage:
+    """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.reading.Reading``.
+
+    ``known``: the orders of epochs to come can be drawn; ``shards``: an epoch reads one sample in so many.
+    """
+
+    def __init__(
+        self,
+        storage: Simulated,
+        orders: Orders,
+        batch: int,
+        tier: Tier | None = None,
+        *,
+        shards: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.ahead = -(-READ_AHEAD // batch)
+        self.reads: list[int] = []  # of each epoch that was begun
+        self._storage, self._orders, self._shards, self._rng = storage, orders, shards, Random(seed)
+        samples = len(storage.nbytes)
+        memory = None if tier is None else MemoryTier(tier.budget(storage), samples, decide=tier.decide)
+        self._service = Service(_NoBytes(), _AHEAD_BYTES, self._tell, memory)
+        self._service.pool = self
+        self._concurrency = Concurrency(16, 64) if storage.files else Concurrency(64, 1024)
+        self._hedging, self._telling = Hedging(), Telling()
+        self._queue: list[tuple[int, Source]] = []
+        self._began: dict[int, float] = {}  # requests under way, by number: since when
+        self._sizes: dict[int, int] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._now = self._free_at = self._loop_at = 0.0
+        self._timer: float | None = None
+        self._told: list[int] = []
+        self._order: Integers = self._orders_of(0)
+        self._at = 0
+
+    def _orders_of(self, epoch: int) -> Integers:
+        order = self._orders.order(epoch)
+        assert order is not None
+        return order
+
+    # --- what the loader says ----------------------------------------------------------------------------------
+
+    def begin(self, now: float, epoch: int) -> None:
+        self._now = now
+        self._order, self._at = self._orders_of(epoch), 0
+        self.reads.append(0)
+        self._service.begin(Begun(epoch, self._orders if self._shards > 1 else None, self._shards))
+
+    def want(self, now: float, place: int, serials: range) -> None:
+        self._now = now
+        keys = self._order[self._at : self._at + len(serials)].tolist()
+        self._at += len(serials)
+        here, tickets = [], []
+        for serial, key in zip(serials, keys, strict=True):
+            if key in self._storage.there:
+                here.append(serial)
+            else:
+                tickets.append((serial, key, self._keys(key)))
+        self._service.want(serials.start, tickets)
+        if here:
+            self._after(0.0, partial(self._told.extend, here))
+
+    def _keys(self, key: int) -> tuple[Key, ...]:
+        return tuple(Source(f"sample://{key}/{part}").key for part in range(self._storage.parts))
+
+    def release(self, now: float, serials: Iterable[int]) -> None:
+        self._now = now
+        self._service.release(serials)
+        self._tell_in(self._telling.look(self._service.there))
+
+    def next_event(self) -> float | None:
+        times = [self._events[0][0]] if self._events else []
+        return min(times + ([] if self._timer is None else [self._timer]), default=None)
+
+    def advance(self, now: float) -> Sequence[int]:
+        while (at := self.next_event()) is not None and at <= now:
+            self._now = at
+            if self._timer is not None and self._timer <= at:
+                self._timer = None
+                self._told += [serial for serial, _ in self._telling.take()]
+            else:
+                heappop(self._events)[2]()
+        told, self._told = self._told, []
+        return told
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        heappush(self._events, (self._now + seconds, next(self._numbers), act))
+
+    def _tell(self, told: Told) -> None:
+        self._tell_in(self._telling.add(told, self._service.there))
+
+    def _tell_in(self, delay: float | None) -> None:
+        if delay is not None:
+            self._timer = self._now + delay
+
+    # --- the pool ----------------------------------------------------------------------------------------------
+
+    def submit(self, number: int, source: Source) -> None:
+        """See ``sources.service.Pool``."""
+        heappush(self._queue, (number, source))
+        self._start()
+
+    def cancel(self, numbers: Iterable[int]) -> None:
+        """Nothing is cancelled here: epochs are read to their end."""
+
+    def _start(self) -> None:
+        while self._queue and len(self._began) < self._concurrency.limit:
+            number, source = heappop(self._queue)
+            self._began[number] = self._now
+            self.reads[-1] += 1
+            key, part = map(int, source.path.removeprefix("sample://").split("/"))
+            self._sizes[number] = self._storage.part_bytes(key, part)
+            self._send(number)
+            self._watch(number)
+
+    def _send(self, number: int) -> None:
+        self._after(self._at_work() + self._storage.wait_s(self._rng), partial(self._transfer, number))
+
+    def _watch(self, number: int) -> None:
+        """Ask a second time for what takes too long, as attempts.py does for URLs; whoever answers first counts."""
+        patience = self._hedging.patience_s
+        if patience is not None and not self._storage.files:
+            late = self._began[number] + patience - self._now
+            self._after(max(0.0, late), partial(self._ask_again, number))
+
+    def _ask_again(self, number: int) -> None:
+        waits = number in self._began and not self._concurrency.at_its_limit
+        if waits and self._hedging.allows(self._now):
+            self._send(number)
+
+    def _at_work(self) -> float:
+        """The event loop asks for something, or takes what has come, once it is through with all before: half of what
+        it does for a request. Returns how long that is from now."""
+        self._loop_at = max(self._loop_at, self._now) + self._storage.request_s / 2
+        return self._loop_at - self._now
+
+    def _transfer(self, number: int) -> None:
+        if number in self._began:
+            self._free_at = max(self._free_at, self._now) + self._sizes[number] / self._storage.bytes_per_s
+            self._after(self._free_at - self._now, partial(self._arrived, number))
+
+    def _arrived(self, number: int) -> None:
+        if number in self._began:
+            self._after(self._at_work(), partial(self._ended, number))
+
+    def _ended(self, number: int) -> None:
+        if number not in self._began:
+            return
+        full = bool(self._queue) and len(self._began) >= self._concurrency.limit and self._service.behind()
+        seconds, size = self._now - self._began.pop(number), self._sizes.pop(number)
+        self._concurrency.finished(self._now, seconds, full=full)
+        patient = self._hedging.patience_s is not None
+        self._hedging.finished(seconds)
+        if not patient:  # it may be known by now
+            for each in self._began:
+                self._watch(each)
+        self._start()
+        self._service.done(number, number, size, None, seconds)

@@ -1,0 +1,44 @@
+"""What the slots of a simulated lane are at."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from minato_gpu.scheduling import messages as m
+
+
+class Lane:
+    """Chunks that wait for one of its free slots, in their order."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.free = 0
+        self.queue: deque[m.Chunk] = deque()
+
+
+class Running:
+    """A chunk on its slot: ``ends`` are the times at which its samples become ready, ``told`` how many were told."""
+
+    __slots__ = ("begin", "chunk", "ends", "told", "version")
+
+    def __init__(self, chunk: m.Chunk, begin: float, ends: list[float]) -> None:
+        self.chunk = chunk
+        self.begin = begin
+        self.ends = ends
+        self.told = 0
+        self.version = 0
+
+    def done(self, now: float) -> int:
+        """How many samples are ready by now."""
+        return sum(end <= now for end in self.ends)
+
+    def newly(self, done: int) -> tuple[int, float]:
+        """How many samples are told with this report, and the seconds that they took."""
+        since = self.ends[self.told - 1] if self.told else self.begin
+        count, seconds = done - self.told, self.ends[done - 1] - since
+        self.told = done
+        return count, seconds
+
+    def serials(self) -> list[int]:
+        """Of its samples, but for those that were taken back."""
+        return [serial for lo, hi in self.chunk.spans for serial in range(lo, hi)][: len(self.ends)]

@@ -1,0 +1,150 @@
+"""``minato-gpu whatif``: what an epoch would take in other settings than the one that was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minato_gpu.commands import JSON_OPTION, leave_rows, plain_errors
+from minato_gpu.console import open_console, show
+
+if TYPE_CHECKING:
+    from minato_gpu.analysis.profile import Profile
+    from minato_gpu.analysis.questions import Point
+    from minato_gpu.analysis.setting import Setting
+
+# Of an option: the field of ``Setting``, and what its values are multiplied by; none for whole numbers.
+_FIELDS: dict[str, tuple[str, float | None]] = {
+    "workers": ("workers", None),
+    "cores": ("cores", None),
+    "batch_size": ("batch_size", None),
+    "ranks": ("ranks", None),
+    "cache": ("cache", 1.0),
+    "rate_mb": ("bytes_per_s", 1e6),
+    "latency_ms": ("latency_s", 1e-3),
+    "step_ms": ("step_s", 1e-3),
+}
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    said = {
+        "workers": "Worker processes.",
+        "cores": "Cores for this rank.",
+        "batch_size": "Samples of a batch; a step takes as much longer.",
+        "ranks": "Ranks that share the data set, the storage and the cores.",
+        "cache": "Share of the set that a cache in memory may keep.",
+        "rate_mb": "Storage, MB/s.",
+        "latency_ms": "Storage, milliseconds of a request.",
+        "step_ms": "Milliseconds of a training step.",
+    }
+    for name in reversed(said):
+        function = click.option(f"--{name.replace('_', '-')}", name, metavar="RANGE", help=said[name])(function)
+    return function
+
+
+@click.command(short_help="What an epoch would take in other settings.")
+@click.argument("profile", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PROFILE.json")
+@_options
+@click.option(
+    "--policy", type=click.Choice(["minio", "next-use", "lru"]), help="Of the cache; else the loader's choice."
+)
+@click.option("--loader", type=click.Choice(["torch", "minato_gpu"]), help="Switch to this one.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, help="Of a file with several.")
+@JSON_OPTION
+@click.pass_context
+def whatif(
+    context: click.Context,
+    /,
+    profile: Path,
+    policy: str | None,
+    loader: str | None,
+    rank: int,
+    json_path: str | None,
+    **ranges: str | None,
+) -> None:
+    """Predict the epoch of a measured training script in other settings.
+
+    PROFILE.json is what `minato-gpu analyze` leaves. RANGE is a number (8), a list (1,2,4) or a range (1-16); what has
+    one value holds for all others. Without any option the usual questions are answered.
+
+    The measured costs go through the scheduler and the cache policies of the loader under a virtual clock; low and high
+    hold nine of ten draws of these costs.
+    """
+    console = open_console(json_path)
+    with plain_errors(context):
+        from minato_gpu.analysis import questions
+
+        found = _read(profile, rank)
+        try:
+            chosen = _points(found, policy or "", loader, ranges)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        with console.status("simulating"):
+            rows = questions.answer(found, chosen=chosen)
+        for question in dict.fromkeys(row["question"] for row in rows):
+            some = [row for row in rows if row["question"] == question]
+            show(console, str(question), [{name: row[name] for name in row if name != "question"} for row in some])
+        leave_rows({"command": "whatif", "loader": found.loader, "rank": found.rank}, rows, json_path)
+
+
+def _read(path: Path, rank: int) -> Profile:
+    """A profile, alone or one of ``profiles``. Raises ValueError for another thing."""
+    from minato_gpu.analysis.profile import profile_from
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and "profiles" in data:
+            of_rank = [each for each in data["profiles"] if each["rank"] == rank]
+            if not of_rank:
+                raise ValueError(f"{path}: there is no rank {rank}")
+            data = of_rank[0]
+        return profile_from(data)
+    except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no profile that minato-gpu analyze has left: {error}") from error
+
+
+def _points(profile: Profile, policy: str, loader: Any, ranges: Mapping[str, str | None]) -> list[Point] | None:
+    """What is asked for; None where nothing is named."""
+    from minato_gpu.analysis.questions import Point, Range
+    from minato_gpu.analysis.setting import Setting
+
+    values: dict[str, tuple[float, ...]] = {}
+    for name, text in ranges.items():
+        if text is not None:
+            values[name] = Range.parsed(text, whole=_FIELDS[name][1] is None).values
+    if policy and "cache" not in values:
+        raise ValueError("--policy is that of a cache: give --cache too")
+    if not values and loader is None:
+        return None
+    base = Setting(policy=policy, loader=loader)
+    for name, some in values.items():
+        if len(some) == 1:
+            base = _with(base, name, some[0])
+    curves = {name: some for name, some in values.items() if len(some) > 1}
+    said = _said(profile)
+    points = [Point("as measured", "", Setting(), True, said)]
+    if not curves:
+        return [*points, Point("as asked for", _name(values, loader, policy), base, False, said)]
+    for name, some in curves.items():
+        points += [Point(name.replace("_", " "), value, _with(base, name, value), False, said) for value in some]
+    return points
+
+
+def _said(profile: Profile) -> str:
+    return f"predicted from {len(profile.prepare_s)} samples"
+
+
+def _with(setting: Setting, name: str, value: float) -> Setting:
+    field, times = _FIELDS[name]
+    changed: dict[str, Any] = {field: int(value) if times is None else value * times}
+    return replace(setting, **changed)
+
+
+def _name(values: Mapping[str, tuple[float, ...]], loader: str | None, policy: str) -> str:
+    said = [f"{name.replace('_', ' ')} {some[0]:g}" for name, some in values.items()]
+    return ", ".join([*said, *filter(None, (loader, policy))])
