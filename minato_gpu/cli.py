@@ -1,4 +1,4 @@
-"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay``, ``cache`` and ``top``.
+"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay``, ``analyze``, ``whatif``, ``cache`` ...
 
 Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
 happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
@@ -7,7 +7,6 @@ exit code 2 (wrong arguments) or 1 (it could not be done); ``--traceback`` shows
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,12 +15,14 @@ from typing import Any
 
 import click
 
+from minato_gpu.analyze_command import analyze
 from minato_gpu.cache_command import cache
-from minato_gpu.commands import JSON_OPTION, leave_json, leave_rows, plain_errors
+from minato_gpu.commands import JSON_OPTION, leave_json, leave_rows, need_pipeline, plain_errors
 from minato_gpu.console import open_console, show
 from minato_gpu.extras import from_extra
 from minato_gpu.samples import JSON
 from minato_gpu.top_command import top
+from minato_gpu.whatif_command import whatif
 
 # Columns of ``simulate`` that a terminal has no room for.
 _ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max", "slow_share_deviation"}
@@ -37,8 +38,10 @@ def main(context: click.Context, traceback: bool) -> None:
     context.obj = traceback
 
 
+main.add_command(analyze)
 main.add_command(cache)
 main.add_command(top)
+main.add_command(whatif)
 
 
 @main.command(short_help="Train a small model on real photographs.")
@@ -90,7 +93,7 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
     pipeline's tolerance.
     """
     with plain_errors(context):
-        imported = _need_pipeline(module)
+        imported = need_pipeline(module)
         _need_device(device)
         from minato_gpu import parity
 
@@ -178,26 +181,6 @@ def _need_device(name: str) -> None:
         raise click.BadParameter(f"no pipeline runs on {device.type!r}; use cpu or cuda", param_hint="--device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise click.BadParameter(f"there is no {name!r} on this machine", param_hint="--device")
-
-
-def _need_pipeline(module: str) -> str:
-    """The name to import ``module`` by. One of the current folder counts too, as with ``python -m``.
-
-    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so.
-    """
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    for name in (module, f"minato_gpu.{module}") if module.startswith("pipelines.") else (module,):
-        try:
-            found = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            continue
-        if not callable(getattr(found, "pipeline", None)):
-            raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
-        return name
-    raise click.UsageError(f"no module named {module}, from here or installed")
 
 
 def _shown(rows: Sequence[Mapping[str, JSON]]) -> list[dict[str, JSON]]:

@@ -1,9 +1,12 @@
-"""What all commands share: the option ``--json``, errors in one line, the document that is left."""
+"""What all commands share: the option ``--json``, errors in one line, the document, pipelines by their names."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -50,3 +53,23 @@ def leave_json(document: Mapping[str, Any], json_path: str | None) -> None:
 
     if json_path is not None:
         report.write(document, json_path)
+
+
+def need_pipeline(module: str) -> str:
+    """The name to import ``module`` by. One of the current folder counts too, as with ``python -m``.
+
+    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    for name in (module, f"minato_gpu.{module}") if module.startswith("pipelines.") else (module,):
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            continue
+        if not callable(getattr(found, "pipeline", None)):
+            raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
+        return name
+    raise click.UsageError(f"no module named {module}, from here or installed")

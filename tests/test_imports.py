@@ -45,8 +45,9 @@ pipelines
 demo
 analysis
 commands
-cache_command top_command
+cache_command top_command analyze_command whatif_command
 cli
+__main__
 """
 SCRIPT = """
 import importlib, sys, types

@@ -54,9 +54,7 @@ class Telemetry:
         """The training loop begins it; some of it may have been prepared before."""
         self.expected, self.begin = expected, now
         if self.facts.hearers:
-            self.facts.tell(
-                f.Began(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()})
-            )
+            self.facts.tell(f.Began(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()}))
 
     def asked(self, now: float) -> None:
         """The consumer asks for its next batch; need not be called where nobody hears that."""

@@ -189,6 +189,26 @@ def _plan() -> Plan:
 
 
 @pytest.mark.on_request  # see the module's head
+def test_whatif() -> None:
+    document = _document("whatif", "--question", "cache", "--question", "latency")
+    assert document["settings"]["preparation"] == "emulated: slept"
+    rows = [row for row in document["rows"] if row["case"] != "summary"]
+    assert [(row["question"], row["setting"]) for row in rows] == [
+        ("cache", "no cache"),
+        ("cache", "minio 0.5"),
+        ("cache", "next-use 0.5"),
+        ("cache", "lru 0.5"),
+        ("latency", "20 ms"),
+    ]
+    for row in rows:
+        assert row["workload"] == "image_classification" and row["predicted_s"] > 0 and row["measured_s"] > 0
+        assert row["low_s"] <= row["predicted_s"] <= row["high_s"] and row["spread_s"] >= 0
+        assert row["predicted_reads"] == pytest.approx(row["measured_reads"], abs=3)
+    summary = [row for row in document["rows"] if row["case"] == "summary"]
+    assert [(row["question"], row["points"]) for row in summary] == [("cache", 4), ("latency", 1), ("all", 5)]
+
+
+@pytest.mark.on_request  # see the module's head
 def test_worker_count() -> None:
     rows = _document("worker_count")["rows"]
     assert [row["workers"] for row in rows] == ["num_workers=2", "num_workers=2, max_workers=16", "num_workers=16"]

@@ -1,0 +1,126 @@
+"""The process that runs the script: ``python -m minato_gpu.analysis.child ORDER``.
+
+The script runs as ``python SCRIPT ARGUMENT...`` would run it, but that its loader's batches come from the analysis.
+What is known is written after every phase, so that it is there whatever becomes of the script.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from minato_gpu.analysis.order import Order, Result, Status
+
+
+class Run:
+    """One script under analysis."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._folder = Path(order.folder)
+        self._loaders: Any = None
+        self._findings: Any = None
+
+    def to_its_end(self) -> int:
+        """Run the script; returns the exit code: 0, but where it died."""
+        from minato_gpu.analysis.conductor import Over
+        from minato_gpu.analysis.hook import Loaders
+
+        self._loaders = Loaders(self._begin, self.order.loader)
+        self._leave("starting")
+        self._loaders.install()
+        try:
+            self._run_script()
+        except Over:
+            return self._ended("complete")
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                return self._ended(self._unless_over("died"), f"it ended with exit code {error.code}")
+        except KeyboardInterrupt:  # also where the loader was in another thread: see _begin
+            return self._ended(self._unless_over("stopped"), "it was interrupted")
+        except BaseException as error:
+            traceback.print_exc()
+            return self._ended(self._unless_over("died"), _brief(error))
+        return self._ended(self._unless_over("ended"))
+
+    def _run_script(self) -> None:
+        order = self.order
+        sys.argv = [order.script, *order.arguments]
+        if order.is_module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(order.script, run_name="__main__", alter_sys=True)
+            return
+        sys.path.insert(0, str(Path(order.script).resolve().parent))
+        module = ModuleType("__main__")
+        module.__file__ = order.script
+        sys.modules["__main__"] = module  # for good: workers that are spawned, and pickles, look there
+        with io.open_code(os.path.abspath(order.script)) as file:  # noqa: PTH100 -- links stay
+            code = compile(file.read(), order.script, "exec")
+        exec(code, module.__dict__)
+
+    def _begin(self, loader: Any) -> Any:
+        """The loader has been found."""
+        from minato_gpu.analysis.conductor import Conductor
+        from minato_gpu.analysis.lockstep import Lockstep
+        from minato_gpu.analysis.subject import Subject
+
+        order = self.order
+        lockstep = Lockstep(self._folder, order.rank, order.ranks)
+        notes = self._folder / f"notes-{order.rank}"
+        notes.mkdir(exist_ok=True)
+        subject = Subject(loader, str(notes))
+        conductor = Conductor(subject, order.seconds, self._save, lockstep)
+        self._save(conductor.findings)
+        return conductor
+
+    def _save(self, findings: Any) -> None:
+        self._findings = findings
+        self._leave("measuring")
+
+    def _unless_over(self, status: Status) -> Status:
+        """What the script does once the analysis is through does not matter."""
+        conductor = self._loaders.conductor
+        return "complete" if conductor is not None and conductor.over else status
+
+    def _ended(self, status: Status, message: str = "") -> int:
+        conductor = self._loaders.conductor
+        if status in ("ended", "died") and conductor is not None:
+            conductor.script_ended()
+        self._loaders.uninstall()
+        self._leave(status, message)
+        return 1 if status == "died" else 0
+
+    def _leave(self, status: Status, message: str = "") -> None:
+        order = self.order
+        profile = None if self._findings is None else self._findings.profile(order.rank, order.ranks)
+        Result(status, order.rank, message, profile, tuple(self._loaders.described())).leave(self._folder)
+
+
+def _brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def main() -> int:
+    """See the module."""
+    order = Order.of(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = Run(order).to_its_end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+    if others:  # the script's own: they would keep this process for as long as they like
+        os._exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

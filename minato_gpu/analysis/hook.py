@@ -1,0 +1,186 @@
+"""How the script's loader is found without editing the script: ``iter(loader)`` leads here.
+
+Of several loaders the one for training is analysed: the first that is asked for its third batch while gradients are
+enabled (validation runs without); those of the same shape that a script makes for later epochs stand for it. Until
+then, and all others, loaders deliver what they always do. A class that has an ``__iter__`` of its own, and does not
+call PyTorch's, is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from minato_gpu.analysis.conductor import Conductor
+from minato_gpu.samples import Value
+
+_TRIED = 2  # batches
+
+
+class Loaders:
+    """All loaders that the script iterates, in the order in which it begins to.
+
+    ``begin`` makes the conductor for the one that is chosen; ``number``: which one, from 1 on, where the user says so.
+    """
+
+    def __init__(self, begin: Callable[[Any], Conductor], number: int | None = None) -> None:
+        self._begin, self._number = begin, number
+        self._originals: dict[type, Callable[[Any], Iterator[Value]]] = {}
+        self._known: list[tuple[weakref.ref[Any], list[int]]] = []
+        self._chosen: weakref.ref[Any] | None = None
+        self._starting = False
+        self.conductor: Conductor | None = None
+
+    def install(self) -> None:
+        """From now on in this process, and not in those that it forks."""
+        from torch.utils.data import DataLoader
+
+        from minato_gpu import loader as ours
+
+        for kind in (DataLoader, ours.DataLoader):
+            self._originals[kind] = kind.__iter__
+            self._replace(kind)
+
+    def uninstall(self) -> None:
+        """As it was before."""
+        for kind, original in self._originals.items():
+            kind.__iter__ = original  # type: ignore[attr-defined]
+
+    def _replace(self, kind: type) -> None:
+        original = self._originals[kind]
+
+        def iterated(loader: Any) -> Iterator[Value]:
+            return self._iterated(loader, original)
+
+        kind.__iter__ = iterated  # type: ignore[attr-defined]
+
+    def _iterated(self, loader: Any, original: Callable[[Any], Iterator[Value]]) -> Iterator[Value]:
+        if self.conductor is not None and self._is_chosen(loader, self.conductor):
+            return ScriptEpoch(self.conductor, self.conductor.subject.length)
+        if self.conductor is not None or self._starting:
+            return original(loader)
+        return Tried(self, loader, original(loader), self._count_of(loader))
+
+    def _is_chosen(self, loader: Any, conductor: Conductor) -> bool:
+        """Whether this is the loader that is analysed, or the one that the script has made for its next epoch."""
+        import torch
+
+        if self._chosen is not None and loader is self._chosen():
+            return True
+        return torch.is_grad_enabled() and conductor.subject.is_followed_by(loader)
+
+    def _count_of(self, loader: Any) -> list[int]:
+        """How many batches this loader has given: a list of one number, which is counted on."""
+        for known, count in self._known:
+            if known() is loader:
+                return count
+        self._known.append((weakref.ref(loader), count := [0]))
+        return count
+
+    def is_for_training(self, loader: Any, given: int) -> bool:
+        """Whether this is the loader to analyse, before the next batch is given."""
+        import torch
+
+        if self.conductor is not None:
+            return False
+        if self._number is not None:
+            return next((known() is loader for known, _ in self._known[self._number - 1 : self._number]), False)
+        return given >= _TRIED and torch.is_grad_enabled()
+
+    def choose(self, loader: Any) -> Conductor:
+        """Analyse this one."""
+        self._starting = True
+        try:
+            self.conductor = self._begin(loader)
+        finally:
+            self._starting = False
+        self._chosen = weakref.ref(loader)
+        return self.conductor
+
+    def described(self) -> list[str]:
+        """Each loader in a few words."""
+        found = []
+        for number, (known, (count,)) in enumerate(self._known, 1):
+            loader = known()
+            gone = "gone" if loader is None else f"{type(loader).__module__}.{type(loader).__qualname__}"
+            length = "" if loader is None else f", {_length(loader)} batches an epoch"
+            chosen = loader is not None and self._chosen is not None and loader is self._chosen()
+            asked = "analysed" if chosen else f"asked for {count} batches"
+            found.append(f"loader {number} ({gone}{length}): {asked}")
+        return found
+
+
+class Tried:
+    """An epoch of a loader that is not known to be the one; from the batch on that shows it, the conductor's."""
+
+    def __init__(self, loaders: Loaders, loader: Any, batches: Iterator[Value], count: list[int]) -> None:
+        self._loaders, self._loader, self._batches, self._count = loaders, loader, batches, count
+        self._given = 0
+        self._epoch: ScriptEpoch | None = None
+
+    def __iter__(self) -> Tried:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+    def __next__(self) -> Value:
+        if self._epoch is None and self._has_more() and self._loaders.is_for_training(self._loader, self._count[0]):
+            self._take_over()
+        if self._epoch is not None:
+            return next(self._epoch)
+        batch = next(self._batches)
+        self._given += 1
+        self._count[0] += 1
+        return batch
+
+    def _has_more(self) -> bool:
+        """Whether this epoch may have another batch: the end of an epoch stays what it is."""
+        try:
+            return self._given < len(self._loader)
+        except TypeError:
+            return True
+
+    def _take_over(self) -> None:
+        self._batches = iter(())  # its workers end
+        if getattr(self._loader, "persistent_workers", False) and hasattr(self._loader, "_iterator"):
+            self._loader._iterator = None
+        conductor = self._loaders.choose(self._loader)
+        length = conductor.subject.length
+        self._epoch = ScriptEpoch(conductor, None if length is None else length - self._given)
+
+
+class ScriptEpoch:
+    """One epoch of the analysed loader, as long as it always was."""
+
+    def __init__(self, conductor: Conductor, left: int | None) -> None:
+        self._conductor, self._left = conductor, left
+
+    def __iter__(self) -> ScriptEpoch:
+        return self
+
+    def __len__(self) -> int:
+        length = self._conductor.subject.length
+        if length is None:
+            raise TypeError("the loader has no length")
+        return length
+
+    def __next__(self) -> Value:
+        self._conductor.asked()
+        if self._left is not None:
+            if self._left <= 0:
+                self._conductor.look_ahead()  # ends the script, where nothing is left to measure
+                raise StopIteration
+            self._left -= 1
+        return self._conductor.next()
+
+
+def _length(loader: Any) -> str:
+    try:
+        return str(len(loader))
+    except TypeError:
+        return "an unknown number of"

@@ -1,0 +1,74 @@
+"""What the command and the process that runs the script tell each other: two small files of JSON in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from minato_gpu.analysis.profile import Profile, profile_from
+from minato_gpu.samples import JSON
+
+Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
+FINAL = ("complete", "ended", "died", "stopped")
+
+
+@dataclass(frozen=True)
+class Order:
+    """Run ``script`` with ``arguments``, and analyse it for ``seconds``.
+
+    ``script``: a path, or a module's name where it ``is_module``. ``loader``: which of its loaders, from 1 on; None:
+    the one for training. ``folder``: where results are left.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    folder: str
+    seconds: float
+    is_module: bool = False
+    loader: int | None = None
+    rank: int = 0
+    ranks: int = 1
+
+    def text(self) -> str:
+        """For the command line of the process."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of(text: str) -> Order:
+        """And back."""
+        given = json.loads(text)
+        return Order(**{**given, "arguments": tuple(given["arguments"])})
+
+
+@dataclass(frozen=True)
+class Result:
+    """How far the analysis of one rank has come. ``message``: what ended the script, in a sentence. ``loaders``: that
+    it iterated, each in a few words."""
+
+    status: Status
+    rank: int
+    message: str = ""
+    profile: Profile | None = None
+    loaders: tuple[str, ...] = ()
+
+    def leave(self, folder: Path) -> None:
+        """Write it, whole or not at all."""
+        data = asdict(self) | {"profile": None if self.profile is None else self.profile.as_json()}
+        target = folder / f"rank-{self.rank}.json"
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(data), encoding="utf-8")
+        partial.replace(target)
+
+
+def result_of(folder: Path, rank: int) -> Result | None:
+    """What this rank has left so far."""
+    try:
+        data: Mapping[str, JSON] = json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    profile = data["profile"]
+    found = {**data, "profile": None if profile is None else profile_from(profile), "loaders": tuple(data["loaders"])}
+    return Result(**found)

@@ -1,0 +1,154 @@
+"""What the analysis shows: tables, and rows and profiles for ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minato_gpu.analysis.breakdown import TITLES, broken_down
+from minato_gpu.analysis.order import Result
+from minato_gpu.analysis.preparing import law_of
+from minato_gpu.analysis.profile import Profile
+from minato_gpu.analysis.verdict import verdict
+from minato_gpu.console import show
+from minato_gpu.samples import JSON
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SLOWEST = 5
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
+    """A row for each part of each rank's epoch."""
+    found: list[dict[str, JSON]] = []
+    for profile in _profiles(results):
+        broken = broken_down(profile)
+        for part in broken.parts if broken else ():
+            unknown = part.name == "fetch" and broken is not None and "cold" in broken.misses
+            found.append(
+                {
+                    "rank": profile.rank,
+                    "part": part.name,
+                    "batch_s": None if unknown else part.seconds,
+                    "share": None if unknown else part.share,
+                    "error_s": None if unknown else part.error_s,
+                    "is_noise": part.is_noise,
+                }
+            )
+    return found
+
+
+def more(results: Sequence[Result]) -> dict[str, JSON]:
+    """What else goes into the document."""
+    profiles = _profiles(results)
+    return {
+        "verdict": verdict(profiles)._asdict(),
+        "profiles": [profile.as_json() for profile in profiles],
+        "results": [
+            {"rank": each.rank, "status": each.status, "message": each.message, "loaders": list(each.loaders)}
+            for each in results
+        ],
+    }
+
+
+def problem(results: Sequence[Result]) -> str:
+    """Why not everything could be measured, in a sentence; empty where it could."""
+    own = results[0]
+    if own.profile is None:
+        return _never(own)
+    missing = [name for name in ("compute", "warm") if name not in own.profile.phases]
+    if own.status == "complete":
+        return ""
+    how = {"ended": "the script ended", "died": "the script died", "stopped": "the analysis was stopped"}
+    said = f"{how.get(own.status, 'the analysis was stopped')}{f': {own.message}' if own.message else ''}"
+    lacks = f" (there is no {' and no '.join(missing)} phase)" if missing else ""
+    return f"{said} before all was measured{lacks}. Give it more epochs or a larger data set, or fewer --seconds."
+
+
+def _never(result: Result) -> str:
+    """No loader was chosen."""
+    how = {"ended": "the script ended", "died": "the script died", "stopped": "the analysis was stopped"}
+    said = how.get(result.status, "the analysis was stopped")
+    because = f" ({result.message})" if result.message else ""
+    if not result.loaders:
+        return (
+            f"{said}{because} without iterating a torch.utils.data.DataLoader or a minato_gpu.DataLoader. (A loader in "
+            "a process that the script starts is not seen; put analyze before that one.)"
+        )
+    return (
+        f"{said}{because} before a loader had given three batches with gradients enabled: {'; '.join(result.loaders)}. "
+        "(--loader N chooses one.)"
+    )
+
+
+def _profiles(results: Sequence[Result]) -> list[Profile]:
+    return [result.profile for result in results if result.profile is not None]
+
+
+def show_results(console: Console, results: Sequence[Result]) -> None:
+    """All tables, and the verdict."""
+    profiles = _profiles(results)
+    table = rows(results)
+    if not table:
+        return
+    _show_parts(console, table, len(profiles) > 1)
+    show(console, "what was measured", [_measured(profile) for profile in profiles])
+    first = profiles[0]
+    if first.scaling:
+        show(console, "preparation, everything cached", _scaling(first))
+    if first.stages_s:
+        stages = sorted(first.stages_s.items(), key=lambda each: -each[1])
+        show(console, "cost by stage", [{"stage": name, "ms": seconds * 1e3} for name, seconds in stages])
+    slowest = [{"ms": seconds * 1e3, "sample": what} for seconds, what in first.slowest[:_SLOWEST]]
+    show(console, "slowest samples", slowest)
+    for note in dict.fromkeys(note for profile in profiles for note in profile.notes):
+        console.print(f"Note: {note}", markup=False, highlight=False)
+    said = results[0].loaders
+    if len(said) > 1:
+        console.print(f"Of several loaders one was analysed: {'; '.join(said)}.", markup=False, highlight=False)
+    console.print(verdict(profiles).sentence, style="bold", markup=False, highlight=False)
+
+
+def _show_parts(console: Console, table: Sequence[dict[str, JSON]], several: bool) -> None:
+    shown = []
+    for row in table:
+        share = "unknown" if row["share"] is None else f"{row['share']:.1%}"
+        noise = "within the noise" if row["is_noise"] else ""
+        rank = {"rank": row["rank"]} if several else {}
+        seconds = None if row["batch_s"] is None else row["batch_s"] * 1e3
+        if row["part"] != "ranks" or several:
+            shown.append({**rank, "part": TITLES[row["part"]], "share": share, "ms/batch": seconds, "": noise})
+    show(console, "where an epoch's time goes", shown)
+
+
+def _measured(profile: Profile) -> dict[str, JSON]:
+    """One rank's figures in a row."""
+    phases, storage = profile.phases, profile.storage
+    rates = {
+        name: profile.batch_size * phases[name].batches / phases[name].seconds
+        for name in ("compute", "warm", "cold")
+        if name in phases and phases[name].seconds > 0
+    }
+    middle = sorted(profile.prepare_s)[len(profile.prepare_s) // 2] * 1e3 if profile.prepare_s else None
+    return {
+        "rank": profile.rank,
+        "workers": profile.workers,
+        "G_per_s": rates.get("compute"),
+        "warm_per_s": rates.get("warm"),
+        "cold_per_s": rates.get("cold"),
+        "sample ms": middle,
+        "on cores": profile.prepare_cpu_share,
+        "collate ms": profile.collate_s * 1e3,
+        "KB a sample": None if storage is None else storage.nbytes / 1e3,
+        "storage MB_per_s": None if storage is None else storage.bytes_per_s / 1e6,
+        "latency ms": None if storage is None else storage.latency_s * 1e3,
+    }
+
+
+def _scaling(profile: Profile) -> list[dict[str, JSON]]:
+    law = law_of(profile)
+    return [
+        {"workers": count, "samples_per_s": rate, "fitted": None if law is None else law.rate(count)}
+        for count, rate in profile.scaling
+    ]

@@ -1,0 +1,51 @@
+"""Training scripts of the tests: what is the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HEAD = """
+import sys, os
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+import minato_gpu
+
+
+class Files(Dataset):
+    def __init__(self, folder):
+        self.paths = sorted(os.path.join(folder, name) for name in os.listdir(folder))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        data = np.fromfile(self.paths[index], np.uint8)
+        return torch.from_numpy(data[:100].astype(np.float32))
+
+
+def train(loader, epochs=1, weight=torch.ones(100, requires_grad=True)):
+    given = []
+    for epoch in range(epochs):
+        for batch in loader:
+            (batch @ weight).sum().backward()
+            given.append(len(batch))
+            batch.zero_()  # in place: the next one must not be
+    return given
+
+"""
+
+
+def written(folder: Path, body: str) -> str:
+    """A script with this body, after the head; returns its path."""
+    path = folder / "train.py"
+    path.write_text(HEAD + body, encoding="utf-8")
+    return str(path)
+
+
+def data(folder: Path, count: int = 64, nbytes: int = 2000) -> str:
+    """A folder of that many files."""
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number:03}.bin").write_bytes(bytes([number % 251]) * nbytes)
+    return str(folder)

@@ -1,0 +1,170 @@
+"""The report: one file that needs nothing else, which a browser shows on a desk and on a phone, and a screen reader
+reads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from minato_gpu.analysis import page
+from minato_gpu.analysis.drawings import COLOURS, Point
+from minato_gpu.analysis.profile import Phase, Profile
+from minato_gpu.report import document
+
+from .test_profile import PROFILE
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NASTY = "/data/<script>alert(1)</script>/" + "a" * 90 + ".jpeg"
+
+
+def phase(seconds: float) -> Phase:
+    times = tuple((seconds * np.random.default_rng(0).lognormal(0, 0.2, 50)).tolist())
+    return Phase(50, sum(times), 0.2 * sum(times), times)
+
+
+WHOLE = replace(
+    PROFILE,
+    prepare_s=tuple((0.01 * np.random.default_rng(1).lognormal(0, 1, 200)).tolist()),
+    phases={"compute": phase(0.1), "warm": phase(0.13), "cold": phase(0.19)},
+    stages_s={"decode": 0.006, "crop": 0.001},
+    scaling=((1, 90.0), (2, 170.0), (4, 250.0)),
+    slowest=((0.2, NASTY), (0.1, "/data/b.jpeg")),
+    notes=("the page cache could not be looked at",),
+)
+CURVES = (
+    page.Curve("Workers", "workers", [Point(n, 100 / n, 90 / n, 110 / n) for n in (1, 2, 8, 32)], (2, 51.0)),
+    page.Curve("Cache", "share of the set", [Point(c, 60 - c, 50 - c, 70 - c) for c in (0.0, 0.5, 1.0)]),
+)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def made(profiles: Sequence[Profile] = (WHOLE,), curves: Sequence[page.Curve] = CURVES, **more: Any) -> Path:
+        path = tmp_path / "report.html"
+        page.write(path, "train.py", profiles, document({}, []), curves, **more)
+        return path
+
+    return made
+
+
+class Seen(HTMLParser):
+    """What of a page matters to who does not see it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def test_it_needs_nothing_else(write: Callable[..., Path]) -> None:
+    text = write().read_text(encoding="utf-8")
+    seen = Seen(text)
+    assert not any(seen.all(tag) for tag in ("script", "link", "img", "iframe"))
+    assert not re.search(r"url\((?!#)|@import", text)
+    linked = [value for _, attributes in seen.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert all(value is not None and value.startswith("#") for value in linked)
+    assert len(text) < 1_000_000
+
+
+def test_it_says_what_it_shows(write: Callable[..., Path]) -> None:
+    seen = Seen(write().read_text(encoding="utf-8"))
+    levels = [int(tag[1]) for tag, _ in seen.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+    assert seen.all("html")[0]["lang"] == "en" and "width=device-width" in str(seen.all("meta")[1]["content"])
+    pictures = [each for each in seen.all("div") if each.get("role") == "img"]
+    assert len(pictures) == len(seen.all("svg")) == 7
+    assert all(len(each["aria-label"] or "") > 20 for each in pictures)
+    assert all(each.get("scope") in ("col", "row") for each in seen.all("th"))
+    said = "".join(seen.text)
+    assert NASTY in said and "the page cache could not be looked at" in said and "within the noise" not in said
+
+
+def test_contrasts_suffice(write: Callable[..., Path]) -> None:
+    """WCAG 2.2, AA: 4.5 to 1 of text, 3 to 1 of what is drawn, but of the colour that a label and a table go with."""
+    variables = dict(re.findall(r"--(\w+): (#\w{6})", write().read_text(encoding="utf-8")))
+    for ink in ("ink", "soft", "lead"):
+        for paper in ("paper", "back"):
+            assert _contrast(variables[ink], variables[paper]) >= 4.5
+    assert all(_contrast(colour, "#ffffff") >= 2 for name, colour in COLOURS.items() if name != "loader")
+
+
+def _contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_ranks_have_a_bar_each(write: Callable[..., Path]) -> None:
+    ranks = [replace(WHOLE, rank=rank, ranks=2) for rank in range(2)]
+    said = "".join(Seen(write(ranks).read_text(encoding="utf-8")).text)
+    assert said.count("waiting for other ranks") >= 2
+
+
+@pytest.mark.parametrize(
+    ("profile", "lacks"),
+    [
+        (replace(PROFILE, phases={}), "Where an epoch's time goes"),
+        (replace(WHOLE, prepare_s=(), stages_s={}, scaling=(), slowest=()), "What samples cost"),
+        (replace(WHOLE, phases={"compute": phase(0.1), "warm": phase(0.1)}, notes=()), "could not be looked at"),
+    ],
+    ids=["nothing", "no costs", "no cold phase"],
+)
+def test_what_was_not_measured_is_left_out(write: Callable[..., Path], profile: Profile, lacks: str) -> None:
+    assert lacks not in write([profile], ()).read_text(encoding="utf-8")
+
+
+def test_predictions_are_beside_what_was_measured(write: Callable[..., Path]) -> None:
+    rows = [{"epoch": "warm", "predicted, s": "12.1", "measured, s": "12.0"}]
+    assert "12.1" in "".join(Seen(write(compared=rows).read_text(encoding="utf-8")).text)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_it(write: Callable[..., Path], tmp_path: Path, width: int) -> None:
+    """Nothing is wider than the window, and pictures are drawn."""
+    path = write([replace(WHOLE, rank=rank, ranks=2) for rank in range(2)])
+    tells = "<script>document.title = [document.documentElement.scrollWidth, innerWidth].join()</script></body>"
+    asking = tmp_path / "asking.html"
+    asking.write_text(path.read_text(encoding="utf-8").replace("</body>", tells), encoding="utf-8")
+    shot = tmp_path / "shot.png"
+    dom = _chromium(tmp_path, f"--window-size={width},2000", "--dump-dom", asking.as_uri())
+    found = re.search(r"<title>(\d+),(\d+)</title>", dom)
+    assert found is not None and int(found[1]) <= int(found[2])
+    _chromium(tmp_path, f"--window-size={width},2000", f"--screenshot={shot}", path.as_uri())
+    picture = Image.open(shot).convert("RGB")
+    assert picture.size == (width, 2000)
+    seen: Any = picture.getcolors(1 << 24)
+    colours = {f"#{red:02X}{green:02X}{blue:02X}" for _, (red, green, blue) in seen}
+    assert {COLOURS["compute"], COLOURS["fetch"], COLOURS["preparation"]} <= colours
+
+
+def _chromium(home: Path, *arguments: str) -> str:
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+    command += [f"--user-data-dir={home / 'browser'}", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return done.stdout

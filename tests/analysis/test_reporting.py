@@ -1,0 +1,64 @@
+"""What a report says of a profile: predictions beside what was measured, as far as the profile goes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from minato_gpu.analysis import reporting
+from minato_gpu.analysis.profile import Profile, Storage
+from minato_gpu.cli import main
+from minato_gpu.report import document
+
+from .test_page import WHOLE
+
+SMALL = replace(
+    WHOLE,
+    samples=64,
+    batch_size=8,
+    prepare_s=WHOLE.prepare_s[:32],
+    storage=Storage(bytes_per_s=1e8, latency_s=0.005, requests=1.0, nbytes=1e5, concurrency=2.0),
+)
+
+
+def page_of(folder: Path, profile: Profile) -> str:
+    path = folder / "report.html"
+    reporting.write(path, "train.py", [profile], document({}, []), draws=2)
+    return re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_questions_with_numbers_have_curves_and_the_others_a_table(tmp_path: Path) -> None:
+    text = page_of(tmp_path, SMALL)
+    for question in ("workers", "storage latency, ms", "cache of this loader, share of the set", "step, times"):
+        assert f"<h3>{question}</h3>" in text
+    assert "were measured" in text and "not verifiable here" in text
+    table = text[text.index("<caption>other settings") :]
+    assert "next-use" in table and "minato_gpu" in table and "as measured" in table
+
+
+def test_the_model_is_beside_what_was_measured(tmp_path: Path) -> None:
+    text = page_of(tmp_path, SMALL)
+    rows = text[text.index("<caption>epochs of the run as it is") :]
+    assert "bytes in memory" in rows and "bytes in storage" in rows and "%" in rows
+
+
+def test_without_reads_nothing_is_said_of_storage(tmp_path: Path) -> None:
+    text = page_of(tmp_path, replace(SMALL, storage=None))
+    assert "storage latency" not in text and "bytes in storage" not in text and "<h3>workers</h3>" in text
+
+
+def test_a_profile_without_samples_or_steps_predicts_nothing(tmp_path: Path) -> None:
+    for profile in (replace(SMALL, prepare_s=(), scaling=()), replace(SMALL, step_s=())):
+        assert "What if" not in page_of(tmp_path, profile)
+
+
+@pytest.mark.parametrize("where", ["no/such/folder/report.html", "."])
+def test_where_no_report_can_be_written_nothing_is_run(tmp_path: Path, where: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it ran')")
+    done = CliRunner().invoke(main, ["analyze", "--report", str(tmp_path / where), str(script)])
+    assert done.exit_code == 2 and "it ran" not in done.output and "--report" in done.output

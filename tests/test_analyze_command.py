@@ -1,0 +1,93 @@
+"""``minato-gpu analyze``: what it says, what it leaves, and how mistakes end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from minato_gpu.analysis.profile import profile_from
+from minato_gpu.cli import main
+from pipelines import image_classification
+from tests.analysis.scripts import data, written
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _analyze(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, ["analyze", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_script_is_analysed(tmp_path: Path) -> None:
+    script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
+    left = tmp_path / "out.json"
+    result = _analyze("--seconds", "2", "--json", str(left), script, data(tmp_path / "data"))
+    assert "side effects" in result.output
+    for said in ("where an epoch's time goes", "preparation stall", "slowest samples", "what was measured"):
+        assert said in result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+    document: dict[str, Any] = json.loads(left.read_text())
+    assert document["settings"]["script"] == script
+    shares = [row["share"] for row in document["rows"] if row["share"] is not None]
+    assert sum(shares) == pytest.approx(1.0)
+    assert document["verdict"]["sentence"] in " ".join(result.output.split())
+    assert profile_from(document["profiles"][0]).samples == 64
+    assert document["results"] == [
+        {"rank": 0, "status": "complete", "message": "", "loaders": document["results"][0]["loaders"]}
+    ]
+
+
+def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
+    image_classification.example_data(tmp_path / "photographs")
+    given = ("--data", str(tmp_path / "photographs"), "--step-ms", "1", "--batch-size", "2", "--workers", "1")
+    result = _analyze("--seconds", "3", "--pipeline", "pipelines.image_classification", *given)
+    assert "cost by stage" in result.output and "decode" in result.output
+    assert "side effects" not in result.output
+
+
+def test_a_script_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
+    body = "train(DataLoader(Files(sys.argv[1]), 4), 2)\nraise OSError('disk full')"
+    left = tmp_path / "out.json"
+    arguments = ("--json", str(left), written(tmp_path, body), data(tmp_path / "data"))
+    result = _analyze(*arguments, code=1)
+    assert "the script died: OSError: disk full" in " ".join(result.output.split())
+    assert json.loads(left.read_text())["profiles"][0]["phases"]["warm"]["batches"] > 0
+
+
+def test_nothing_was_measured(tmp_path: Path) -> None:
+    result = _analyze(written(tmp_path, "pass"), code=1)
+    assert "nothing was measured: the script ended without iterating a torch.utils.data.DataLoader" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a SCRIPT, or --pipeline"),
+        (["missing.py"], "there is no script 'missing.py'"),
+        (["--step-ms", "3", "train.py"], "--step-ms goes with --pipeline"),
+        (["--pipeline", "pipelines.image_classification"], "--pipeline needs --data DIR and --step-ms X"),
+        (["--pipeline", "pipelines.nothing", "--data", ".", "--step-ms", "1"], "no module named pipelines.nothing"),
+        (["--pipeline", "pipelines.coco", "--data", ".", "--step-ms", "0"], "a step of no time needs no loader"),
+        (["--pipeline", "pipelines.coco", "train.py"], "give a SCRIPT or --pipeline, not both"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(arguments: list[str], said: str) -> None:
+    result = _analyze(*arguments, code=2)
+    assert said in " ".join(result.output.split())
+    assert result.output.count("Error: ") == 1
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    given = ("--pipeline", "pipelines.image_classification", "--data", str(tmp_path), "--step-ms", "1")
+    result = _analyze(*given, code=1)
+    assert "nothing was measured: the script died (FileNotFoundError: " in " ".join(result.output.split())
