@@ -190,7 +190,9 @@ def found_by_analysis(planted: Planted, data: Path, folder: Path, seconds: float
 def run(names: tuple[str, ...], seconds: float, count: int = 3000, nbytes: int = 20_000) -> list[dict[str, Any]]:
     """A row for each of the named cases."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="minato_gpu_verdicts_", dir=Path.cwd()) as place:
+    runs = Path("runs")  # on a disk, which the folder of temporary files may not be
+    runs.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="verdicts_", dir=runs.resolve()) as place:
         data = files(Path(place) / "data", count, nbytes)
         for name in names:
             begin = perf_counter()

@@ -219,8 +219,8 @@ def _preparation(profile: Profile, found: Breakdown) -> tuple[Case, str]:
     if why.cause == "collate":
         return "collate-bound", (
             f"collate_fn takes {why.times:.0%} of a worker's time ({profile.collate_s * 1e3:.3g} ms a batch), and "
-            f"without it batches would come {1 / max(1 - why.times, 0.01):.1f} times as fast: let it copy whole "
-            "arrays, or move its work into the samples."
+            f"without it batches would come {1 / max(1 - why.times, 0.01):.1f} times as fast: "
+            "let it copy whole arrays, or move its work into the samples."
         )
     if why.cause == "few slow samples":
         return "few slow samples", (
