@@ -93,7 +93,8 @@ def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Preparing:
 def _uneven(profile: Profile, step_s: float) -> Preparing:
     """Workers keep up on average."""
     middle = median(profile.prepare_s) if profile.prepare_s else 0.0
-    slow = [each for each in profile.prepare_s if each > _SLOW * middle]
+    # one that is over long before the step is holds up no batch
+    slow = [each for each in profile.prepare_s if each > max(_SLOW * middle, step_s / 2)]
     if slow and middle:
         ahead = math.ceil(max(slow) / max(step_s, 1e-9) / profile.workers) + profile.prefetch
         one_in = round(len(profile.prepare_s) / len(slow))

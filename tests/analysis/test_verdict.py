@@ -55,6 +55,12 @@ def test_it_names_what_to_change_and_by_how_much(case: Case) -> None:
     assert found.sentence.endswith((".",)) and "\n" not in found.sentence
 
 
+def test_a_sample_that_is_slow_and_yet_quicker_than_a_step_is_not_to_blame() -> None:
+    hiccup = (*((0.004, 0.006) * 100)[1:], 0.03)
+    found = verdict([profile(0.1, 0.13, prepare_s=hiccup, prefetch=1, scaling=((1, 200.0), (2, 400.0)))])
+    assert found.case == "too few batches in flight"
+
+
 def test_the_gain_is_the_stall() -> None:
     assert verdict([PLANTED["storage latency"][0]]).gain == pytest.approx(0.7 / 0.8)
     assert verdict([PLANTED["step-bound"][0]]).gain == pytest.approx(0.01, abs=0.002)

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.mutations import disk, failures, memory, observing, pipelines, reading, resuming, scheduling, shared_memory
+from tests.mutations import (
+    analysing,
+    disk,
+    failures,
+    memory,
+    observing,
+    pipelines,
+    reading,
+    resuming,
+    scheduling,
+    shared_memory,
+)
 from tests.mutations.fault import Fault
 
 ALL: tuple[Fault, ...] = (
@@ -15,4 +26,5 @@ ALL: tuple[Fault, ...] = (
     *disk.FAULTS,
     *pipelines.FAULTS,
     *observing.FAULTS,
+    *analysing.FAULTS,
 )

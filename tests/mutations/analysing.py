@@ -1,0 +1,78 @@
+"""Faults of who looks from outside: at a run that goes on, and at a script that is analysed."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+FAULTS = (
+    Fault(
+        "another user's process is told how the loaders stand",
+        "observe/listening.py",
+        "            if is_ours(connection):\n",
+        "            if connection:\n",
+        ("observe/test_watching.py",),
+    ),
+    Fault(
+        "a forked process holds its parent's socket",
+        "observe/shared_service.py",
+        "            running.abandon()\n",
+        "            pass\n",
+        ("observe/test_watching.py",),
+    ),
+    Fault(
+        "a folder that lets others in is trusted",
+        "observe/private_folder.py",
+        "    if not _is_private(found):\n",
+        "    if not found:\n",
+        ("observe/test_private_folder.py",),
+    ),
+    Fault(
+        "counters of an epoch are lost with it",
+        "observe/counting.py",
+        "        if key[0] not in _OF_WORKERS or begun.get(key, 0.0) < last:\n",
+        "        if key[0] in _OF_WORKERS and begun.get(key, 0.0) < last:\n",
+        ("observe/test_counting.py", "observe/test_metrics.py"),
+    ),
+    Fault(
+        "noise counts as a stall",
+        "analysis/breakdown.py",
+        "0 < seconds < _TIMES_THE_ERROR * error",
+        "0 < seconds < 0 * error",
+        ("analysis/test_breakdown.py", "analysis/test_verdict.py"),
+    ),
+    Fault(
+        "a loader that the analysis makes is taken for the script's",
+        "analysis/subject.py",
+        "        self._own.add(made)\n",
+        "",
+        ("analysis/test_subject.py", "analysis/test_child.py"),
+    ),
+    Fault(
+        "what this machine cannot run is said to be verifiable",
+        "analysis/questions.py",
+        "        here = HERE if count <= profile.cores else MORE_CORES\n",
+        "        here = HERE if count else MORE_CORES\n",
+        ("analysis/test_questions.py",),
+    ),
+    Fault(
+        "a sample's name runs as a script in the report",
+        "analysis/page.py",
+        "autoescape=True",
+        "autoescape=False",
+        ("analysis/test_page.py",),
+    ),
+    Fault(
+        "workers beyond the cores are as fast as others",
+        "analysis/scaling.py",
+        "        if demand <= room or demand == 0:\n",
+        "        if demand or demand == 0:\n",
+        ("analysis/test_scaling.py", "analysis/test_predict.py"),
+    ),
+    Fault(
+        "metrics are served to everybody",
+        "observe/metrics_address.py",
+        '"127.0.0.1"',
+        '"0.0.0.0"',
+        ("observe/test_metrics_address.py",),
+    ),
+)
