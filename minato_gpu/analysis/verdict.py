@@ -206,6 +206,7 @@ def _size(nbytes: float) -> str:
 def _preparation(profile: Profile, found: Breakdown) -> tuple[Case, str]:
     why: Preparing = cause_of(profile, found.parts[0].seconds)
     has, need, cores = profile.workers, why.workers, profile.cores
+    counted = "1 worker" if has == 1 else f"{has} workers"
     if why.cause == "no workers":
         return "no workers", (
             f"Samples are prepared by the training process itself, between steps: num_workers={need} prepares them "
@@ -229,7 +230,7 @@ def _preparation(profile: Profile, found: Breakdown) -> tuple[Case, str]:
         )
     if why.cause == "in flight":
         return "too few batches in flight", (
-            f"{has} workers are fast enough on average, but only {profile.prefetch} batches ahead each: "
+            f"{counted} would do on average, but only so many batches are prepared ahead ({profile.prefetch} each): "
             f"prefetch_factor={need} evens it out."
         )
     if why.cause == "cores":
@@ -239,8 +240,8 @@ def _preparation(profile: Profile, found: Breakdown) -> tuple[Case, str]:
         )
     if why.cause == "some workers":
         return "too few workers", (
-            f"Preparation is too slow with {has} workers: num_workers={need}, as many as {cores} cores carry, is up to "
+            f"Preparation is too slow with {counted}: num_workers={need}, as many as {cores} cores carry, is up to "
             f"{why.times:.1f} times as fast, which does not keep up with the step yet: prepare less, or on the GPU "
             "too."
         )
-    return "too few workers", f"Preparation is too slow with {has} workers: num_workers={need} keeps up with the step."
+    return "too few workers", f"Preparation is too slow with {counted}: num_workers={need} keeps up with the step."
