@@ -28,6 +28,7 @@ class Run:
         self._folder = Path(order.folder)
         self._loaders: Any = None
         self._findings: Any = None
+        self._lockstep: Any = None
 
     def to_its_end(self) -> int:
         """Run the script; returns the exit code: 0, but where it died."""
@@ -73,11 +74,11 @@ class Run:
         from minato_gpu.analysis.subject import Subject
 
         order = self.order
-        lockstep = Lockstep(self._folder, order.rank, order.ranks)
+        self._lockstep = Lockstep(self._folder, order.rank, order.ranks)
         notes = self._folder / f"notes-{order.rank}"
         notes.mkdir(exist_ok=True)
         subject = Subject(loader, str(notes))
-        conductor = Conductor(subject, order.seconds, self._save, lockstep)
+        conductor = Conductor(subject, order.seconds, self._save, self._lockstep)
         self._save(conductor.findings)
         return conductor
 
@@ -95,6 +96,8 @@ class Run:
         if status in ("ended", "died") and conductor is not None:
             conductor.script_ended()
         self._loaders.uninstall()
+        if self._lockstep is not None:
+            self._lockstep.close()
         self._leave(status, message)
         return 1 if status == "died" else 0
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from minato_gpu.analysis.conductor import Conductor
+from minato_gpu.analysis.subject import Subject
 from minato_gpu.samples import Value
 
 _TRIED = 2  # batches
@@ -28,7 +29,6 @@ class Loaders:
         self._begin, self._number = begin, number
         self._originals: dict[type, Callable[[Any], Iterator[Value]]] = {}
         self._known: list[tuple[weakref.ref[Any], list[int]]] = []
-        self._chosen: weakref.ref[Any] | None = None
         self._starting = False
         self.conductor: Conductor | None = None
 
@@ -56,19 +56,11 @@ class Loaders:
         kind.__iter__ = iterated  # type: ignore[attr-defined]
 
     def _iterated(self, loader: Any, original: Callable[[Any], Iterator[Value]]) -> Iterator[Value]:
-        if self.conductor is not None and self._is_chosen(loader, self.conductor):
+        if self.conductor is not None and _stands_for(loader, self.conductor.subject):
             return ScriptEpoch(self.conductor, self.conductor.subject.length)
         if self.conductor is not None or self._starting:
             return original(loader)
         return Tried(self, loader, original(loader), self._count_of(loader))
-
-    def _is_chosen(self, loader: Any, conductor: Conductor) -> bool:
-        """Whether this is the loader that is analysed, or the one that the script has made for its next epoch."""
-        import torch
-
-        if self._chosen is not None and loader is self._chosen():
-            return True
-        return torch.is_grad_enabled() and conductor.subject.is_followed_by(loader)
 
     def _count_of(self, loader: Any) -> list[int]:
         """How many batches this loader has given: a list of one number, which is counted on."""
@@ -95,7 +87,6 @@ class Loaders:
             self.conductor = self._begin(loader)
         finally:
             self._starting = False
-        self._chosen = weakref.ref(loader)
         return self.conductor
 
     def described(self) -> list[str]:
@@ -105,10 +96,17 @@ class Loaders:
             loader = known()
             gone = "gone" if loader is None else f"{type(loader).__module__}.{type(loader).__qualname__}"
             length = "" if loader is None else f", {_length(loader)} batches an epoch"
-            chosen = loader is not None and self._chosen is not None and loader is self._chosen()
+            chosen = self.conductor is not None and loader is self.conductor.subject.loader
             asked = "analysed" if chosen else f"asked for {count} batches"
             found.append(f"loader {number} ({gone}{length}): {asked}")
         return found
+
+
+def _stands_for(loader: Any, subject: Subject) -> bool:
+    """Whether this is the loader that is analysed, or the one that the script has made for its next epoch."""
+    import torch
+
+    return loader is subject.loader or (torch.is_grad_enabled() and subject.is_followed_by(loader))
 
 
 class Tried:

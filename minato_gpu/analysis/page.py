@@ -23,11 +23,10 @@ Rows = Sequence[Mapping[str, str]]
 
 
 class Curve(NamedTuple):
-    """What a question is answered by: an epoch over a ``unit``, and where on it the run is that was measured.
+    """What a question is answered by: an epoch over what is asked, and where on that the run is that was measured.
     ``unverified``: of which points this machine cannot be asked, and why."""
 
     question: str
-    unit: str
     points: Sequence[drawings.Point]
     measured: tuple[float, float] | None = None
     unverified: str = ""
@@ -153,12 +152,12 @@ def _breakdown(found: Sequence[tuple[Profile, Breakdown]]) -> Figure:
 
 def _curve(curve: Curve) -> Figure:
     ends = curve.points[0], curve.points[-1]
-    said = " and ".join(f"{each.epoch_s:.3g} s ({curve.unit}: {each.at:g})" for each in ends)
+    said = " and ".join(f"{each.epoch_s:.3g} s ({curve.question}: {each.at:g})" for each in ends)
     if curve.measured is not None:
         said += f"; {curve.measured[1]:.3g} s were measured ({curve.measured[0]:g})"
     rows = [
         {
-            curve.unit: f"{point.at:g}",
+            curve.question: f"{point.at:g}",
             "epoch, s": f"{point.epoch_s:.3g}",
             "from": f"{point.low_s:.3g}",
             "to": f"{point.high_s:.3g}",
@@ -166,7 +165,7 @@ def _curve(curve: Curve) -> Figure:
         for point in curve.points
     ]
     unverified = f" ({curve.unverified}, but as measured.)" if curve.unverified else ""
-    svg = drawings.curve(curve.points, curve.unit, curve.measured)
+    svg = drawings.curve(curve.points, curve.question, curve.measured)
     return Figure(curve.question, svg, f"An epoch is predicted to take {said}.{unverified}", rows)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from minato_gpu.analysis import page
 from minato_gpu.analysis.drawings import Point
-from minato_gpu.analysis.predict import Predictor
+from minato_gpu.analysis.predict import predict
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.questions import answer
 from minato_gpu.samples import JSON
@@ -20,7 +20,7 @@ def write(path: Path, what: str, profiles: Sequence[Profile], document: Mapping[
     """The page on these ranks, with what the first one's profile answers. See ``page.write``."""
     rows = _answered(profiles[0], draws)
     curves, others = _curves(profiles[0], rows)
-    page.write(path, what, profiles, document, curves, compared=_compared(profiles[0], draws), others=others)
+    page.write(path, what, profiles, document, curves, _compared(profiles[0], rows, draws), others)
 
 
 def _answered(profile: Profile, draws: int) -> list[dict[str, JSON]]:
@@ -48,7 +48,7 @@ def _curves(profile: Profile, rows: Sequence[Mapping[str, JSON]]) -> tuple[list[
         at = next((point.at for point, row in zip(points, some, strict=True) if row["measured"]), None)
         measured = None if at is None or measured_s is None else (at, measured_s)
         unverified = sorted({row["verified"] for row in some if str(row["verified"]).startswith("not")})
-        curves.append(page.Curve(question, question, sorted(points), measured, "; ".join(unverified)))
+        curves.append(page.Curve(question, sorted(points), measured, "; ".join(unverified)))
     return curves, others
 
 
@@ -75,22 +75,25 @@ def _epoch_s(profile: Profile, name: str) -> float | None:
     return None if phase is None or not phase.batches else phase.seconds / phase.batches * profile.batches
 
 
-def _compared(profile: Profile, draws: int) -> page.Rows:
+def _compared(profile: Profile, answered: Sequence[Mapping[str, JSON]], draws: int) -> page.Rows:
     """The phases as the model has them."""
-    if not profile.prepare_s or not profile.step_s or profile.samples < 1:
+    as_measured = next((row for row in answered if row["measured"]), None)
+    if as_measured is None:
         return []
+    warm, cold = _epoch_s(profile, "warm"), _epoch_s(profile, "cold")
     rows = []
-    for name, known in (("warm", replace(profile, storage=None)), ("cold", profile)):
-        measured_s = _epoch_s(profile, name)
-        if measured_s is None or (name == "cold" and profile.storage is None):
-            continue
-        found = Predictor(known).predict(draws=draws)
-        rows.append(
-            {
-                "epoch": "bytes in memory" if name == "warm" else "bytes in storage",
-                "predicted, s": f"{found.epoch_s:.3g} ({found.low_s:.3g} to {found.high_s:.3g})",
-                "measured, s": f"{measured_s:.3g}",
-                "error": f"{found.epoch_s / measured_s - 1:+.1%}",
-            }
-        )
+    if warm is not None:
+        found = as_measured if profile.storage is None else asdict(predict(replace(profile, storage=None), draws=draws))
+        rows.append(_beside("bytes in memory", found, warm))
+    if cold is not None and profile.storage is not None:
+        rows.append(_beside("bytes in storage", as_measured, cold))
     return rows
+
+
+def _beside(epoch: str, found: Mapping[str, JSON], measured_s: float) -> dict[str, str]:
+    return {
+        "epoch": epoch,
+        "predicted, s": f"{found['epoch_s']:.3g} ({found['low_s']:.3g} to {found['high_s']:.3g})",
+        "measured, s": f"{measured_s:.3g}",
+        "error": f"{found['epoch_s'] / measured_s - 1:+.1%}",
+    }

@@ -38,6 +38,7 @@ class Subject:
         self.loader, self.folder = loader, folder
         self._own = WeakSet[Any]()  # those that were made like it
         self.kind: LoaderKind = "minato_gpu" if isinstance(loader, ours.DataLoader) else "torch"
+        self._options = Options.check(loader) if isinstance(loader, ours.DataLoader) else None
         self.is_stream = isinstance(loader.dataset, IterableDataset)
         self.workers = loader.num_workers
         self.length = _length(loader)
@@ -75,7 +76,7 @@ class Subject:
     @property
     def uses_threads(self) -> bool:
         """Whether its workers are threads."""
-        return isinstance(self.loader, ours.DataLoader) and Options.check(self.loader).threads
+        return self._options is not None and self._options.threads
 
     @property
     def persists(self) -> bool:
@@ -90,7 +91,7 @@ class Subject:
 
     def lateness(self) -> int:
         """In batches."""
-        return Options.check(self.loader).lateness if isinstance(self.loader, ours.DataLoader) else 0
+        return 0 if self._options is None else self._options.lateness
 
     def book(self, phase: str) -> NoteBook:
         """Where workers note what they see in this phase."""

@@ -174,9 +174,7 @@ def _fetch(profile: Profile, found: Breakdown) -> tuple[Case, str]:
         return "slow storage", "Samples wait for storage that could not be seen: keep copies with minato_gpu's cache=."
     step = max(found.batch_s - next(part.seconds for part in found.parts if part.name == "fetch"), 1e-9)
     needed = profile.batch_size / step  # samples a second, as fast as all else allows
-    by_rate = storage.nbytes / storage.bytes_per_s
-    by_latency = storage.requests * storage.latency_s / max(storage.concurrency, 1.0)
-    if by_latency > by_rate:
+    if storage.seconds_per_sample() > storage.nbytes / storage.bytes_per_s:
         return "storage latency", _more_at_once(storage, needed)
     wanted, given = needed * storage.nbytes, storage.bytes_per_s
     missing = max(0.0, 1 - given / wanted)

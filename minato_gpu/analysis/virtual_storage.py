@@ -24,11 +24,10 @@ from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.hedging import Hedging
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.source import Key, Source
 from minato_gpu.sources.telling import Telling
-
-_AHEAD_BYTES = 256 << 20  # ``ReaderSettings.ahead_bytes``
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class VirtualStorage:
         self._storage, self._orders, self._shards, self._rng = storage, orders, shards, Random(seed)
         samples = len(storage.nbytes)
         memory = None if tier is None else MemoryTier(tier.budget(storage), samples, decide=tier.decide)
-        self._service = Service(_NoBytes(), _AHEAD_BYTES, self._tell, memory)
+        self._service = Service(_NoBytes(), ReaderSettings.ahead_bytes, self._tell, memory)
         self._service.pool = self
         self._concurrency = Concurrency(16, 64) if storage.files else Concurrency(64, 1024)
         self._hedging, self._telling = Hedging(), Telling()

@@ -11,13 +11,11 @@ training run.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from minato_gpu.notices import LOGGER
 from minato_gpu.scheduling.messages import Span
-
-logger = logging.getLogger("minato_gpu")
 
 
 class Began(NamedTuple):
@@ -131,7 +129,7 @@ class Facts:
                 hear(fact)
             except Exception:
                 self.unsubscribe(hear)
-                logger.warning("%r hears nothing more of the loader, because it raised:", hear, exc_info=True)
+                LOGGER.warning("%r hears nothing more of the loader, because it raised:", hear, exc_info=True)
 
 
 NOBODY = Facts()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from minato_gpu.notices import LOGGER
 from minato_gpu.observe.facts import Facts, Hearer
 from minato_gpu.observe.ranges import Ranges
 from minato_gpu.observe.trace import Trace
 from minato_gpu.observe.trace_file import TraceFile
 
-logger = logging.getLogger("minato_gpu")
 Push = Callable[[str], object]
 
 
@@ -33,7 +32,7 @@ def add_trace(facts: Facts, path: Path, limit: int, owner: object) -> None:
 
     def full() -> None:
         facts.unsubscribe(hearer[0])
-        logger.warning("%s holds its %d bytes: what happens from now on is not in it", file.path, limit)
+        LOGGER.warning("%s holds its %d bytes: what happens from now on is not in it", file.path, limit)
 
     rank = os.environ.get("RANK")
     name = "minato_gpu" if rank is None else f"minato_gpu, rank {rank}"

@@ -7,14 +7,13 @@ made by Google's own classes (the package ``perfetto``), so that they are what i
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 from itertools import count
 from pathlib import Path
 from time import CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime_ns
 from typing import Any
 
-logger = logging.getLogger("minato_gpu")
+from minato_gpu.notices import LOGGER
 
 BUFFERED = 1 << 16  # bytes that are written at once
 _KEY = b"\x0a"  # field 1 of Trace, whose values have a length
@@ -39,7 +38,7 @@ class TraceFile:
         self._buffered = self.nbytes = 0
         self.path, self._file = _opened(path)
         if self.path != path:
-            logger.warning("another trace is being written to %s; this one goes to %s", path, self.path)
+            LOGGER.warning("another trace is being written to %s; this one goes to %s", path, self.path)
         packet = self.packet()
         packet.clock_snapshot.primary_trace_clock = MONOTONIC
         for number, clock in _CLOCKS.items():
