@@ -131,6 +131,7 @@ class VirtualStorage:
         self._hedging, self._telling = Hedging(), Telling()
         self._queue: list[tuple[int, Source]] = []
         self._began: dict[int, float] = {}  # requests under way, by number: since when
+        self._twice: set[int] = set()  # of these, asked for a second time
         self._sizes: dict[int, int] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -220,8 +221,9 @@ class VirtualStorage:
             self._send(number)
             self._watch(number)
 
-    def _send(self, number: int) -> None:
-        self._after(self._at_work() + self._storage.wait_s(self._rng), partial(self._transfer, number))
+    def _send(self, number: int, *, second: bool = False) -> None:
+        wait_s = self._at_work() + self._storage.wait_s(self._rng)
+        self._after(wait_s, partial(self._transfer, number, second))
 
     def _watch(self, number: int) -> None:
         """Ask a second time for what takes too long, as attempts.py does for URLs; whoever answers first counts."""
@@ -233,7 +235,8 @@ class VirtualStorage:
     def _ask_again(self, number: int) -> None:
         waits = number in self._began and not self._concurrency.at_its_limit
         if waits and self._hedging.allows(self._now):
-            self._send(number)
+            self._twice.add(number)
+            self._send(number, second=True)
 
     def _at_work(self) -> float:
         """The event loop asks for something, or takes what has come, once it is through with all before: half of what
@@ -241,18 +244,21 @@ class VirtualStorage:
         self._loop_at = max(self._loop_at, self._now) + self._storage.request_s / 2
         return self._loop_at - self._now
 
-    def _transfer(self, number: int) -> None:
+    def _transfer(self, number: int, second: bool) -> None:
         if number in self._began:
             self._free_at = max(self._free_at, self._now) + self._sizes[number] / self._storage.bytes_per_s
-            self._after(self._free_at - self._now, partial(self._arrived, number))
+            self._after(self._free_at - self._now, partial(self._arrived, number, second))
 
-    def _arrived(self, number: int) -> None:
+    def _arrived(self, number: int, second: bool) -> None:
         if number in self._began:
-            self._after(self._at_work(), partial(self._ended, number))
+            self._after(self._at_work(), partial(self._ended, number, second))
 
-    def _ended(self, number: int) -> None:
+    def _ended(self, number: int, second: bool) -> None:
         if number not in self._began:
             return
+        if number in self._twice:
+            self._twice.discard(number)
+            self._hedging.hedged(won=second)
         full = bool(self._queue) and len(self._began) >= self._concurrency.limit and self._service.behind()
         seconds, size = self._now - self._began.pop(number), self._sizes.pop(number)
         self._concurrency.finished(self._now, seconds, full=full)

@@ -101,7 +101,9 @@ class Attempts:
             return
         read.requests.remove(request)
         if isinstance(answer, bytes):
-            self.counts["hedges_won"] += request.is_second
+            if request.is_second or read.requests:
+                self.counts["hedges_won"] += request.is_second
+                self._hedging.hedged(won=request.is_second)
             self._answered(read, answer)
         elif not read.requests:
             self._answered(read, answer)

@@ -2,7 +2,8 @@
 
 A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
 mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: a share of all requests,
-and none while the storage says that it is asked too much, or gives no more.
+and none while the storage says that it is asked too much, or gives no more. The share follows what hedges have brought:
+where requests only queue, the first one is answered first, and hardly any second one is sent from then on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ _LEAST = 32  # latencies known before anything is called slow
 _QUANTILE = 0.97
 _OVER_MEDIAN = 1.5  # where all take much the same, the slowest are not slow
 _SHARE = 0.05
-_BURST = 16.0
+_BURST, _FIRST = 16.0, 4.0  # saved up at most, and allowed before anything is known of them
+_REMEMBERED = 4  # hedges that say whether others are worth it
+_FAIR = 0.1  # of hedges answered first: as many make the whole share worth it
 _QUIET_S = 5.0
 
 
@@ -26,18 +29,23 @@ class Hedging:
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._since_sorted = _RECENT
         self._patience_s: float | None = None
-        self._allowed = _BURST
+        self._allowed = _FIRST
+        self._worth = 0.5  # of the last hedges, those that were answered first
         self._quiet_until = 0.0
 
     def finished(self, latency_s: float) -> None:
         """A request has been answered; of two the time of the one that was."""
         self._recent.append(latency_s)
-        self._allowed = min(_BURST, self._allowed + _SHARE)
+        self._allowed = min(_BURST, self._allowed + _SHARE * min(1.0, self._worth / _FAIR))
         self._since_sorted += 1
         if self._since_sorted >= _LEAST and len(self._recent) >= _LEAST:
             self._since_sorted = 0
             known = sorted(self._recent)
             self._patience_s = max(known[int(_QUANTILE * len(known))], _OVER_MEDIAN * known[len(known) // 2])
+
+    def hedged(self, *, won: bool) -> None:
+        """A request that was asked for twice has been answered; ``won``: the second time."""
+        self._worth += (won - self._worth) / _REMEMBERED
 
     def refused(self, now: float) -> None:
         """The storage says that it is asked too much."""

@@ -180,6 +180,13 @@ FAULTS = (
         ("sources/test_pool.py",),
     ),
     Fault(
+        "nobody learns that second requests come too late",
+        "sources/hedging.py",
+        "        self._worth += (won - self._worth) / _REMEMBERED\n",
+        "        pass\n",
+        ("sources/test_pool.py",),
+    ),
+    Fault(
         "what a sampler raises beyond the window is raised at once",
         "engine/epochs.py",
         "                if not self._ahead and self._place < limit:\n                    raise\n",

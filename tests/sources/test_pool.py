@@ -109,6 +109,12 @@ class Consumer:
             await asyncio.sleep(due - loop.time())
         return self.used - before
 
+    async def all_there(self) -> None:
+        """Until all that was wanted has come."""
+        while len(self._there) < self.wanted:
+            self._came.clear()
+            await self._came.wait()
+
     async def close(self) -> None:
         await self.pool.close()
         self.arena.close()
@@ -239,6 +245,31 @@ def test_a_request_that_is_never_answered_is_named() -> None:
         return consumer.errors
 
     assert "s3://0 has not been answered in 60 seconds" in str(run(main())[0])
+
+
+@pytest.mark.parametrize("tail", [False, True])
+def test_second_requests_end_where_they_never_come_first(tail: bool) -> None:
+    """Bursts at a storage that gives a thousand a second: the last of each waits long, and for nothing but its turn."""
+
+    async def main() -> dict[str, int]:
+        rng = random.Random(1)
+        latency = tailed(0.02, 1) if tail else lambda now, number: 0.02 * math.exp(rng.gauss(0, 0.1))
+        consumer = Consumer(Storage(latency, 1000), 1e6, 1)
+        for _ in range(40):
+            for _ in range(62):
+                consumer.pool.submit(consumer.wanted, Source(f"s3://{consumer.wanted}"))
+                consumer.wanted += 1
+            await consumer.all_there()
+        stats = consumer.pool.stats()
+        await consumer.close()
+        return stats
+
+    stats = run(main())
+    if tail:
+        assert stats["hedges_won"] >= 15
+    else:
+        assert stats["hedges_won"] == 0
+        assert stats["hedges"] <= 30
 
 
 def test_the_request_that_is_not_needed_any_more_is_cancelled() -> None:
