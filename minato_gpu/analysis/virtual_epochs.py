@@ -147,15 +147,18 @@ class Run:
         there = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
         parts = max(1, round(storage.requests))
         several = 1.0 if parts <= _MOST_PARTS else storage.requests
+        parts = parts if parts <= _MOST_PARTS else 1
+        request_s, byte_s = _at_work(storage, float(sizes.mean()) / parts)
         return Simulated(
             sizes.astype(np.int64),
             storage.bytes_per_s,
             storage.latency_s * several,
-            parts if parts <= _MOST_PARTS else 1,
+            parts,
             spread=storage.spread,
             tail=storage.tail,
             tail_times=storage.tail_times,
-            request_s=storage.cpu_s or (_URL_S if storage.remote else _FILE_S),
+            request_s=request_s,
+            byte_s=byte_s,
             files=not storage.remote,
             there=frozenset(int(key) for key in there),
             shares=storage.shares,
@@ -180,6 +183,17 @@ class Run:
         return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
 
 
-# of the reader process for a request, where it was not measured (benchmarks.whatif: 0.4 ms for photographs of 270 KB)
-_URL_S, _FILE_S = 4e-4, 5e-5
+def _at_work(storage: Storage, nbytes: float) -> tuple[float, float]:
+    """Of the reader process for a request and for a byte, where requests have so many on average."""
+    request_s = _URL_S if storage.remote else _FILE_S
+    if not storage.cpu_s:
+        return request_s, _BYTE_S
+    least = min(request_s, storage.cpu_s)
+    return least, (storage.cpu_s - least) / nbytes
+
+
+# of the reader process for a request whatever its bytes, and for each byte, where that was not measured
+# (benchmarks.whatif: 0.4 ms for a photograph of 270 KB, 3 ms for the mean file of volumes and their labels, 1 MB)
+_URL_S, _FILE_S = 2e-4, 5e-5
+_BYTE_S = 1e-9
 _MOST_PARTS = 4  # sources of a sample; more requests are of one source, and follow each other

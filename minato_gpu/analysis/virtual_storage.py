@@ -36,8 +36,9 @@ class Simulated:
     share of them (``shares``; empty: all alike).
 
     ``latency_s``: median of a request; ``spread``: sigma of its logarithm; ``tail``: share of requests that take
-    ``tail_times`` as long. ``request_s``: of the reader process for each, one after the other. ``files``: local ones,
-    of which fewer are read at once than of URLs. ``there``: of each sample, whether the page cache has it.
+    ``tail_times`` as long. ``request_s`` and ``byte_s``: of the reader process for each request and each byte, one after
+    the other. ``files``: local ones, of which fewer are read at once than of URLs. ``there``: samples that the page
+    cache has.
     """
 
     nbytes: Integers
@@ -48,6 +49,7 @@ class Simulated:
     tail: float = 0.0
     tail_times: float = 10.0
     request_s: float = 0.0
+    byte_s: float = 0.0
     files: bool = False
     there: frozenset[int] = frozenset()
     shares: tuple[float, ...] = ()
@@ -222,7 +224,7 @@ class VirtualStorage:
             self._watch(number)
 
     def _send(self, number: int, *, second: bool = False) -> None:
-        wait_s = self._at_work() + self._storage.wait_s(self._rng)
+        wait_s = self._at_work(self._storage.request_s / 2) + self._storage.wait_s(self._rng)
         self._after(wait_s, partial(self._transfer, number, second))
 
     def _watch(self, number: int) -> None:
@@ -238,10 +240,10 @@ class VirtualStorage:
             self._twice.add(number)
             self._send(number, second=True)
 
-    def _at_work(self) -> float:
-        """The event loop asks for something, or takes what has come, once it is through with all before: half of what
-        it does for a request. Returns how long that is from now."""
-        self._loop_at = max(self._loop_at, self._now) + self._storage.request_s / 2
+    def _at_work(self, seconds: float) -> float:
+        """The event loop asks for something, or takes what has come, once it is through with all before. Returns how
+        long that is from now."""
+        self._loop_at = max(self._loop_at, self._now) + seconds
         return self._loop_at - self._now
 
     def _transfer(self, number: int, second: bool) -> None:
@@ -251,7 +253,8 @@ class VirtualStorage:
 
     def _arrived(self, number: int, second: bool) -> None:
         if number in self._began:
-            self._after(self._at_work(), partial(self._ended, number, second))
+            seconds = self._storage.request_s / 2 + self._sizes[number] * self._storage.byte_s
+            self._after(self._at_work(seconds), partial(self._ended, number, second))
 
     def _ended(self, number: int, second: bool) -> None:
         if number not in self._began:

@@ -52,8 +52,8 @@ def test_latencies_pass_side_by_side_and_files_are_read_by_fewer() -> None:
 
 
 def test_the_event_loop_does_one_thing_after_the_other() -> None:
-    took, _ = read(storage(bytes_per_s=1e12, request_s=5e-3))
-    assert took[0] == pytest.approx(COUNT * 5e-3, rel=0.05)
+    took, _ = read(storage(bytes_per_s=1e12, request_s=5e-3, byte_s=1e-3 / NBYTES))
+    assert took[0] == pytest.approx(COUNT * 6e-3, rel=0.05)
 
 
 def test_samples_of_several_parts_are_there_when_all_are() -> None:
