@@ -36,7 +36,7 @@ class Simulated:
     share of them (``shares``; empty: all alike).
 
     ``latency_s``: median of a request; ``spread``: sigma of its logarithm; ``tail``: share of requests that take
-    ``tail_times`` as long. ``request_s`` and ``byte_s``: of the reader process for each request and each byte, one after
+    ``tail_times`` as long. ``request_s``, ``byte_s``: of the reader process for each request and each byte, one after
     the other. ``files``: local ones, of which fewer are read at once than of URLs. ``there``: samples that the page
     cache has.
     """
