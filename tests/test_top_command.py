@@ -77,6 +77,7 @@ def _live(pid: int, json_path: Path) -> tuple[int, int]:
     """The command in a terminal of 80 columns: its process, and the terminal's other end."""
     viewer, end = pty.fork()
     if viewer == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which is ignored where tests run in the background of a script
         script = "from minato_gpu.cli import main; main()"
         arguments = ["top", str(pid), "--interval", "0.1", "--json", str(json_path)]
         os.execve(sys.executable, [sys.executable, "-c", script, *arguments], {**os.environ, "COLUMNS": "80"})

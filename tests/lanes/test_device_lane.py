@@ -262,7 +262,7 @@ def test_a_device_that_works_alone_takes_whole_micro_batches() -> None:
         for _ in one:
             pass
     counts = [span[6] for span in one.timeline()["spans"] if span[2] == "device"]
-    assert sum(counts) == 42 and max(counts) > 5, counts
+    assert sum(counts) == 42 and max(counts) > 3, counts  # of 4 ms each; three where 10 ms are the aim
 
 
 class _Gated(FakeDevice):
