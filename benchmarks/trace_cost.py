@@ -1,17 +1,19 @@
 """What ``trace=`` costs: epochs with and without it, in pairs that take turns.
 
-    without, with     samples a second of an epoch after its first eighth, two workers, batches of 64
+    without, with     samples a second of an epoch after its first eighth
     ratio             of each pair, with by without: the median, and the middle half
     cpu_us            more CPU of the training process with it, a sample: the median of the pairs
     bytes_per_sample  that the trace takes
 
-``trivial``: 12 KiB that take a microsecond to make, in order: the most that there is to be told in a second.
-``computed``: 2 ms of computing each. ``slept``: 3 ms that are slept on 8 workers (more than there are cores: emulated).
+Two workers, batches of 64. ``trivial``: 12 KiB that take a microsecond to make, in order: the most that there is to be
+told in a second. ``computed``: 2 ms of computing each. ``slept``: 3 ms that are slept on 8 workers (more than there are
+cores: emulated). And the four workloads: their files, their pipelines, batches of 16 at most.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter, process_time, sleep
 from typing import Any, NamedTuple
@@ -20,8 +22,10 @@ import click
 import numpy as np
 
 from benchmarks import report
+from benchmarks.compare.workloads import job
 from benchmarks.datasets import Costly, Trivial
 from benchmarks.isolate import isolated
+from benchmarks.whatif_run import written
 from benchmarks.work import calibrate
 from minato_gpu import DataLoader
 
@@ -30,6 +34,7 @@ _COLUMNS = (
     *("cpu_us", "bytes_per_sample", "pairs"),
 )
 BATCH = 64
+SIZES = {"image_classification": 1152, "object_detection": 480, "segmentation_3d": 128, "speech_recognition": 768}
 
 
 class Slept:
@@ -52,28 +57,31 @@ class Case(NamedTuple):
     name: str
     dataset: Any
     workers: int
+    batch: int = BATCH
+    collate: Callable[[list[Any]], Any] | None = None
 
 
-def cases(quick: bool) -> list[Case]:
-    """At toy size, or so that an epoch takes two seconds or so."""
+def cases(folder: Path, quick: bool) -> Iterator[Case]:
+    """At toy size, or so that an epoch takes two seconds or more."""
     few = 512 if quick else None
     operations = round(2 * calibrate())
-    return [
-        Case("trivial", Trivial(few or 120_000), 2),
-        Case("computed", Costly(np.full(few or 2_000, operations), 1536), 2),
-        Case("slept", Slept(few or 5_000), 8),
-    ]
+    yield Case("trivial", Trivial(few or 120_000), 2)
+    yield Case("computed", Costly(np.full(few or 2_000, operations), 1536), 2)
+    yield Case("slept", Slept(few or 5_000), 8)
+    for name in tuple(SIZES)[:1] if quick else SIZES:
+        data = isolated(written, name, folder, 24 if quick else SIZES[name], report.progress, timeout_s=600.0)
+        work = job(name, data.folder, 2)
+        yield Case(name, work.dataset, work.workers, data.batch, work.collate)
 
 
 def measure(case: Case, trace: Path | None) -> tuple[float, float]:
     """Samples a second, and CPU seconds of this process for each."""
-    loader: Any = DataLoader(case.dataset, BATCH, num_workers=case.workers, trace=trace)
-    batches = -(-len(case.dataset) // BATCH)
-    since, counted, cpu = 0.0, 0, process_time()
-    for number, batch in enumerate(loader):
-        if number >= batches // 8:
-            counted += len(batch) if since else 0
-            since = since or perf_counter()
+    loader: Any = DataLoader(case.dataset, case.batch, num_workers=case.workers, collate_fn=case.collate, trace=trace)
+    counted_from, since, cpu = -(-len(case.dataset) // case.batch) // 8, 0.0, process_time()
+    for number, _ in enumerate(loader):
+        if number == counted_from:
+            since = perf_counter()
+    counted = len(case.dataset) - (counted_from + 1) * case.batch
     return counted / (perf_counter() - since), (process_time() - cpu) / len(case.dataset)
 
 
@@ -107,7 +115,8 @@ def row(case: Case, pairs: int) -> dict[str, Any]:
 @report.command
 def main(json_path: str | None, quick: bool, repetitions: int | None) -> None:
     pairs = repetitions or (2 if quick else 30)
-    rows = [row(case, pairs) for case in cases(quick)]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row(case, pairs) for case in cases(Path(folder), quick)]
     report.publish(report.document("trace_cost", {"pairs": pairs, "quick": quick}, rows), json_path, _COLUMNS)
 
 

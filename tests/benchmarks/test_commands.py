@@ -57,7 +57,7 @@ def test_cost_model() -> None:
 @pytest.mark.on_request  # see the module's head
 def test_trace_cost() -> None:
     rows = _document("trace_cost")["rows"]
-    assert [row["case"] for row in rows] == ["trivial", "computed", "slept"]
+    assert [row["case"] for row in rows] == ["trivial", "computed", "slept", "image_classification"]
     assert all(row["ratio"] > 0 and row["bytes_per_sample"] > 1 and row["pairs"] == 2 for row in rows)
 
 
