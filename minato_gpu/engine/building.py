@@ -165,7 +165,7 @@ class Plan:
         assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
 
-    def read_ahead(self, links: WorkerChannels, kept: KeptMemory | None) -> ReadAhead | None:
+    def read_ahead(self, links: WorkerChannels, kept: KeptMemory | None, facts: Facts) -> ReadAhead | None:
         """The reader process, where the data set says what there is to be read. ``kept``: lent to it."""
         if self.source_of is None:
             return None
@@ -183,7 +183,7 @@ class Plan:
         # a recorded order is not the sampler's; and the tier on disk goes by none
         look_ahead = LookAhead(self.loader, known=kept is not None and not self._replays) if cache else None
         on_close = (lambda: None) if kept is None else kept.give_back
-        return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close)
+        return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close, facts)
 
     @property
     def keeps_fields(self) -> bool:
@@ -259,7 +259,7 @@ def build_engine(
             fields=field_transfer.pair() if kept is not None and plan.keeps_fields else None,
         )
         undo.callback(links.close)
-        reads = plan.read_ahead(links, kept)
+        reads = plan.read_ahead(links, kept, records.facts)
         if reads is not None:
             undo.callback(reads.close)
         lanes, loading = _open_lanes(plan, policy, job, links, undo)

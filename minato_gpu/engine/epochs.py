@@ -17,6 +17,7 @@ from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.settings import Settings
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.memory.status_board import WorkerStatusBoard
+from minato_gpu.observe.facts import Drew
 from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling import messages as m
@@ -60,6 +61,7 @@ class Epochs:
         self._homes = settings.homes
         self._streams = settings.streams
         self._order_log = settings.order_log
+        self._facts = pump.facts
         self.beyond = 0  # batches that the window is longer by
         self._forget()
 
@@ -169,6 +171,9 @@ class Epochs:
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
         self._drawn = SourceBatch(self._drawn + 1)
+        if self._facts.hearers:
+            first = drawn.positions[0]
+            self._facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
         if self._reads is not None:
             self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
         self._ahead.append((record, drawn.left))

@@ -35,6 +35,7 @@ class Pump:
         self.faults: deque[tuple[Lane, c.Exit | c.Arrived]] = deque()  # which others deal with, see ``lost``
         self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
         self.reads = parts.reads
+        self.facts = parts.facts
         self._parts = parts
         self._make_scheduler = make_scheduler
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost

@@ -10,15 +10,18 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from operator import index
+from time import perf_counter
 from typing import Any, cast
 
 from minato_gpu.lanes import garbage
 from minato_gpu.lanes.base import Piece
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
+from minato_gpu.observe.facts import NOBODY, Facts, Fetched
 from minato_gpu.samples import Key as SampleKey
-from minato_gpu.samples import TicketId
+from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.sources import Source as Epoch
 from minato_gpu.scheduling.messages import TicketSpan
@@ -58,7 +61,7 @@ def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: Read
 
 class ReadAhead:
     """The tickets of one run at a time. ``source_of``: what the data set declares of a key; ``look_ahead`` tells of an
-    epoch that begins what is known of those to come; ``on_close`` is called once."""
+    epoch that begins what is known of those to come; ``on_close`` is called once; ``facts`` are told what has come."""
 
     def __init__(
         self,
@@ -66,11 +69,14 @@ class ReadAhead:
         source_of: Callable[[Any], Any],
         look_ahead: LookAhead | None = None,
         on_close: Callable[[], None] = lambda: None,
+        facts: Facts = NOBODY,
     ) -> None:
         self._reader = reader
         self._source_of = source_of
         self._look_ahead = look_ahead
         self._on_close = on_close
+        self._facts = facts
+        self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, if that is heard
         self._run = 0
         self._lost = False
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
@@ -84,6 +90,7 @@ class ReadAhead:
         """Nothing of what was wanted is wanted any more."""
         self._run += 1
         self._waits, self._here, self._admitted, self._missing = set(), {}, 0, 0
+        self._origins = {}
         self._unsaid = Unsaid()
 
     @property
@@ -113,6 +120,8 @@ class ReadAhead:
             self._here.update(dict.fromkeys(serials, ()))
             return
         self._waits.update(serials)
+        if self._facts.hearers:
+            self._origins |= {serial: (record.epoch, record.positions[serial - first]) for serial in serials}
         self._unsaid.want(first, wanted)
         self.say()
 
@@ -160,12 +169,19 @@ class ReadAhead:
             return []
         fetched = cast("dict[TicketId, tuple[Place, ...]]", dict(told))
         self._waits.difference_update(fetched)
+        if self._origins:
+            self._tell_of(fetched)
         self._here.update(fetched)
         if not self._missing:
             return []
         awaited = sorted(serial for serial in fetched if serial < self._admitted)
         self._missing -= len(awaited)
         return _spans(awaited)
+
+    def _tell_of(self, fetched: Iterable[TicketId]) -> None:
+        origins = sorted(self._origins.pop(serial) for serial in fetched if serial in self._origins)
+        for epoch, of_epoch in groupby(origins, lambda origin: origin[0]):
+            self._facts.tell(Fetched(epoch, perf_counter(), [position for _, position in of_epoch]))
 
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]

@@ -27,6 +27,22 @@ class Began(NamedTuple):
     lanes: dict[str, int]
 
 
+class Drew(NamedTuple):
+    """The sampler has yielded the samples at these positions."""
+
+    epoch: int
+    at: float
+    positions: Span
+
+
+class Fetched(NamedTuple):
+    """The loader knows that the bytes of these samples, which were read ahead, are there."""
+
+    epoch: int
+    at: float
+    positions: Sequence[int]
+
+
 class Asked(NamedTuple):
     """The training loop asks for its next batch. On its own thread, as what answers is: Delivered, Failed or Ended."""
 
@@ -101,7 +117,7 @@ class Ended(NamedTuple):
     at: float
 
 
-Fact = Began | Asked | Worked | Stalled | Delivered | Failed | Died | Ended
+Fact = Began | Drew | Fetched | Asked | Worked | Stalled | Delivered | Failed | Died | Ended
 Hearer = Callable[[Fact], None]
 
 

@@ -2,17 +2,20 @@
 
 Tracks: the epochs; the training loop with its waits by cause, and its step with each batch; every slot of every lane
 with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many samples are ready
-beyond each batch. An arrow leads from the work to the step with the batch that its samples came in.
+beyond each batch. An arrow leads from the work to the step with the batch that its samples came in. What was before the
+work is told with it: how long ago the sampler yielded the sample, its bytes were there, it was given to the lane.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 from minato_gpu.observe import facts as f
+from minato_gpu.observe.trace_before import Before
 from minato_gpu.observe.trace_file import TraceFile
 from minato_gpu.scheduling.messages import Span
 
@@ -32,12 +35,15 @@ class Trace:
         self._tracks = READY
         self._rows: dict[tuple[str, int], list[tuple[int, float]]] = {}  # by slot: tracks, and until when each is taken
         self._flows: dict[int, list[_Flow]] = {}  # by epoch: arrows that have not arrived
+        self._before: dict[int, Before] = defaultdict(Before)  # by epoch
         self._arrows = self._ready = 0
         self._full = False
         self._steps = False  # the training loop is at its step
         self._epoch: int | None = None
         self._hear: dict[type, Callable[[Any], None]] = {
             f.Began: self._began,
+            f.Drew: self._drew,
+            f.Fetched: self._fetched,
             f.Asked: self._asks,
             f.Worked: self._worked,
             f.Stalled: self._stalled,
@@ -66,6 +72,7 @@ class Trace:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
             self._flows.clear()
+            self._before.clear()
             self._ready = 0
         self._close_epoch(fact.at)
         self._epoch = fact.epoch
@@ -73,6 +80,12 @@ class Trace:
         if fact.samples is not None:
             _annotate(packet, samples=fact.samples)
         self._write(packet)
+
+    def _drew(self, fact: f.Drew) -> None:
+        self._before[fact.epoch].drew(fact.positions[0], fact.at)
+
+    def _fetched(self, fact: f.Fetched) -> None:
+        self._before[fact.epoch].came.update(dict.fromkeys(fact.positions, fact.at))
 
     def _asks(self, fact: f.Asked) -> None:
         self._close_step(fact.at)
@@ -107,6 +120,7 @@ class Trace:
     def _ended(self, fact: f.Ended) -> None:
         self._close_step(fact.at)
         self._flows.pop(fact.epoch, None)
+        self._before.pop(fact.epoch, None)
         self._close_epoch(fact.at)
         self._file.flush()
 
@@ -131,6 +145,7 @@ class Trace:
             name = ("sample" if count == 1 else "samples") if fact.prepared else "for another lane, or joining a batch"
             packet = self._event(_BEGIN, track, begin, name)
             _annotate(packet, epoch=fact.epoch, position=place, samples=count, queued_ms=1e3 * (fact.begin - fact.sent))
+            self._annotate_before(packet, fact, place, count, begin)
             if fact.handed:
                 _annotate(packet, handed_over=fact.handed)
             if arrow:
@@ -140,6 +155,16 @@ class Trace:
             self._write(self._event(_END, track, begin))
         if fact.prepared:
             self._ready += fact.samples - fact.handed
+
+    def _annotate_before(self, packet: Any, fact: f.Worked, place: int, count: int, begin: float) -> None:
+        before = self._before.get(fact.epoch)
+        if before is None or place < 0:
+            return
+        drawn, there = before.drawn(place), before.there(place, place + count) if fact.prepared else None
+        if drawn is not None:
+            _annotate(packet, drawn_ms_before=1e3 * (begin - drawn))
+        if there is not None:
+            _annotate(packet, fetched_ms_before=1e3 * (begin - there))
 
     # --- tracks and arrows ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterableDataset
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, Source
 from minato_gpu.observe import facts as f
 from minato_gpu.observe.trace import Trace
 from minato_gpu.observe.trace_file import TraceFile
@@ -69,6 +69,38 @@ def test_an_arrow_leads_from_each_sample_to_its_batch(tmp_path: Path, workers: i
         assert set(range(4 * number, 4 * number + 4)) <= set().union(*(sources[arrow] for arrow in batch.flows))
         assert all(sources[arrow] & set(range(4 * number, 4 * number + 4)) for arrow in batch.flows)
     assert sorted(n for each in sources.values() for n in each) == list(range(12))
+
+
+class Stored(Costly):
+    """Whose bytes are read ahead."""
+
+    def source(self, index: int) -> Source:
+        return Source(__file__, index, 1)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_was_before_the_work_is_told(tmp_path: Path, reads: bool) -> None:
+    found = traced(tmp_path / "run.pftrace", Stored() if reads else Costly(), 2, num_workers=2)
+    for each in found.work:
+        assert each.values["drawn_ms_before"] >= each.values["queued_ms"]
+        assert ("fetched_ms_before" in each.values) == reads
+        if reads:
+            assert each.values["drawn_ms_before"] >= each.values["fetched_ms_before"] >= 0.0
+
+
+def test_the_youngest_bytes_of_a_chunk_are_told_and_forgotten(tmp_path: Path) -> None:
+    found = told(
+        tmp_path / "run.pftrace",
+        f.Drew(0, 0.0, (0, 4)),
+        f.Drew(0, 0.5, (4, 8)),
+        f.Fetched(0, 0.25, [0, 1, 2, 5]),
+        f.Fetched(0, 0.75, [3, 4]),
+        worked(0, 4, 1.0, 2.0),
+        worked(4, 2, 2.0, 3.0),
+        worked(4, 2, 4.0, 5.0),  # again, after a worker's death
+    )
+    before = [(each.values["drawn_ms_before"], each.values.get("fetched_ms_before")) for each in found.work]
+    assert before == [(1000.0, 250.0), (1500.0, 1250.0), (3500.0, None)]
 
 
 def test_streams_are_traced_by_the_batch(tmp_path: Path) -> None:
