@@ -40,8 +40,8 @@ class Room(NamedTuple):
 class Following:
     """Of a data set of ``samples`` samples; ``memory_bytes``: what a tier in memory keeps besides, of the same.
 
-    ``why``: a sentence on what stays. ``part``: what this run reads in its epoch, for others to see. ``may`` tells of what
-    other runs read whether what is not to stay may go; any thread may call it.
+    ``why``: a sentence on what stays. ``part``: what this run reads in its epoch, for others to see. ``may`` tells, of
+    what other runs read, whether what is not to stay may go; any thread may call it.
     """
 
     def __init__(self, samples: int, memory_bytes: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -23,6 +23,17 @@ class Written:
     def __init__(self) -> None:
         self.takes = True
         self.waiting: list[tuple[str, Callable[[], None]]] = []
+        self.late: set[tuple[int, int]] = set()  # samples and epochs after which they are not wanted soon
+        self.gone: list[str] = []
+
+    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
+        assert all(len(each) == 3 for each in keys)
+
+    def stays(self, sample: int, epoch: int) -> bool:
+        return (sample, epoch) not in self.late
+
+    def let_go(self, key: Key) -> None:
+        self.gone.append(key[0])
 
     def write(
         self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
