@@ -35,8 +35,7 @@ class FakeTier:
         self.told: list[str] = []
         self.has_room, self.raises = True, False
         self.others: list[Part | None] = []
-        self.gone: list[bytes] = []
-        self.gives_back = True
+        self.batches: list[int] = []  # how many went together
         self.may_find, self.may_write = threading.Event(), threading.Event()
         self.may_find.set()
         self.may_write.set()
@@ -72,10 +71,10 @@ class FakeTier:
         return 40 * 4096, 100, 100 * 4096
 
     def let_go(self, keys: Iterable[bytes], may: Callable[[list[Part | None]], bool]) -> bool:
-        if may(self.others):
-            self.gone += [key for key in keys if self.copies.pop(key, None)]
-            self.has_room = self.has_room or self.gives_back
-        return self.gives_back
+        assert may(self.others)
+        self.batches.append(sum(self.copies.pop(key, None) is not None for key in keys))
+        self.has_room = True
+        return True
 
     def tell_uses(self) -> None:
         self.told.append("uses")
@@ -90,14 +89,15 @@ class FakeTier:
 class Bench:
     """A DiskPool, and what reaches the pool behind it (``asked``) and the service (``told``). Made in an event loop."""
 
-    def __init__(self, tier: Any) -> None:
+    def __init__(self, tier: Any, samples: int = 100) -> None:
         self.arena = Arena("test")
         self.blocks = Blocks(self.arena)
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sources: dict[int, Source] = {}
         self.cancelled: list[int] = []
-        self.following = Following(100)
+        self.following = Following(samples)
+        self.tier = tier
         self.pool = DiskPool(tier, self.blocks, self._told, self._make, self.following)
 
     def _make(self, done: Done) -> Any:
