@@ -20,7 +20,7 @@ from minato_gpu.sources.disk.records import allotted
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Key
 
-_KNOWN = 100  # sources whose sizes tell that of all
+_KNOWN = (16, 128, 1024)  # sources that have been read: it is looked again how many there is room for
 _BLOCK = 4096  # bytes of disk are given out in such pieces
 _SHARED = 0.02  # of the sources: so many may have been another sample's, too
 _SOME = 8  # such sources that there may be of few
@@ -78,7 +78,7 @@ class Following:
         """A source has been read, from disk or where it lies."""
         self._sizes += 1
         self._nbytes += allotted(nbytes, _BLOCK)
-        if self._sizes == _KNOWN:
+        if self._sizes in _KNOWN:
             self._decide()
 
     def stop(self, why: str) -> None:
@@ -126,7 +126,7 @@ class Following:
     def _share(self) -> float | None:
         """What there is room for, of the bytes of the whole set; None where their size is not known."""
         nbytes, sizes = self._nbytes, self._sizes
-        if sizes < min(_KNOWN, self._room.copies):
+        if sizes < min(_KNOWN[1], self._room.copies):
             nbytes, sizes = self._room.taken, self._room.copies
         if not nbytes:
             return None

@@ -126,11 +126,14 @@ def test_orders_of_no_rank_are_followed_where_nobody_is_beside() -> None:
 def test_until_sizes_are_known_all_stays() -> None:
     made = following(room=Room(SAMPLES * PAGE // 4, 0, 0))
     assert made.why == "minio: it is not known yet how much there is room for"
-    for _ in range(99):
+    for _ in range(15):
         made.read(PAGE - 7)
     assert staying(made) == {*range(SAMPLES)}
     made.read(PAGE)
     assert staying(made) == coming([0], reach(4, 0.25))
+    for _ in range(112):
+        made.read(3 * PAGE)
+    assert staying(made) == coming([0], reach(4, 0.25 * 128 / (16 + 3 * 112))), "it is looked again"
 
 
 def test_sizes_are_those_of_what_was_read_or_else_of_what_is_there() -> None:
@@ -146,7 +149,7 @@ def test_samples_of_several_sources_and_memory_beside_the_disk() -> None:
     keys: tuple[Key, ...] = ("a", 0, None), ("b", 0, None)
     made = following(room=Room(SAMPLES * PAGE // 4, 0, 0), memory=SAMPLES * PAGE // 4)
     made.wanted(0, keys)
-    for _ in range(100):
+    for _ in range(16):
         made.read(PAGE)
     assert staying(made) == coming([0], reach(4, 0.25))
 
