@@ -1,10 +1,10 @@
 """Chaos on disk: processes that share a cache are killed, the disk is full, files are damaged; nothing wrong is served.
 
 Each seed is a directory and a few rounds. In a round two or three processes write, find, read and remove copies at
-random, let go of them after a use, and begin epochs, whereupon copies that others have left make room. Of these some kill themselves (SIGKILL) in
-the middle of a write to a segment, or before or after a transaction, a cut, a hole or a deletion; some are killed from
-outside at a random moment; for some the disk is full from some write on. Meanwhile and between rounds segments are
-damaged, shortened and deleted, and between rounds the index is damaged and shortened.
+random, let go of some after a use, and begin epochs, whereupon copies that others have left make room. Of these some
+kill themselves (SIGKILL) in the middle of a write to a segment, or before or after a transaction, a cut, a hole or a
+deletion; some are killed from outside at a random moment; for some the disk is full from some write on. Meanwhile and
+between rounds segments are damaged, shortened and deleted, and between rounds the index is damaged and shortened.
 
 After each round what the directory takes on disk is compared with the budget, and after the last one everything is
 read again, with nobody else there: each copy is what was written or is missing, accounts and files agree, only a

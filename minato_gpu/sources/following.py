@@ -71,7 +71,7 @@ class Following:
     def wanted(self, sample: int, keys: Sequence[Key]) -> None:
         """The sample is going to be read, from these sources."""
         self._parts = len(keys) or 1
-        if self._is_on and not self._owners.note(sample, keys):
+        if self._is_on and 0 <= sample < self._samples and not self._owners.note(sample, keys):
             self.stop("samples have sources in common")
 
     def read(self, nbytes: int) -> None:
@@ -170,7 +170,7 @@ class _Owners:
 
     def __init__(self, samples: int) -> None:
         self._keys = np.zeros(2 * samples + 1, np.int64)
-        self._samples = np.zeros(2 * samples + 1, np.int32)
+        self._samples = np.zeros(2 * samples + 1, np.int64)
         self._noted = self._shared = 0
 
     def note(self, sample: int, keys: Sequence[Key]) -> bool:

@@ -166,6 +166,8 @@ def test_of_sources_that_samples_have_in_common_nothing_goes() -> None:
         made.wanted(sample, [(f"/{sample}", 0, None)])
         made.wanted(sample, [(f"/{sample}", 0, None)])
     made.wanted(1, [("/0", 0, None)])
+    made.wanted(-1, [("/0", 0, None)])
+    made.wanted(2**70, [("/0", 0, None)])
     assert made.may([]), "a few are no matter"
     for sample in range(50):
         made.wanted(sample, [(f"/{sample // 5}", 0, None)])
