@@ -90,3 +90,34 @@ def test_a_process_that_reads_for_an_epoch_goes_on_where_the_last_one_was(
         assert tier["why"].startswith("next-use")
         assert (tier["removed"] > 0) == (epoch > 0)
     assert np.mean(hits[3:]) > 1.5 * _SHARE * _SAMPLES / _HOSTS
+
+
+@pytest.mark.parametrize(("ranks", "removes", "why"), [(2, True, "ranks 0, 1 read again"), (4, False, "one reader")])
+def test_ranks_of_a_host_are_one_reader(
+    folder: Path, tmp_path: Path, budget: int, ranks: int, removes: bool, why: str
+) -> None:
+    """Two of four read a half of each epoch; all of them the whole set."""
+    hosts = [host(folder, tmp_path / "cache", budget, rank, persistent_workers=True) for rank in range(ranks)]
+    for epoch in range(5):
+        for sampler, loader in hosts:
+            sampler.set_epoch(epoch)
+            assert sorted(row[0] for row in rows(loader)) == sorted(sampler)
+    for _, loader in hosts:
+        close(loader)
+    tiers = [of_tier(loader, "disk") for _, loader in hosts]
+    assert all(why in tier["why"] for tier in tiers)
+    assert (sum(tier["removed"] for tier in tiers) > 0) == removes
+    assert sum(tier["hits"] for tier in tiers) > 3.5 * _SHARE * ranks * _SAMPLES / _HOSTS * (1.4 if removes else 1.0)
+
+
+def test_beside_another_loader_nothing_goes(folder: Path, tmp_path: Path, budget: int) -> None:
+    sampler, loader = host(folder, tmp_path / "cache", budget, 0, persistent_workers=True)
+    beside = loader_of(Files(folder, 20), budget, tmp_path / "cache")
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        assert len(rows(loader)) == _SAMPLES // _HOSTS
+        assert len(rows(beside)) == 20
+    close(loader)
+    tier = of_tier(loader, "disk")
+    assert (tier["why"], tier["removed"]) == ("minio: another run uses the directory", 0)
+    assert of_tier(beside, "disk")["hits"] == 20
