@@ -19,8 +19,8 @@ def free(ledger: Ledger, files: SegmentFiles, doomed: Doomed) -> bool:
     if not doomed:
         return True
     touched = {number for number, _ in doomed}
-    accounts = ledger.accounts()
-    whole = {number for number in touched if number in accounts and accounts[number].full and not accounts[number].live}
+    accounts = ledger.accounts_of(touched)  # of very many, once most of what is in segments has gone
+    whole = {number for number, segment in accounts.items() if segment.full and not segment.live}
     freed = [place for place, size in doomed.items() if place[0] not in whole and _freed(files, place, size)]
     ledger.settle(freed, touched, files.delete)
     return len(freed) == sum(number not in whole for number, _ in doomed)

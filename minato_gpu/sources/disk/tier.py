@@ -179,12 +179,12 @@ class DiskTier:
         return gives_back
 
     def room(self) -> tuple[int, int, int]:
-        """Bytes that copies may take, of all processes together; how many copies there are, and what they take."""
+        """Bytes that copies may take, of all processes together; how many copies there are, and about what they
+        take."""
         try:
             if self._troubles.off is None:
                 free = self._budget - self._overhead - self._index.nbytes() - self._index.headroom
-                taken = sum(segment.live for segment in self._ledger.accounts().values())
-                return free, self._index.count(), taken
+                return free, self._index.count(), self._ledger.charged()
         except FAILURES as error:
             self._troubles.met(error)
         return 0, 0, 0
