@@ -168,14 +168,15 @@ class DiskTier:
     def let_go(self, keys: Iterable[bytes], may: Callable[[Sequence[Part | None]], bool]) -> bool:
         """Drop copies that the run has used and will not need soon; not in its first epoch, and only if that ``may`` be
         beside what other runs read. False where the disk does not give their space back."""
-        gives_back = True
+        gives_back, rest = True, iter(keys)
 
         def act(upkeep: Upkeep) -> None:
             nonlocal gives_back
-            gone, gives_back = upkeep.let_go(keys, may)
+            gone, gives_back = upkeep.let_go(chunk, may)
             self._troubles.count("removed", gone)
 
-        self._do(act)
+        while gives_back and (chunk := list(islice(rest, _AT_A_TIME))):
+            self._do(act)
         return gives_back
 
     def room(self) -> tuple[int, int, int]:
