@@ -91,11 +91,12 @@ class LookAhead:
     """What a reader process is told of each epoch that begins.
 
     Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
-    is hit every time, so that no order is better than another. Nor is where none is ``known`` to be the sampler's.
+    is hit every time, so that no order is better than another. Nor is where none is ``known`` to be the sampler's; nor
+    of orders in which keys may come ``twice``, unless those are of use.
     """
 
-    def __init__(self, loader: Arguments, *, known: bool = True) -> None:
-        self._knows = known
+    def __init__(self, loader: Arguments, *, known: bool = True, twice: bool = True) -> None:
+        self._knows, self._twice = known, twice
         self._sampling = Sampling(loader)
         self._keys = length_of(loader.dataset) or 0
         # the generator that every epoch's seed is drawn from
@@ -111,15 +112,15 @@ class LookAhead:
         known = _Known()
         if not self._knows:
             pass
-        elif (told := told_by(sampler)) is not None:
+        elif self._twice and (told := told_by(sampler)) is not None:
             known = self._drawn(ToldOrders(told, count.first, count.stride), once=False)
         elif sampling.batched and sampling.size is None:
             pass  # batches are made in ways that nobody knows
         elif _is_distributed(sampler):
             known = _Known(_distributed(sampler, count), sampler.num_replicas)
-        elif type(sampler) in KINDS and self._pays(sampler):
+        elif type(sampler) in KINDS and self._pays(sampler) and (self._twice or _once(sampler)):
             known = self._drawn(self._from_generator(sampler, source, early), once=_once(sampler))
-        elif type(sampler) in (list, tuple) and self._pays(sampler) and all(type(key) is int for key in sampler):
+        elif self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
             known = self._drawn(FixedOrder(tuple(sampler)), once=False)
         return Begun(source.number, *known, skipped=source.position)
 
@@ -148,6 +149,10 @@ class LookAhead:
                 if each is generator and role in source.order.begun_from:
                     state = unpacked_state(source.order.begun_from[role])
         return DrawnOrders(sampler, source.number, state, seeds=self._seeds is generator, early=early)
+
+
+def _are_keys(sampler: Value) -> bool:
+    return all(type(key) is int for key in sampler)
 
 
 def _once(sampler: Value) -> bool:

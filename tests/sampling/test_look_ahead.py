@@ -24,7 +24,7 @@ from torch.utils.data import (
 from minato_gpu import DataLoader
 from minato_gpu.caching.orders import Orders, Part, RankOrders, merged
 from minato_gpu.packing import packed_state
-from minato_gpu.sampling.look_ahead import DistributedOrders, LookAhead
+from minato_gpu.sampling.look_ahead import DistributedOrders, FixedOrder, LookAhead
 from minato_gpu.sources.memory_tier import Begun
 
 KEYS = 9
@@ -35,11 +35,11 @@ def distributed(count: int, *arguments: Any, **options: Any) -> Any:
     return DistributedSampler(data, *arguments, **options)
 
 
-def looking(sampler: Any, batch_sampler: Any = None, keys: int = KEYS) -> LookAhead:
+def looking(sampler: Any, batch_sampler: Any = None, keys: int = KEYS, **more: Any) -> LookAhead:
     """At a loader of which only as much is there as tells how it samples."""
     loader: Any = SimpleNamespace(sampler=sampler, batch_sampler=batch_sampler, dataset=range(keys))
     loader.device, loader.generator, loader.drop_last, loader.persistent_workers = None, None, False, True
-    return LookAhead(loader)
+    return LookAhead(loader, **more)
 
 
 def epoch(number: int, begun_from: dict[str, str] | None = None, position: int = 0) -> Any:
@@ -288,6 +288,15 @@ def test_weights_that_are_part_of_something_large_are_sent_alone() -> None:
     large = torch.ones(10**6, dtype=torch.double)
     begun = looking(WeightedRandomSampler(large[:9], 20))(epoch(0))  # type: ignore[arg-type]
     assert len(pickle.dumps(begun)) < 20_000
+
+
+def test_orders_in_which_keys_come_twice_are_told_where_they_are_of_use() -> None:
+    told = SimpleNamespace(orders=FixedOrder((0, 1)), sampler=None)
+    for sampler in (told, [0, 0, 1], WeightedRandomSampler([1.0] * KEYS, KEYS), RandomSampler(range(KEYS), True)):
+        assert looking(sampler)(epoch(0)).orders is not None
+        assert looking(sampler, twice=False)(epoch(0)).orders is None
+    for sampler in (distributed(KEYS, 2, 0), RandomSampler(range(KEYS), num_samples=4)):
+        assert looking(sampler, twice=False)(epoch(0)) == looking(sampler)(epoch(0)) != Begun(0, None, 1)
 
 
 def test_where_the_order_is_not_the_samplers_nothing_is_told() -> None:
