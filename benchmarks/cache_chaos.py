@@ -1,9 +1,9 @@
 """Chaos in a loader's cache: its process is killed, its disk fails, its directory vanishes; nothing wrong is delivered.
 
-Each seed is a set of small files, a loader with a cache in memory, on disk or both, and a few epochs: with workers of
-both kinds and any order of delivery, that persist or not, on a whole set, a rank's share or draws by weights (whose
-generator somebody seeds between epochs), some with several sources for a sample and some with a source that many have
-in common. In an epoch the reader process or a worker is killed
+Each seed is a set of small files (every fourth of larger ones, so that copies go), a loader with a cache in memory, on
+disk or both, and a few epochs: with workers of both kinds and any order of delivery, that persist or not, on a whole
+set, a rank's share or draws by weights (whose generator somebody seeds between epochs), some with several sources for a
+sample and some with a source that many have in common. In an epoch the reader process or a worker is killed
 (SIGKILL), segments on disk are damaged, shortened and deleted, the directory vanishes or is in the way as a file, the
 disk is full, the loop is left, a second iterator runs beside the first, or the rest is taken up by another loader from
 a saved state. Between epochs files change, where the cache is on disk alone (copies in memory are of the loader's own
@@ -59,10 +59,11 @@ Rows = list[tuple[int, int]]
 
 
 class Files:
-    """Samples of one to three sources: a file of their own, a part of a shard, the same header for all."""
+    """Samples of one to three sources: a file of their own, a part of a shard, the same header for all; ``large`` ones
+    do not all go into a directory."""
 
-    def __init__(self, folder: Path, choose: random.Random) -> None:
-        self.folder, self.samples = folder, choose.randint(5, 50)
+    def __init__(self, folder: Path, choose: random.Random, large: bool) -> None:
+        self.folder, self.samples, self.scale = folder, choose.randint(5, 50), 40 if large else 1
         self.kinds = choose.choice(("own", "own", "part", "own header", "part own header", "shard"))
         (folder / "shard").write_bytes(choose.randbytes(40_000))
         for key in range(self.samples):
@@ -70,7 +71,8 @@ class Files:
 
     def change(self, key: int, choose: random.Random) -> None:
         """The file of a sample has other bytes from now on."""
-        (self.folder / f"{key}").write_bytes(choose.randbytes(choose.choice((0, 1, 3000, 3000, 5000, 30_000))))
+        size = choose.choice((0, 1, 3000, 3000, 5000, 30_000))
+        (self.folder / f"{key}").write_bytes(choose.randbytes(self.scale * size))
 
     def source(self, key: int) -> tuple[Source, ...]:
         """Where a sample's bytes lie."""
@@ -103,6 +105,7 @@ class Result:
     broken: list[str] = field(default_factory=list)
     hits: int = 0
     disk_hits: int = 0
+    removed: int = 0
     samples: int = 0
 
     def check(self, holds: bool, words: str) -> None:
@@ -119,7 +122,7 @@ class Run:
         self.result = Result()
         (folder / "files").mkdir()
         self.path = folder / "cache"
-        self.data = Files(folder / "files", choose)
+        self.data = Files(folder / "files", choose, large=seed % 4 == 3)
         self.disk = choose.choice((0, LEAST_BUDGET, LEAST_BUDGET))
         self.memory = 0 if self.disk and choose.random() < 0.4 else choose.choice((1, 5, 20, 1000)) * _PAGE
         self.persistent = choose.random() < 0.4
@@ -258,6 +261,9 @@ class Run:
         tiers = stats["cache"]
         self.result.hits = tiers.get("memory", {}).get("hits", 0)
         self.result.disk_hits = tiers.get("disk", {}).get("hits", 0)
+        self.result.removed = tiers.get("disk", {}).get("removed", 0)
+        if self.data.scale > 1:
+            return  # not all is kept
         if not self.persistent and (not self.memory or self.memory >= 1000 * _PAGE):  # what goes is not written to disk
             self.result.check(stats["reads"]["reads"] == 0, f"{stats['reads']['reads']} reads of what was kept")
 
@@ -317,12 +323,13 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
         "samples": result.samples,
         "hits": result.hits,
         "disk_hits": result.disk_hits,
+        "removed": result.removed,
         "broken": result.broken,
         "elapsed_s": time.perf_counter() - begin,
     }
 
 
-main = seeded_runs.command("cache_chaos", run, ("samples", "hits", "disk_hits"), __doc__ or "")
+main = seeded_runs.command("cache_chaos", run, ("samples", "hits", "disk_hits", "removed"), __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ class Case:
 
     def orders(self, rank: int) -> Orders:
         """Of one rank."""
-        return DistributedOrders(self.count, True, False, 0, rank, self.ranks, None, 0, 1)
+        return DistributedOrders(self.count, True, False, 0, rank, self.ranks, 0, 1)
 
 
 class Measured(NamedTuple):
@@ -174,7 +174,7 @@ def expected_reads(case: Case, policy: str) -> list[int]:
     """Of each epoch that counts, by the policies that run in production, simulated."""
     total = np.zeros(case.filling + case.epochs, int)
     if case.shards == 1:  # whoever reads: together they read the whole set
-        shares: list[Orders] = [DistributedOrders(case.count, True, False, 0, 0, 1, None, 0, 1)]
+        shares: list[Orders] = [DistributedOrders(case.count, True, False, 0, 0, 1, 0, 1)]
     else:
         shares = [case.orders(rank) for rank in range(case.ranks)]
     items = Items.equal(case.count)

@@ -8,7 +8,9 @@ repetition has other orders.
     hit_rate     share of the accesses that are hits; of unlike items saved_share, of the seconds that misses cost
     belady       the most hits that any policy can have that knows all orders, found in another way than by a cache
     bound        what that comes to on average, for a set without end
-    look_ahead   epochs of which the policy knows the order, beyond the current one
+    look_ahead   epochs of which the policy knows the order, beyond the current one; of ``soon`` what counts as such
+
+``soon`` is what a tier on disk does (``minato_gpu/caching/soon.py``), which compares no copies with each other.
 
 ``drawn with replacement``: one reader, whose sampler draws from equal items, as many as there are, evenly or by weights
 (``sigma``, log-normal). ``wrong about epochs to come``: others draw from the same generator between epochs.
@@ -36,11 +38,12 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.cached_epochs import measured_rows
-from minato_gpu.caching.choice import bound, look_ahead, new_policy
+from minato_gpu.caching.choice import bound, look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.simulation.caches import (
     BLIND,
     MISLED,
+    ON_DISK,
     POLICIES,
     Draws,
     Items,
@@ -107,7 +110,7 @@ def equal_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, A
     """Hit rates of each policy, beside the best one."""
     for shards, share in _cells():
         orders = [Shuffles(keys, shards, seed) for seed in range(repetitions)]
-        for row in _rates("simulated, equal items", orders, share, epochs, POLICIES):
+        for row in _rates("simulated, equal items", orders, share, epochs, (*POLICIES, ON_DISK)):
             yield row | {"bound": bound(shards, share)}
 
 
@@ -183,7 +186,9 @@ def _cells() -> Iterator[tuple[int, float]]:
 
 
 def _row(case: str, shards: int, share: float, policy: str, *, once: bool = True) -> dict[str, Any]:
-    ahead = look_ahead(shards, share, once=once) if policy in ("next-use", MISLED) else None
+    ahead: float | None = look_ahead(shards, share, once=once) if policy in ("next-use", MISLED) else None
+    if policy == ON_DISK:
+        ahead = reach(shards, share)
     return {"case": case, "shards": shards, "cache_share": share, "policy": policy, "look_ahead": ahead}
 
 

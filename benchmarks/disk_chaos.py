@@ -1,10 +1,10 @@
 """Chaos on disk: processes that share a cache are killed, the disk is full, files are damaged; nothing wrong is served.
 
 Each seed is a directory and a few rounds. In a round two or three processes write, find, read and remove copies at
-random, and begin epochs, whereupon copies that others have left make room. Of these some kill themselves (SIGKILL) in
-the middle of a write to a segment, or before or after a transaction, a cut, a hole or a deletion; some are killed from
-outside at a random moment; for some the disk is full from some write on. Meanwhile and between rounds segments are
-damaged, shortened and deleted, and between rounds the index is damaged and shortened.
+random, let go of some after a use, and begin epochs, whereupon copies that others have left make room. Of these some
+kill themselves (SIGKILL) in the middle of a write to a segment, or before or after a transaction, a cut, a hole or a
+deletion; some are killed from outside at a random moment; for some the disk is full from some write on. Meanwhile and
+between rounds segments are damaged, shortened and deleted, and between rounds the index is damaged and shortened.
 
 After each round what the directory takes on disk is compared with the budget, and after the last one everything is
 read again, with nobody else there: each copy is what was written or is missing, accounts and files agree, only a
@@ -22,6 +22,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,9 @@ def _child(path: Path, content: Content, seed: float, fault: str) -> None:
         act = choose.random()
         if act < 0.4:
             if not tier.write(key, version, memoryview(content[key, version]), 0.1) and choose.random() < 0.5:
-                tier.remove([choose.choice(names)[0] for _ in range(10)])
+                choose.choice((tier.remove, _let_go(tier)))([choose.choice(names)[0] for _ in range(10)])
         elif act < 0.42:
-            tier.remove([key])
+            choose.choice((tier.remove, _let_go(tier)))([key])
         elif act < 0.45:
             choose.choice((tier.begin_epoch, tier.begin_epoch, tier.tell_uses))()
         elif (entry := tier.find(key, version)) is not None:
@@ -135,6 +136,11 @@ def _child(path: Path, content: Content, seed: float, fault: str) -> None:
     if choose.random() < 0.8:
         tier.close()
     os._exit(0)
+
+
+def _let_go(tier: DiskTier) -> Callable[[list[bytes]], object]:
+    """Removes what has been used, as a run does that knows what others will need."""
+    return lambda keys: tier.let_go(keys, lambda others: True)
 
 
 def _note(path: Path, record: logging.LogRecord) -> bool:

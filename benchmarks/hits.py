@@ -35,6 +35,7 @@ from minato_gpu.sources.blocks import HEAD, Blocks
 from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.following import Following
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.placing import Where
 from minato_gpu.sources.reading import AT_HAND
@@ -119,7 +120,7 @@ class _DiskHits:
             number, seconds, block, nbytes, error = each
             done(number, block, nbytes, error, seconds)
 
-        pool = DiskPool(self.tier, self.blocks, done, _Nothing)
+        pool = DiskPool(self.tier, self.blocks, done, _Nothing, Following(0))
         bare = LocalReads(self.blocks, ended, self._barely)
         rows = [await self._row(pool, bare, told, cold, repetitions) for cold in (False, True)]
         bare.close()

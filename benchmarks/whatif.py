@@ -108,7 +108,7 @@ def workload_rows(
 def _orders(profile: Profile, samples: int) -> DistributedOrders | None:
     """Of a ``DistributedSampler``."""
     ranks = profile.shards
-    return DistributedOrders(samples, True, False, 0, 0, ranks, None, 0, 1) if ranks > 1 else None
+    return DistributedOrders(samples, True, False, 0, 0, ranks, 0, 1) if ranks > 1 else None
 
 
 @dataclass(frozen=True)

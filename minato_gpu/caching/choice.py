@@ -87,6 +87,19 @@ def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
     return epochs
 
 
+def reach(shards: float, share: float) -> float:
+    """Within how many epochs after the current one a key must come again to be worth its room, where none comes twice
+    in an epoch; of the last of these epochs the part that just fills the room. See soon.py, and the module's head."""
+    room, epochs, most = share * shards, 0, min(int(_MOST * shards), _EPOCHS)
+    while epochs < most:
+        takes = (epochs + 1) * _returns(shards, epochs + 1)
+        if room < takes:
+            return epochs + max(room, 0.0) / takes
+        room -= takes
+        epochs += 1
+    return float(epochs)
+
+
 def _longest(share: float) -> float:
     """The longest interval that is worth its room, of keys that are drawn with replacement: in mean intervals."""
     low, high = 0.0, float(_MOST)

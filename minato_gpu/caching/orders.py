@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,25 @@ class Orders(Protocol):
 
     def order(self, epoch: int) -> Integers | None:
         """The keys of the epoch's accesses, shape (accesses,); None where it cannot be known."""
+
+
+class Part(NamedTuple):
+    """What a rank reads: ``rank``'s share of the epoch that all ranks of the ``job`` (a digest) know by this number."""
+
+    job: bytes
+    rank: int
+    epoch: int
+
+
+@runtime_checkable
+class RankOrders(Orders, Protocol):
+    """The orders of one of several ranks that share out each epoch, which knows those of the others, too."""
+
+    def part(self, epoch: int) -> Part:
+        """What it reads in an epoch. Ranks with equal jobs share out the same epochs."""
+
+    def beside(self, ranks: Collection[int]) -> Orders:
+        """What it reads together with these other ranks."""
 
 
 def share(order: Integers, rank: int, ranks: int, *, drop_last: bool = False) -> Integers:

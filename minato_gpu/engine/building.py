@@ -180,8 +180,9 @@ class Plan:
             workers=self.loader.num_workers,
             table=None if kept is None else kept.table,
         )
-        # a recorded order is not the sampler's; and the tier on disk goes by none
-        look_ahead = LookAhead(self.loader, known=kept is not None and not self._replays) if cache else None
+        # a recorded order is not the sampler's; and on disk nothing follows orders in which keys come twice
+        known = not self._replays
+        look_ahead = LookAhead(self.loader, known=known, twice=kept is not None) if cache else None
         on_close = (lambda: None) if kept is None else kept.give_back
         return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close, facts)
 

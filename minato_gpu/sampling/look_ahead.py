@@ -9,7 +9,9 @@ A guess that fails costs misses, never content: a cache holds what a source says
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSamp
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import Orders, merged, share
+from minato_gpu.caching.orders import Orders, Part, merged, share
 from minato_gpu.packing import unpacked_state
 from minato_gpu.samples import Value
 from minato_gpu.sampling.drawn_orders import KINDS, DrawnOrders
@@ -33,8 +35,8 @@ _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before
 
 @dataclass(frozen=True)
 class DistributedOrders:
-    """The orders of a ``DistributedSampler`` over ``keys`` indices. ``step``: None for what ``rank`` alone reads; for
-    ranks that share a directory the samples of a batch, and the orders are those of all ranks together.
+    """The orders of a ``DistributedSampler`` over ``keys`` indices: what ``rank`` reads, and ``others`` side by side
+    with it, where they share a directory.
 
     The epoch that the sampler is told (``set_epoch``) is ``first`` plus ``stride`` times the loader's own count.
     """
@@ -45,9 +47,9 @@ class DistributedOrders:
     seed: int
     rank: int
     ranks: int
-    step: int | None
     first: int
     stride: int
+    others: tuple[int, ...] = ()
 
     def order(self, epoch: int) -> Integers:
         whole = np.arange(self.keys)
@@ -55,10 +57,16 @@ class DistributedOrders:
             generator = torch.Generator()
             generator.manual_seed(self.seed + self.first + self.stride * epoch)
             whole = torch.randperm(self.keys, generator=generator).numpy()
-        if self.step is None:
-            return share(whole, self.rank, self.ranks, drop_last=self.drop_last)
-        each = [share(whole, rank, self.ranks, drop_last=self.drop_last) for rank in range(self.ranks)]
-        return merged(each, self.step)
+        each = [share(whole, rank, self.ranks, drop_last=self.drop_last) for rank in (self.rank, *self.others)]
+        return merged(each, 1) if self.others else each[0]
+
+    def part(self, epoch: int) -> Part:
+        alike = replace(self, rank=0, first=0, others=())
+        job = blake2b(repr(alike).encode(), digest_size=16).digest()
+        return Part(job, self.rank, self.first + self.stride * epoch)
+
+    def beside(self, ranks: Collection[int]) -> DistributedOrders:
+        return replace(self, others=tuple(sorted(set(ranks) - {self.rank})))
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,12 @@ class LookAhead:
     """What a reader process is told of each epoch that begins.
 
     Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
-    is hit every time, so that no order is better than another. Nor is where none is ``known`` to be the sampler's.
+    is hit every time, so that no order is better than another. Nor is where none is ``known`` to be the sampler's; nor
+    of orders in which keys may come ``twice``, unless those are of use.
     """
 
-    def __init__(self, loader: Arguments, *, known: bool = True) -> None:
-        self._knows = known
+    def __init__(self, loader: Arguments, *, known: bool = True, twice: bool = True) -> None:
+        self._knows, self._twice = known, twice
         self._sampling = Sampling(loader)
         self._keys = length_of(loader.dataset) or 0
         # the generator that every epoch's seed is drawn from
@@ -103,15 +112,15 @@ class LookAhead:
         known = _Known()
         if not self._knows:
             pass
-        elif (told := told_by(sampler)) is not None:
+        elif self._twice and (told := told_by(sampler)) is not None:
             known = self._drawn(ToldOrders(told, count.first, count.stride), once=False)
         elif sampling.batched and sampling.size is None:
             pass  # batches are made in ways that nobody knows
         elif _is_distributed(sampler):
             known = _Known(_distributed(sampler, count), sampler.num_replicas)
-        elif type(sampler) in KINDS and self._pays(sampler):
+        elif type(sampler) in KINDS and self._pays(sampler) and (self._twice or _once(sampler)):
             known = self._drawn(self._from_generator(sampler, source, early), once=_once(sampler))
-        elif type(sampler) in (list, tuple) and self._pays(sampler) and all(type(key) is int for key in sampler):
+        elif self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
             known = self._drawn(FixedOrder(tuple(sampler)), once=False)
         return Begun(source.number, *known, skipped=source.position)
 
@@ -142,6 +151,10 @@ class LookAhead:
         return DrawnOrders(sampler, source.number, state, seeds=self._seeds is generator, early=early)
 
 
+def _are_keys(sampler: Value) -> bool:
+    return all(type(key) is int for key in sampler)
+
+
 def _once(sampler: Value) -> bool:
     """Whether no key comes twice in an epoch."""
     if type(sampler) is RandomSampler:
@@ -163,7 +176,6 @@ def _distributed(sampler: Value, count: Counted) -> DistributedOrders:
         seed=sampler.seed,
         rank=sampler.rank,
         ranks=sampler.num_replicas,
-        step=None,
         first=count.first,
         stride=count.stride,
     )

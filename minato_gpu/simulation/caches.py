@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.caching.choice import look_ahead, new_policy
+from minato_gpu.caching.choice import look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, share
 from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.soon import Soon
 
 POLICIES = ("lru", "minio", "next-use")
+ON_DISK = "soon"  # what a tier on disk keeps: see caching/soon.py
 BLIND = "next-use without orders"
 MISLED = "next-use, wrong about epochs to come"
 
@@ -88,6 +90,8 @@ def replay(policy: str, orders: Shuffles | Draws, items: Items, cache_share: flo
 
     ``cache_share``: the budget, as a share of the bytes of the whole set.
     """
+    if policy == ON_DISK:
+        return replay_on_disk(orders, items, cache_share, epochs, orders.shards)
     name = "next-use" if policy in (BLIND, MISLED) else policy
     kept = new_policy(name, int(cache_share * int(items.nbytes.sum())), orders.keys)
     ahead = look_ahead(orders.shards, cache_share, once=orders.once)
@@ -96,6 +100,30 @@ def replay(policy: str, orders: Shuffles | Draws, items: Items, cache_share: flo
         known: Orders | None = {BLIND: None, MISLED: _Misled(orders, epoch)}.get(policy, orders)
         start = kept.begin(epoch, known, ahead)
         found.append(run_epoch(kept, orders.order(epoch), items, start))
+    return found
+
+
+def replay_on_disk(orders: Orders, items: Items, cache_share: float, epochs: int, shards: float) -> list[Integers]:
+    """The same of a tier on disk, by the rule that runs in production."""
+    soon, nbytes = Soon(len(items.nbytes)), items.nbytes.tolist()
+    kept: set[int] = set()
+    room = int(cache_share * int(items.nbytes.sum()))
+    found = []
+    for epoch in range(epochs):
+        order, hit = orders.order(epoch), []
+        assert order is not None
+        soon.begin(epoch, orders, reach(shards, cache_share))
+        for key in order.tolist():
+            stays = soon.after(epoch, key)
+            if key in kept:
+                hit.append(key)
+                if not stays:
+                    kept.remove(key)
+                    room += nbytes[key]
+            elif stays and nbytes[key] <= room:
+                kept.add(key)
+                room -= nbytes[key]
+        found.append(np.array(hit, np.int64))
     return found
 
 

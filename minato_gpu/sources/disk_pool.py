@@ -3,14 +3,16 @@
 The tier is looked into by threads, as files are. It keeps what comes first, until its budget is full: then what is new
 passes by (CoorDL's MinIO cache, see caching/minio.py), unless there are copies that nobody uses any more, which make
 room (disk/upkeep.py). So the processes that share a directory need not agree on anything: each hits what any of them
-has kept.
+has kept. Where those who share it read a part of each epoch, and know which, a copy goes as it is used, if none of them
+will need it soon, and what is not needed soon is not written (following.py).
 """
 
 from __future__ import annotations
 
 import os
 from asyncio import AbstractEventLoop, CancelledError, TimerHandle, get_running_loop
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.following import Following, Room
 from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.placing import Where
 from minato_gpu.sources.service import Pool
 from minato_gpu.sources.source import Key, Source
@@ -41,10 +45,12 @@ class _Missing(Exception):
 
 class DiskPool:
     """``done`` is told of every source, as ``Service.done`` is. ``make_pool`` is given what is to be told of those that
-    have no copy, and makes what reads them."""
+    have no copy, and makes what reads them. ``following`` says what stays."""
 
-    def __init__(self, tier: DiskTier, blocks: Blocks, done: Done, make_pool: Callable[[Done], Pool]) -> None:
-        self._tier, self._blocks, self._done = tier, blocks, done
+    def __init__(
+        self, tier: DiskTier, blocks: Blocks, done: Done, make_pool: Callable[[Done], Pool], following: Following
+    ) -> None:
+        self._tier, self._blocks, self._done, self._following = tier, blocks, done, following
         self._loop: AbstractEventLoop = get_running_loop()
         self._pool = make_pool(self._was_read)
         self._reads = LocalReads(blocks, self._looked, self._read)
@@ -56,12 +62,15 @@ class DiskPool:
         self._passes = 0  # writes that are not tried, as the tier is full
         self._epoch = 0  # how many have begun
         self._tell: TimerHandle | None = None  # what has been used
+        self._going: deque[bytes] = deque()  # names of copies that are not needed soon
+        self._lets_go = False  # whether the writer has been asked to remove them
 
-    def begin(self) -> None:
+    def begin(self, begun: Begun) -> None:
         """An epoch begins."""
         self._passes = 0
         self._epoch += 1
-        self._writer.submit(self._tier.begin_epoch)
+        self._following.begin(begun, self._tier.beside(), Room(*self._tier.room()))
+        self._writer.submit(self._tier.begin_epoch, self._following.part)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -102,6 +111,7 @@ class DiskPool:
         if self._tell is None:
             self._tell = self._loop.call_later(_TELL_S, self._tell_uses)
         if error is None:
+            self._following.read(nbytes)
             self._done(number, block, nbytes, None, seconds, on_disk=True)
         elif cancelled:
             self._done(number, -1, 0, CancelledError(), 0.0)
@@ -114,6 +124,8 @@ class DiskPool:
         self._writer.submit(self._tier.tell_uses)
 
     def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
+        if error is None:
+            self._following.read(nbytes)
         self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -139,6 +151,7 @@ class DiskPool:
         def work() -> None:
             kept = False
             try:
+                self._make_go()  # first: there may be no room else
                 kept = self._tier.write(name_of(key), version, self._blocks.view(block, nbytes), seconds)
             finally:
                 self._loop.call_soon_threadsafe(ended, kept)
@@ -146,17 +159,52 @@ class DiskPool:
         self._writer.submit(work)
         return True
 
+    # --- what stays ------------------------------------------------------------------------------------------
+
+    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
+        """The sample is going to be read, from these sources."""
+        self._following.wanted(sample, keys)
+
+    def stays(self, sample: int, epoch: int) -> bool:
+        """Whether copies of this sample's sources, which was wanted in that epoch, are to be on disk after that."""
+        return self._following.stays(sample, epoch)
+
+    def let_go(self, key: Key) -> None:
+        """The copy of this source has been used, and is not to stay. Many go together, as soon as the writer comes to
+        it."""
+        self._going.append(name_of(key))
+        if not self._lets_go:
+            self._lets_go = True
+            self._writer.submit(self._make_go)
+
+    def _make_go(self) -> None:
+        """In the writer's thread: remove what is to go."""
+        names = [self._going.popleft() for _ in range(len(self._going))]
+        if names:
+            gives_back = self._tier.let_go(names, self._following.may)
+            self._loop.call_soon_threadsafe(self._have_gone, gives_back)
+
+    def _have_gone(self, gives_back: bool) -> None:
+        self._lets_go = False
+        self._passes = 0  # there is room since
+        if not gives_back:
+            self._following.stop("this disk does not take back the space of single copies")
+        if self._going:
+            self._lets_go = True
+            self._writer.submit(self._make_go)
+
     # --- the rest --------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, Any]:
         """What the directory holds, and what became of this process's reads and writes."""
-        return self._tier.stats()
+        return self._tier.stats() | {"why": self._following.why}
 
     def finish(self) -> None:
-        """Write what waits."""
+        """Write what waits, and let go of what is to go."""
         self._reads.close()
         if self._tell is not None:
             self._tell.cancel()
+        self._writer.submit(self._make_go)
         self._writer.shutdown()
 
     def close(self) -> None:

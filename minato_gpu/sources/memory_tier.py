@@ -26,7 +26,8 @@ _KNOWN = 256  # items whose sizes are known before it is said whether all are al
 
 class Copy(NamedTuple):
     """Bytes of a source, or a sample's fields, that lie in a block. ``cost``: of having them again, see
-    ``ReadCosts.compared``; ``version``: of what a copy on disk would be, if there may be one and is none."""
+    ``ReadCosts.compared``; ``version``: of what a copy on disk would be, if there may be one and is none; ``sample``:
+    for which they were read."""
 
     key: Key
     block: int
@@ -34,6 +35,7 @@ class Copy(NamedTuple):
     stamp: int
     cost: float
     version: bytes | None = None
+    sample: int = -1
 
 
 class Begun(NamedTuple):

@@ -28,6 +28,7 @@ from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done
 from minato_gpu.sources.field_choice import FieldChoice
 from minato_gpu.sources.field_keeping import FieldKeeping
+from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.placing import Cached, Placing, Where
@@ -138,7 +139,9 @@ class _Link:
             return placing.where(*service.expected(number))
 
         if tier is not None:
-            self._disk = service.pool = service.disk = DiskPool(tier, blocks, service.done, make_pool)
+            self._disk = service.pool = service.disk = DiskPool(
+                tier, blocks, service.done, make_pool, Following(settings.samples, settings.memory_bytes)
+            )
         else:
             service.pool = make_pool(service.done)
         if fields is not None and self._memory is not None:
@@ -183,9 +186,10 @@ class _Link:
                 for place, tickets in wanted:
                     self._service.want(place, tickets)
             elif kind == "begin":
-                self._service.begin(Begun(*what))
+                begun = Begun(*what)
+                self._service.begin(begun)
                 if self._disk is not None:
-                    self._disk.begin()
+                    self._disk.begin(begun)
 
     async def close(self) -> None:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""

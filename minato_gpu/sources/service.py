@@ -21,7 +21,7 @@ from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Place
-from minato_gpu.sources.source import Key, Source, fields_key
+from minato_gpu.sources.source import FIELDS, Key, Source, fields_key
 from minato_gpu.sources.wanted import SourceBytes, WantedTicket
 
 Wanted = tuple[int, int, tuple[Key, ...]]
@@ -48,6 +48,15 @@ class Writer(Protocol):
         self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
     ) -> bool:
         """Whether a copy of the block will be written; ``written`` is called after that."""
+
+    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
+        """The sample is going to be read, from these sources."""
+
+    def stays(self, sample: int, epoch: int) -> bool:
+        """Whether copies of this sample's sources, which was wanted in that epoch, are to be on disk after that."""
+
+    def let_go(self, key: Key) -> None:
+        """The copy of this source, if there is one, is not to stay."""
 
 
 class Service:
@@ -79,11 +88,13 @@ class Service:
         self._ahead = 0  # bytes that are there and not released, and of what is under way those expected
         self._typical = 0  # bytes of a source whose length is not declared
         self._parts = 1  # sources of a sample
+        self._epoch = 0  # in which what comes is wanted
 
     # --- what the loader says --------------------------------------------------------------------------------
 
     def begin(self, begun: Begun) -> None:
         """An epoch begins: what is wanted from now on is wanted by that."""
+        self._epoch = begun.epoch
         if self._memory is not None:
             self._memory.begin(begun)
         self._choose()
@@ -95,8 +106,10 @@ class Service:
             found, items, asked = self._planned(sample, keys)
             if asked:
                 ticket.asked = sample
+            if self.disk is not None:
+                self.disk.wanted(sample, keys)
             for key, item in zip(found, items, strict=True):
-                self._want(ticket, key, item)
+                self._want(ticket, sample, key, item)
             if not ticket.missing:
                 self._told(ticket)
         self._start()
@@ -107,14 +120,14 @@ class Service:
             return self.fields.plan(sample, keys)
         return keys, (NO_ITEM,) * len(keys) if self._memory is None else self._memory.items(sample, len(keys)), False
 
-    def _want(self, ticket: WantedTicket, key: Key, item: int) -> None:
+    def _want(self, ticket: WantedTicket, sample: int, key: Key, item: int) -> None:
         found = self._bytes.get(key)
         if found is not None and found.kept:
             self.shared += 1
             if self._memory is not None and item != NO_ITEM:
                 self._memory.again()
         else:
-            found = SourceBytes(key, self._numbers, ticket.place, item)
+            found = SourceBytes(key, self._numbers, ticket.place, sample, self._epoch, item)
             self._numbers += 1
             if self._find(found):
                 self._bytes[key] = found
@@ -131,6 +144,8 @@ class Service:
         if self._memory is None or each.item == NO_ITEM:
             return False
         each.at, copy = self._memory.access(each.item, each.key)
+        if copy is not None:
+            self._pass(each)
         return copy is not None and each.take(copy)
 
     def release(self, tickets: Iterable[int]) -> None:
@@ -263,6 +278,8 @@ class Service:
     def _read(self, each: SourceBytes, seconds: float, version: bytes | None, *, on_disk: bool) -> None:
         """The bytes are there: tiers may keep them."""
         self.copied += on_disk
+        if on_disk and each.users:  # else nobody wants it any more, but may so again
+            self._pass(each)
         if not on_disk:
             self.reads += 1
             self.read_bytes += each.nbytes
@@ -276,9 +293,14 @@ class Service:
         if not each.kept and self._bytes.get(each.key) is each:
             self._write(each, version)
 
+    def _pass(self, each: SourceBytes) -> None:
+        """A copy is used, which need not be on disk any longer if nobody wants it soon after that."""
+        if self.disk is not None and each.key[0] != FIELDS and not self.disk.stays(each.sample, each.epoch):
+            self.disk.let_go(each.key)
+
     def _write(self, each: SourceBytes, version: bytes | None) -> None:
         """Copy it to disk, if it may be and there is room."""
-        if self.disk is None or version is None:
+        if self.disk is None or version is None or not self.disk.stays(each.sample, each.epoch):
             return
         each.users += 1
         seconds = self._costs.seconds(each.nbytes)
@@ -290,7 +312,8 @@ class Service:
         self._start()
 
     def _keep(self, memory: MemoryTier, each: SourceBytes, version: bytes | None) -> None:
-        copy = Copy(each.key, each.block, each.nbytes, each.stamp, self._costs.compared(each.nbytes), version)
+        cost = self._costs.compared(each.nbytes)
+        copy = Copy(each.key, each.block, each.nbytes, each.stamp, cost, version, each.sample)
         each.kept, going = memory.offer(each.item, copy, each.at)
         if each.kept:
             self._ahead -= each.nbytes
@@ -336,6 +359,8 @@ class Service:
     def _write_gone(self, gone: Copy) -> bool:
         """Whether it is copied to disk, after which it is freed; nobody uses it."""
         if self.disk is None or gone.version is None or (self._memory is not None and self._memory.holds(gone.key)):
+            return False
+        if not self.disk.stays(gone.sample, self._epoch):
             return False
 
         def written() -> None:

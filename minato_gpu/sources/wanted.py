@@ -11,11 +11,14 @@ from minato_gpu.sources.source import Key
 
 @dataclass(slots=True, eq=False)
 class SourceBytes:
-    """One source's bytes: to be read, being read, or there (``stamp``); ``users``: tickets that want them."""
+    """One source's bytes: to be read, being read, or there (``stamp``); ``users``: tickets that want them. ``sample``:
+    of the first of these, wanted in ``epoch``."""
 
     key: Key
     number: int
     place: int
+    sample: int = -1
+    epoch: int = 0
     item: int = NO_ITEM
     at: int = 0  # of the access that it was read for
     users: int = 0

@@ -22,9 +22,9 @@ from torch.utils.data import (
 )
 
 from minato_gpu import DataLoader
-from minato_gpu.caching.orders import Orders, merged
+from minato_gpu.caching.orders import Orders, Part, RankOrders, merged
 from minato_gpu.packing import packed_state
-from minato_gpu.sampling.look_ahead import DistributedOrders, LookAhead
+from minato_gpu.sampling.look_ahead import DistributedOrders, FixedOrder, LookAhead
 from minato_gpu.sources.memory_tier import Begun
 
 KEYS = 9
@@ -35,11 +35,11 @@ def distributed(count: int, *arguments: Any, **options: Any) -> Any:
     return DistributedSampler(data, *arguments, **options)
 
 
-def looking(sampler: Any, batch_sampler: Any = None, keys: int = KEYS) -> LookAhead:
+def looking(sampler: Any, batch_sampler: Any = None, keys: int = KEYS, **more: Any) -> LookAhead:
     """At a loader of which only as much is there as tells how it samples."""
     loader: Any = SimpleNamespace(sampler=sampler, batch_sampler=batch_sampler, dataset=range(keys))
     loader.device, loader.generator, loader.drop_last, loader.persistent_workers = None, None, False, True
-    return LookAhead(loader)
+    return LookAhead(loader, **more)
 
 
 def epoch(number: int, begun_from: dict[str, str] | None = None, position: int = 0) -> Any:
@@ -73,7 +73,7 @@ def test_distributed(
     make[rank].set_epoch(first)
     state = torch.get_rng_state()
     begun = looking(make[rank])(epoch(first))
-    together = DistributedOrders(count, shuffle, drop_last, seed, rank, ranks, 3, 0, 1)
+    together = DistributedOrders(count, shuffle, drop_last, seed, rank, ranks, 0, 1).beside(range(ranks))
     told = listed(begun, *range(first, first + 3))
     assert (begun.epoch, begun.shards, begun.once, begun.skipped) == (first, ranks, True, 0)
     assert torch.equal(torch.get_rng_state(), state) and make[rank].epoch == first
@@ -82,7 +82,8 @@ def test_distributed(
             sampler.set_epoch(first + place)
         orders = [list(sampler) for sampler in make]
         assert told[place] == orders[rank]
-        assert together.order(first + place).tolist() == merged([np.array(each) for each in orders], 3).tolist()
+        side_by_side = [orders[rank], *orders[:rank], *orders[rank + 1 :]]
+        assert together.order(first + place).tolist() == merged([np.array(each) for each in side_by_side], 1).tolist()
 
 
 def test_orders_are_equal_until_something_changes() -> None:
@@ -98,6 +99,21 @@ def test_orders_are_equal_until_something_changes() -> None:
     first = made(4)
     assert first == made(4)
     assert first not in (made(5), made(2), made(4, count=10), made(4, ranks=3), made(4, rank=1), made(4, seed=1))
+
+
+def test_ranks_of_one_job_read_parts_of_the_same_epochs() -> None:
+    def made(told: int = 3, rank: int = 0, ranks: int = 2, seed: int = 0, number: int = 0) -> Part:
+        sampler = distributed(9, ranks, rank, seed=seed)
+        sampler.set_epoch(told)
+        orders = looking(sampler)(epoch(number)).orders
+        assert isinstance(orders, RankOrders)
+        return orders.part(number)
+
+    mine = made()
+    assert made(rank=1) == mine._replace(rank=1)
+    assert made(told=4) == mine._replace(epoch=4)
+    assert made(number=2) == mine, "a loader's own count may be another"
+    assert mine.job not in (made(ranks=3).job, made(seed=1).job)
 
 
 def test_who_never_calls_set_epoch_gets_the_same_order_again() -> None:
@@ -272,6 +288,15 @@ def test_weights_that_are_part_of_something_large_are_sent_alone() -> None:
     large = torch.ones(10**6, dtype=torch.double)
     begun = looking(WeightedRandomSampler(large[:9], 20))(epoch(0))  # type: ignore[arg-type]
     assert len(pickle.dumps(begun)) < 20_000
+
+
+def test_orders_in_which_keys_come_twice_are_told_where_they_are_of_use() -> None:
+    told = SimpleNamespace(orders=FixedOrder((0, 1)), sampler=None)
+    for sampler in (told, [0, 0, 1], WeightedRandomSampler([1.0] * KEYS, KEYS), RandomSampler(range(KEYS), True)):
+        assert looking(sampler)(epoch(0)).orders is not None
+        assert looking(sampler, twice=False)(epoch(0)).orders is None
+    for sampler in (distributed(KEYS, 2, 0), RandomSampler(range(KEYS), num_samples=4)):
+        assert looking(sampler, twice=False)(epoch(0)) == looking(sampler)(epoch(0)) != Begun(0, None, 1)
 
 
 def test_where_the_order_is_not_the_samplers_nothing_is_told() -> None:

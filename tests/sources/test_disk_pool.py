@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from minato_gpu.caching.orders import Part
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.following import Following
+from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Source
 
 BUDGET = 8 << 20
@@ -31,6 +34,8 @@ class FakeTier:
         self.writes: list[bytes] = []
         self.told: list[str] = []
         self.has_room, self.raises = True, False
+        self.others: list[Part | None] = []
+        self.batches: list[int] = []  # how many went together
         self.may_find, self.may_write = threading.Event(), threading.Event()
         self.may_find.set()
         self.may_write.set()
@@ -56,8 +61,20 @@ class FakeTier:
             self.copies[key] = version, bytes(data)
         return self.has_room
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, part: Part | None = None) -> None:
         self.told.append("begin")
+
+    def beside(self) -> list[Part | None]:
+        return self.others
+
+    def room(self) -> tuple[int, int, int]:
+        return 40 * 4096, 100, 100 * 4096
+
+    def let_go(self, keys: Iterable[bytes], may: Callable[[list[Part | None]], bool]) -> bool:
+        assert may(self.others)
+        self.batches.append(sum(self.copies.pop(key, None) is not None for key in keys))
+        self.has_room = True
+        return True
 
     def tell_uses(self) -> None:
         self.told.append("uses")
@@ -72,14 +89,16 @@ class FakeTier:
 class Bench:
     """A DiskPool, and what reaches the pool behind it (``asked``) and the service (``told``). Made in an event loop."""
 
-    def __init__(self, tier: Any) -> None:
+    def __init__(self, tier: Any, samples: int = 100) -> None:
         self.arena = Arena("test")
         self.blocks = Blocks(self.arena)
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sources: dict[int, Source] = {}
         self.cancelled: list[int] = []
-        self.pool = DiskPool(tier, self.blocks, self._told, self._make)
+        self.following = Following(samples)
+        self.tier = tier
+        self.pool = DiskPool(tier, self.blocks, self._told, self._make, self.following)
 
     def _make(self, done: Done) -> Any:
         self.done = done
@@ -290,12 +309,12 @@ def test_a_full_tier_is_asked_again_as_an_epoch_begins(source: Source) -> None:
         bench.pool.submit(0, source)
         found = await bench.read(0, b"content")
         assert [await bench.write(source, found) for _ in range(3)] == [True, False, False]
-        bench.pool.begin()
+        bench.pool.begin(Begun(0, None, 1))
         assert tier.may_write.is_set()
         tier.may_write.clear()
         written: asyncio.Queue[int] = asyncio.Queue()
         assert bench.begin_write(source, found, lambda: written.put_nowait(0))
-        bench.pool.begin()
+        bench.pool.begin(Begun(0, None, 1))
         tier.may_write.set()
         await written.get()
         assert await bench.write(source, found), "that it was full in the epoch before says nothing"

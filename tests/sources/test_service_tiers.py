@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -23,6 +23,17 @@ class Written:
     def __init__(self) -> None:
         self.takes = True
         self.waiting: list[tuple[str, Callable[[], None]]] = []
+        self.late: set[tuple[int, int]] = set()  # samples and epochs after which they are not wanted soon
+        self.gone: list[str] = []
+
+    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
+        assert all(len(each) == 3 for each in keys)
+
+    def stays(self, sample: int, epoch: int) -> bool:
+        return (sample, epoch) not in self.late
+
+    def let_go(self, key: Key) -> None:
+        self.gone.append(key[0])
 
     def write(
         self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
@@ -291,5 +302,77 @@ def test_any_course(data: st.DataObject) -> None:
         bench.finish(min(bench.pool.under_way), version=b"1")
     while bench.disk.waiting:
         bench.disk.finish()
+    bench.check()
+    bench.arena.close()
+
+
+def test_a_copy_on_disk_that_is_not_wanted_soon_goes_as_it_is_used() -> None:
+    bench = Kept(0)
+    bench.disk.late = {(1, 5), (2, 4)}
+    bench.service.begin(Begun(5, None, 1))
+    for ticket, sample in enumerate((1, 2)):
+        bench.wanted(0, ticket, sample, f"{sample}")
+    bench.service.begin(Begun(6, None, 1))
+    bench.wanted(1, 2, 1, "other")
+    for number in range(3):
+        block, view = bench.blocks.allocate(SIZE)
+        bench.service.done(number, block, len(view), None, 0.01, on_disk=True)
+    assert bench.disk.gone == ["1"], "each counts for the epoch that it was wanted in"
+    bench.service.drop()
+    bench.check()
+    bench.arena.close()
+
+
+def test_a_copy_on_disk_that_nobody_wants_any_more_stays() -> None:
+    """What was read ahead for an epoch that has been left is read again."""
+    bench = Kept(0)
+    bench.disk.late = {(1, 0)}
+    bench.wanted(0, 0, 1, "a")
+    bench.service.drop()
+    block, view = bench.blocks.allocate(SIZE)
+    bench.service.done(0, block, len(view), None, 0.01, on_disk=True)
+    assert bench.disk.gone == []
+    bench.check()
+    bench.arena.close()
+
+
+def test_what_is_not_wanted_soon_is_not_written() -> None:
+    bench = Kept(0)
+    bench.disk.late = {(1, 0)}
+    for sample in range(2):
+        bench.wanted(0, sample, sample, f"{sample}")
+        bench.finish(sample, version=b"1")
+    assert [path for path, _ in bench.disk.waiting] == ["0"]
+    bench.disk.finish()
+    bench.service.drop()
+    bench.check()
+    bench.arena.close()
+
+
+def test_of_what_memory_has_the_copy_on_disk_goes_all_the_same() -> None:
+    bench = Kept(1)
+    bench.wanted(0, 0, 1, "a")
+    bench.finish(0, version=b"1")
+    bench.service.release([0])
+    bench.disk.late = {(1, 1)}
+    bench.service.begin(Begun(1, None, 1))
+    bench.wanted(0, 1, 1, "a")
+    assert bench.got(1) == [content("a", SIZE)]
+    assert bench.disk.gone == ["a"]
+    bench.service.drop()
+    bench.check()
+    bench.arena.close()
+
+
+def test_what_memory_lets_go_of_is_written_only_if_it_is_wanted_soon() -> None:
+    bench = Kept(2, samples=4)
+    bench.disk.late = {(0, 0)}
+    for sample in range(2):
+        bench.wanted(0, sample, sample, f"{sample}")
+        bench.finish(sample, version=b"1")
+    bench.service.release(range(2))
+    bench.service._gone(bench.memory.shrink(False, 0.0))
+    assert [path for path, _ in bench.disk.waiting] == ["1"]
+    bench.disk.finish()
     bench.check()
     bench.arena.close()

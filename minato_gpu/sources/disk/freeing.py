@@ -10,19 +10,20 @@ from minato_gpu.sources.disk.ledger import Doomed, Ledger
 from minato_gpu.sources.disk.records import Place
 
 
-def free(ledger: Ledger, files: SegmentFiles, doomed: Doomed) -> None:
+def free(ledger: Ledger, files: SegmentFiles, doomed: Doomed) -> bool:
     """Make doomed space free: segments that nothing is in are deleted, others get holes.
 
-    Where the disk knows no holes, space is free, and charged no longer, once all of its segment is doomed. Raises
-    OSError, lmdb.Error and DamagedIndexError; what is not free then stays doomed.
+    Where the disk knows no holes, space is free, and charged no longer, once all of its segment is doomed: then this
+    returns False. Raises OSError, lmdb.Error and DamagedIndexError; what is not free then stays doomed.
     """
     if not doomed:
-        return
+        return True
     touched = {number for number, _ in doomed}
-    accounts = ledger.accounts()
-    whole = {number for number in touched if number in accounts and accounts[number].full and not accounts[number].live}
+    accounts = ledger.accounts_of(touched)  # of very many, once most of what is in segments has gone
+    whole = {number for number, segment in accounts.items() if segment.full and not segment.live}
     freed = [place for place, size in doomed.items() if place[0] not in whole and _freed(files, place, size)]
     ledger.settle(freed, touched, files.delete)
+    return len(freed) == sum(number not in whole for number, _ in doomed)
 
 
 def recover(ledger: Ledger, files: SegmentFiles) -> None:

@@ -44,6 +44,12 @@ class Ledger:
         with self._index.read() as transaction:
             return self._accounts(transaction)
 
+    def accounts_of(self, numbers: Iterable[int]) -> dict[int, Segment]:
+        """Of those of these segments that there are."""
+        with self._index.read() as transaction:
+            found = {number: self._account(transaction, number) for number in numbers}
+        return {number: segment for number, segment in found.items() if segment is not None}
+
     def begin(self, create: Callable[[int], _File]) -> tuple[int, _File]:
         """Open an account for a new segment, and have its file made in the same transaction."""
         with self._index.write() as transaction:

@@ -10,6 +10,8 @@ import struct
 import zlib
 from typing import NamedTuple
 
+from minato_gpu.caching.orders import Part
+
 LONGEST_KEY = 511  # bytes: LMDB's own limit
 LONGEST_VERSION = 1024
 _ENTRY = struct.Struct("<QQQQdd")
@@ -17,6 +19,7 @@ _SEGMENT = struct.Struct("<qqqq?")
 _PLACE = struct.Struct(">QQ")
 _NUMBER = struct.Struct("<q")
 _RUN = struct.Struct("<QQQddddq")
+_PART = struct.Struct("<16sqq")
 _SEAL = struct.Struct("<I")
 
 Place = tuple[int, int]  # a segment's number, and the offset in its file
@@ -64,7 +67,7 @@ class Run(NamedTuple):
 
     Times are in seconds since 1970: ``began``, and ``epoch_at`` its current epoch (0: none yet); copies that have been
     used from ``since`` on are of use to it (0: any may be, as its first epoch goes on); ``heard``: when it said so
-    last. ``budget``: the bytes that it may take.
+    last. ``budget``: the bytes that it may take. ``part``: what it reads in this epoch, None where it does not say.
     """
 
     namespace: int
@@ -75,6 +78,7 @@ class Run(NamedTuple):
     since: float
     heard: float
     budget: int
+    part: Part | None = None
 
 
 class Verified(NamedTuple):
@@ -131,12 +135,14 @@ def unpack_number(key: bytes, value: bytes) -> int:
 
 def pack_run(key: bytes, run: Run) -> bytes:
     """The value of a run."""
-    return seal(key, _RUN.pack(*run))
+    return seal(key, _RUN.pack(*run[:-1]) + (b"" if run.part is None else _PART.pack(*run.part)))
 
 
 def unpack_run(key: bytes, value: bytes) -> Run:
     """The run. Raises DamagedIndexError."""
-    return Run(*_RUN.unpack(unseal(key, value)))
+    body = unseal(key, value)
+    part = Part(*_PART.unpack_from(body, _RUN.size)) if len(body) > _RUN.size else None
+    return Run(*_RUN.unpack_from(body))._replace(part=part)
 
 
 def segment_key(number: int) -> bytes:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from minato_gpu.caching.orders import Part
 from minato_gpu.sources.disk import records
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.records import Run
@@ -40,11 +41,18 @@ class Runs:
         self._new = Run(_namespace(), pid, _born(pid) or 0, 0.0, 0.0, 0.0, 0.0, budget)
         self._run = self._new
 
-    def begin(self, now: float) -> None:
-        """The run begins an epoch, after which what earlier epochs have not used is of no use to it."""
+    @property
+    def has_read(self) -> bool:
+        """Whether its first epoch has ended."""
+        return self._run.since > 0
+
+    def begin(self, now: float, part: Part | None = None) -> None:
+        """The run begins an epoch, after which what earlier epochs have not used is of no use to it. ``part``: what it
+        reads, for ``beside`` of others."""
         with self._index.write() as transaction:
             found = {key: records.unpack_run(key, value) for key, value in self._index.runs.items(transaction)}
-            self._run = begun(found.pop(self._key, self._new)._replace(budget=self.budget), now)
+            mine = found.pop(self._key, self._new)
+            self._run = begun(mine._replace(budget=self.budget, part=part), now)
             for key, run in found.items():
                 if not _lives(run) or needs_from(run, now) == math.inf:
                     self._index.runs.pop(transaction, key)
@@ -59,6 +67,13 @@ class Runs:
             found = self._run if value is None else records.unpack_run(self._key, value)
             self._run = found._replace(heard=now)
             self._index.runs.put(transaction, self._key, records.pack_run(self._key, self._run))
+
+    def beside(self, now: float) -> list[Part | None]:
+        """What each of the other runs reads that need copies; None for one that does not say."""
+        with self._index.read() as transaction:
+            items = [item for item in self._index.runs.items(transaction) if item[0] != self._key]
+        found = [records.unpack_run(key, value) for key, value in items]
+        return [run.part for run in found if _lives(run) and needs_from(run, now) < math.inf]
 
     def is_old(self, used_at: float, now: float) -> bool:
         """Whether a use is to be written down, of a copy whose last one was then."""

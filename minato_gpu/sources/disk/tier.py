@@ -10,13 +10,14 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64_intdigest as checksum_of
 
+from minato_gpu.caching.orders import Part
 from minato_gpu.sources.disk import forks, records
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
 from minato_gpu.sources.disk.files import SegmentFiles
@@ -150,9 +151,44 @@ class DiskTier:
             self._troubles.met(error)
         return freed
 
-    def begin_epoch(self) -> None:
-        """The run begins an epoch. From its second one on it makes room for what it reads."""
-        self._do(lambda upkeep: self._troubles.count("evicted", upkeep.begin()))
+    def begin_epoch(self, part: Part | None = None) -> None:
+        """The run begins an epoch. From its second one on it makes room for what it reads. ``part``: of the epoch, for
+        other runs to see."""
+        self._do(lambda upkeep: self._troubles.count("evicted", upkeep.begin(part)))
+
+    def beside(self) -> list[Part | None]:
+        """What the other runs read that need copies, each in its epoch; None for one that does not say."""
+        try:
+            if self._troubles.off is None and self._upkeep is not None:
+                return self._upkeep.beside()
+        except FAILURES as error:
+            self._troubles.met(error)
+        return [None]
+
+    def let_go(self, keys: Iterable[bytes], may: Callable[[Sequence[Part | None]], bool]) -> bool:
+        """Drop copies that the run has used and will not need soon; not in its first epoch, and only if that ``may`` be
+        beside what other runs read. False where the disk does not give their space back."""
+        gives_back, rest = True, iter(keys)
+
+        def act(upkeep: Upkeep) -> None:
+            nonlocal gives_back
+            gone, gives_back = upkeep.let_go(chunk, may)
+            self._troubles.count("removed", gone)
+
+        while gives_back and (chunk := list(islice(rest, _AT_A_TIME))):
+            self._do(act)
+        return gives_back
+
+    def room(self) -> tuple[int, int, int]:
+        """Bytes that copies may take, of all processes together; how many copies there are, and about what they
+        take."""
+        try:
+            if self._troubles.off is None:
+                free = self._budget - self._overhead - self._index.nbytes() - self._index.headroom
+                return free, self._index.count(), self._ledger.charged()
+        except FAILURES as error:
+            self._troubles.met(error)
+        return 0, 0, 0
 
     def tell_uses(self) -> None:
         """Let other processes see what has been read; to be called within a minute of it."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections.abc import Callable, Iterable, Sequence
 
+from minato_gpu.caching.orders import Part
 from minato_gpu.sources.disk.directory import Directory
 from minato_gpu.sources.disk.files import SegmentFiles
 from minato_gpu.sources.disk.freeing import free
@@ -46,11 +48,11 @@ class Upkeep:
         if self._runs.is_old(entry.used_at, time.time()):
             self._used[entry.key] = None
 
-    def begin(self) -> int:
-        """The run begins an epoch. With a budget below what there is, and no run with a larger one, copies go;
-        returns how many."""
+    def begin(self, part: Part | None = None) -> int:
+        """The run begins an epoch, of which it reads this part. With a budget below what there is, and no run with a
+        larger one, copies go; returns how many."""
         self.tell()
-        self._runs.begin(time.time())
+        self._runs.begin(time.time(), part)
         with self._directory.owned() as owned:
             return self._trim() if owned else 0
 
@@ -61,6 +63,18 @@ class Upkeep:
         for at in range(0, len(used), _AT_A_TIME):
             self._ledger.used(used[at : at + _AT_A_TIME], now)
         self._runs.heard(now)
+
+    def beside(self) -> list[Part | None]:
+        """What each of the other runs reads that need copies; None for one that does not say."""
+        return self._runs.beside(time.time())
+
+    def let_go(self, keys: Iterable[bytes], may: Callable[[Sequence[Part | None]], bool]) -> tuple[int, bool]:
+        """Remove these, if they ``may`` go beside what the other runs read, and not in the run's first epoch: others
+        may be about to begin with it. Returns how many copies went, and whether the disk has their space back."""
+        if not self._runs.has_read or not may(self.beside()):
+            return 0, True
+        doomed = self._ledger.doom(keys)
+        return len(doomed), free(self._ledger, self._files, doomed)
 
     def make_room(self, nbytes: int) -> int:
         """Remove copies of no use, for at least so many bytes if there are as many; returns how many copies went."""

@@ -6,6 +6,8 @@ import math
 import os
 from pathlib import Path
 
+from minato_gpu.caching.orders import Part
+from minato_gpu.sources.disk import records
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.records import Run
 from minato_gpu.sources.disk.runs import Runs, begun, needs_from, unused_before
@@ -112,3 +114,41 @@ def test_of_processes_that_cannot_be_seen_runs_end_when_they_are_not_heard_of(
     assert mine.limits(T + 2 * DAY)[0] == T - 50
     assert mine.limits(T + 2 * DAY + 1)[0] == T
     index.close()
+
+
+def test_what_the_other_runs_read_is_told_while_they_need_copies(path: Path) -> None:
+    path.mkdir()
+    index = Index(path)
+    here = os.getpid()
+    mine, theirs, quiet = (Runs(index, name, here, 100) for name in ("mine", "theirs", "quiet"))
+    part = Part(b"0123456789abcdef", 3, 7)
+    mine.begin(T, part)
+    assert mine.beside(T) == []
+    assert theirs.beside(T) == [part]
+    theirs.begin(T, part._replace(rank=4))
+    quiet.begin(T)
+    Runs(index, "dead", 2**22 + 1, 100).begin(T, part)
+    assert {*mine.beside(T)} == {part._replace(rank=4), None}
+    theirs.heard(T + DAY)
+    theirs.begin(T + DAY, part._replace(epoch=8))
+    assert mine.beside(T + DAY + 1) == [part._replace(epoch=8)], "of the other nobody has heard for a day"
+    index.close()
+
+
+def test_a_run_that_says_nothing_of_what_it_reads_is_written_down_as_before() -> None:
+    """By an earlier version too."""
+    told = NEW._replace(part=Part(b"0123456789abcdef", 3, -7))
+    for run in (NEW, told):
+        assert records.unpack_run(b"k", records.pack_run(b"k", run)) == run
+    assert records.pack_run(b"k", NEW) == records.seal(b"k", records._RUN.pack(*NEW[:8]))
+
+
+def test_a_run_has_read_once_its_first_epoch_has_ended(path: Path) -> None:
+    path.mkdir()
+    for epoch in range(3):
+        index = Index(path)
+        mine = Runs(index, "mine", os.getpid(), 100)
+        assert not mine.has_read
+        mine.begin(T + 10 * epoch)
+        assert mine.has_read == (epoch > 0)
+        index.close()

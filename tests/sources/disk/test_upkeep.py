@@ -265,3 +265,41 @@ def test_a_copy_whose_use_was_written_down_meanwhile_is_dropped_when_it_is_damag
     assert tier.stats()["corrupt"] == 1
     assert kept(tier) == {0, 2}
     tier.close()
+
+
+def test_what_is_let_go_of_gives_its_room_to_others(path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piece by piece, after the run's first epoch, and only if it may beside others."""
+    monkeypatch.setattr("minato_gpu.sources.disk.tier._AT_A_TIME", 7)
+    tier = opened(path, "mine")
+    epoch(tier, range(300))
+    full = kept(tier)
+    names = [b"%d" % number for number in sorted(full)[:40]]
+    assert tier.let_go(names, lambda others: True)
+    assert kept(tier) == full, "others may be about to begin"
+    tier.begin_epoch()
+    assert tier.let_go(names, lambda others: others != [])
+    assert kept(tier) == full
+    assert tier.let_go([*names, b"no such copy"], lambda others: others == [])
+    assert kept(tier) == {*sorted(full)[40:]}
+    assert tier.stats()["removed"] == 40
+    assert disk_bytes(path) <= tier.nbytes() <= BUDGET
+    assert keep(tier, *range(1000, 1100)) >= 40
+    assert disk_bytes(path) <= tier.nbytes() <= BUDGET
+    tier.close()
+    assert tier.let_go(names, lambda others: True), "of what is closed nothing goes"
+
+
+def test_what_a_killed_process_had_let_go_of_is_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other() -> None:
+        tier = opened(path, "theirs")
+        for _ in range(2):
+            epoch(tier, range(30))
+        monkeypatch.setattr(freeing, "punch_hole", lambda *_: os._exit(0))
+        tier.let_go([b"1", b"2"], lambda others: True)
+
+    assert elsewhere(other)
+    tier = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
+    assert kept(tier) == {*range(30)} - {1, 2}
+    assert all(held(tier, number) == content(number) for number in kept(tier))
+    assert disk_bytes(path / "segments") <= 28 * 53_248 + (64 << 10)
+    tier.close()
