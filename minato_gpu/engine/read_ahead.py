@@ -7,7 +7,6 @@ told as the place is admitted; of the rest, whenever it comes. A sample's bytes 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -15,7 +14,7 @@ from operator import index
 from time import perf_counter
 from typing import Any, cast
 
-from minato_gpu.lanes import garbage
+from minato_gpu.lanes import garbage, interrupts
 from minato_gpu.lanes.base import Piece
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
@@ -42,7 +41,7 @@ def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) 
     def start(end: socket.socket) -> Any:
         arguments = links, end, os.getpid(), settings
         started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
-        with garbage.uncollected():
+        with garbage.uncollected(), interrupts.held(started):
             started.start()
         return started
 
@@ -52,7 +51,7 @@ def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) 
 def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: ReaderSettings) -> None:
     """Entry of the reader process."""
     garbage.set_apart()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    interrupts.ignore()
     close_inherited_ends()
     assert links.fetched is not None
     fields = None if links.fields is None else links.fields[0]

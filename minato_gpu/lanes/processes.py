@@ -33,7 +33,7 @@ import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
-from minato_gpu.lanes import garbage, stacks
+from minato_gpu.lanes import garbage, interrupts, stacks
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
@@ -67,7 +67,7 @@ def worker_main(
 ) -> None:
     """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
     garbage.set_apart()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    interrupts.ignore()
     _set_worker_signal_handlers()
     close_inherited_ends()
     tie.hold()
@@ -342,7 +342,7 @@ def _end_of(process: Process) -> int:
 
 def _start(process: BaseProcess) -> None:
     try:
-        with garbage.uncollected():
+        with garbage.uncollected(), interrupts.held(process):
             process.start()
     except (TypeError, AttributeError, pickle.PicklingError):
         warnings.warn(

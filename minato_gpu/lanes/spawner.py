@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minato_gpu.lanes import garbage
+from minato_gpu.lanes import garbage, interrupts
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
 
@@ -134,7 +134,7 @@ class Spawner:
         self._process = context.Process(
             target=_main, args=(theirs, context, links, start, parent), daemon=False, name="minato-spawner"
         )
-        with garbage.uncollected():
+        with garbage.uncollected(), interrupts.held(self._process):
             self._process.start()
         theirs.close()
         os.close(parent)
@@ -288,7 +288,7 @@ def _main(*arguments: Any) -> None:
 def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
     garbage.set_apart()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    interrupts.ignore()
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     close_inherited_ends()

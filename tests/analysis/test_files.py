@@ -25,7 +25,8 @@ def test_files_are_dropped_and_read_in(paths: list[str], tmp_path: Path) -> None
     files.read_in(paths, lambda: True)
     if files.look_up(paths).share is None:
         pytest.skip("this kernel has no cachestat")
-    assert files.look_up(paths) == Cached(800_000, 800_000)
+    found = files.look_up(paths)
+    assert found.nbytes == 800_000 and found.cached is not None and found.cached > 700_000
     files.drop(paths)
     left = files.look_up(paths).share
     if left == 1.0:
@@ -34,7 +35,8 @@ def test_files_are_dropped_and_read_in(paths: list[str], tmp_path: Path) -> None
     files.read_in(paths, lambda: False)
     assert files.look_up(paths).share == 0.0
     files.read_in([*paths, str(tmp_path / "missing")], lambda: True)
-    assert files.look_up([*paths, str(tmp_path / "missing")]).share == 1.0
+    share = files.look_up([*paths, str(tmp_path / "missing")]).share
+    assert share is not None and share > 0.9  # the kernel may have let a page go
 
 
 def test_nothing_is_known_of_no_files() -> None:
