@@ -145,10 +145,10 @@ class Run:
         else:
             sizes = np.full(count, max(1, round(storage.nbytes)))
         there = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
-        parts = max(1, round(storage.requests))
-        several = 1.0 if parts <= _MOST_PARTS else storage.requests
-        parts = parts if parts <= _MOST_PARTS else 1
-        request_s, byte_s = _at_work(storage, float(sizes.mean()) / parts)
+        parts, several = max(1, round(storage.requests)), 1.0
+        if parts > _MOST_PARTS:
+            parts, several = 1, storage.requests
+        request_s, byte_s = _reader_s(storage, float(sizes.mean()) / parts)
         return Simulated(
             sizes.astype(np.int64),
             storage.bytes_per_s,
@@ -183,7 +183,7 @@ class Run:
         return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
 
 
-def _at_work(storage: Storage, nbytes: float) -> tuple[float, float]:
+def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:
     """Of the reader process for a request and for a byte, where requests have so many on average."""
     request_s = _URL_S if storage.remote else _FILE_S
     if not storage.cpu_s:

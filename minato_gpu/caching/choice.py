@@ -25,6 +25,7 @@ from minato_gpu.caching.policy import Policy
 
 _MOST = 4  # times the number of shards: 1 in 55 keys comes later than that
 _EPOCHS = 100
+_NO_ROOM = 1e-9  # epochs' accesses: what is left by rounding
 _LITTLE = 0.01  # of the accesses: more hits than that are worth looking ahead
 _ALIKE = 1.5  # times what a byte of a cheap item earns is what one of a dear item may
 
@@ -78,26 +79,27 @@ def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
     At most 4 times ``shards``, so that the tables hold at most 4 positions for each key of the set, 32 bytes; and at
     most 100, since so many orders are drawn at the beginning. Each epoch then one more is, however far the look-ahead.
     """
-    room, epochs, most = share * shards, 0, min(int(_MOST * shards), _EPOCHS)
     if not once:
-        return min(ceil(_longest(share) * shards), most)
-    while room > 1e-9 and epochs < most:
-        epochs += 1
-        room -= epochs * _returns(shards, epochs)
-    return epochs
+        return min(ceil(_longest(share) * shards), _most(shards))
+    return ceil(reach(shards, share))
 
 
 def reach(shards: float, share: float) -> float:
     """Within how many epochs after the current one a key must come again to be worth its room, where none comes twice
     in an epoch; of the last of these epochs the part that just fills the room. See soon.py, and the module's head."""
-    room, epochs, most = share * shards, 0, min(int(_MOST * shards), _EPOCHS)
-    while epochs < most:
+    room, epochs, most = share * shards, 0, _most(shards)
+    while room > _NO_ROOM and epochs < most:
         takes = (epochs + 1) * _returns(shards, epochs + 1)
         if room < takes:
-            return epochs + max(room, 0.0) / takes
+            return epochs + room / takes
         room -= takes
         epochs += 1
     return float(epochs)
+
+
+def _most(shards: float) -> int:
+    """Epochs that are looked ahead, at most."""
+    return min(int(_MOST * shards), _EPOCHS)
 
 
 def _longest(share: float) -> float:

@@ -14,7 +14,7 @@ from operator import index
 from time import perf_counter
 from typing import Any, cast
 
-from minato_gpu.lanes import garbage, interrupts
+from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
@@ -41,8 +41,7 @@ def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) 
     def start(end: socket.socket) -> Any:
         arguments = links, end, os.getpid(), settings
         started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
-        with garbage.uncollected(), interrupts.held(started):
-            started.start()
+        forking.start(started)
         return started
 
     return Reader(start, links.late_ends)
@@ -50,8 +49,7 @@ def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) 
 
 def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: ReaderSettings) -> None:
     """Entry of the reader process."""
-    garbage.set_apart()
-    interrupts.ignore()
+    forking.begin()
     close_inherited_ends()
     assert links.fetched is not None
     fields = None if links.fields is None else links.fields[0]
@@ -164,6 +162,7 @@ class ReadAhead:
             self._lost = True
             self._reader.say_lost()
             told = [(serial, ()) for serial in self._waits]
+            self._origins = {}  # nothing has come
         if not told:
             return []
         fetched = cast("dict[TicketId, tuple[Place, ...]]", dict(told))

@@ -33,7 +33,7 @@ import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
-from minato_gpu.lanes import garbage, interrupts, stacks
+from minato_gpu.lanes import forking, stacks
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
@@ -66,8 +66,7 @@ def worker_main(
     number: int, job: Job, links: WorkerChannels, tie: Tie, blocks: Blocks = (), gate: Gate | None = None
 ) -> None:
     """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
-    garbage.set_apart()
-    interrupts.ignore()
+    forking.begin()
     _set_worker_signal_handlers()
     close_inherited_ends()
     tie.hold()
@@ -342,8 +341,7 @@ def _end_of(process: Process) -> int:
 
 def _start(process: BaseProcess) -> None:
     try:
-        with garbage.uncollected(), interrupts.held(process):
-            process.start()
+        forking.start(process)
     except (TypeError, AttributeError, pickle.PicklingError):
         warnings.warn(
             "Got pickle error when attempting to start a worker Process. With this start method the data set, the "

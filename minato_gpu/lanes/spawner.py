@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minato_gpu.lanes import garbage, interrupts
+from minato_gpu.lanes import forking
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
 
@@ -134,8 +134,7 @@ class Spawner:
         self._process = context.Process(
             target=_main, args=(theirs, context, links, start, parent), daemon=False, name="minato-spawner"
         )
-        with garbage.uncollected(), interrupts.held(self._process):
-            self._process.start()
+        forking.start(self._process)
         theirs.close()
         os.close(parent)
 
@@ -287,8 +286,7 @@ def _main(*arguments: Any) -> None:
 
 def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
-    garbage.set_apart()
-    interrupts.ignore()
+    forking.begin()
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     close_inherited_ends()
@@ -327,8 +325,8 @@ def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: S
 def _fork_spare(context: Context, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
     """One that cannot be forked closes its end."""
     spare = context.Process(target=_main, args=(end, context, links, start, parent), daemon=False)
-    with end, contextlib.suppress(OSError), garbage.uncollected():
-        spare.start()
+    with end, contextlib.suppress(OSError):
+        forking.start(spare)
 
 
 def _fork_worker(

@@ -25,5 +25,7 @@ class Before:
 
     def there(self, first: int, stop: int) -> float | None:
         """Since when the bytes of all of these are there. Forgets it."""
+        if not self.came:
+            return None
         known = [at for each in range(first, stop) if (at := self.came.pop(each, None)) is not None]
         return max(known, default=None)

@@ -117,11 +117,12 @@ class Following:
             orders = orders.beside(ranks)
         epochs = reach(shards, share)
         self._is_on = self._soon.begin(begun.epoch, orders, epochs)
-        self.why = "minio: the order of epochs to come is not known, so what came first is as good"
-        if self._is_on:
-            self.may = _May(self.part, ranks)
-            who = f"ranks {', '.join(map(str, sorted(ranks)))} read" if len(ranks) > 1 else "this host reads"
-            self.why = f"next-use: what {who} again within {epochs:.2f} epochs stays, by the orders of epochs to come"
+        if not self._is_on:
+            self.why = "minio: the order of epochs to come is not known, so what came first is as good"
+            return
+        self.may = _May(self.part, ranks)
+        who = f"ranks {', '.join(map(str, sorted(ranks)))} read" if len(ranks) > 1 else "this host reads"
+        self.why = f"next-use: what {who} again within {epochs:.2f} epochs stays, by the orders of epochs to come"
 
     def _share(self) -> float | None:
         """What there is room for, of the bytes of the whole set; None where their size is not known."""

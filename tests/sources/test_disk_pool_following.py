@@ -208,14 +208,18 @@ def test_on_a_disk_without_holes_it_stops_at_once(tmp_path: Path, monkeypatch: p
     reading(tmp_path / "cache", act)
 
 
+def removable(tier: FakeTier, bench: Bench) -> None:
+    """There are copies of five samples, and they may go."""
+    bench.following.may = lambda beside: True
+    tier.copies.update({name_of(key(sample)): (b"", b"copy") for sample in range(5)})
+
+
 def test_what_goes_goes_before_what_comes_is_written(tmp_path: Path) -> None:
     """So that there is room for it; and many go together."""
     tier = FakeTier()
 
     async def act(bench: Bench) -> None:
-        bench.following.may = lambda beside: True
-        for sample in range(5):
-            tier.copies[name_of(key(sample))] = b"", b"copy"
+        removable(tier, bench)
         tier.has_room = False
         bench.pool.submit(9, Source(PATH.format(9)))
         found = await bench.read(9, b"new")
@@ -237,9 +241,8 @@ def test_what_is_to_go_goes_before_the_end(tmp_path: Path) -> None:
     tier = FakeTier()
 
     async def act(bench: Bench) -> None:
-        bench.following.may = lambda beside: True
+        removable(tier, bench)
         for sample in range(5):
-            tier.copies[name_of(key(sample))] = b"", b"copy"
             bench.pool.let_go(key(sample))
 
     on_bench(tier, act)

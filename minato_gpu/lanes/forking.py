@@ -1,0 +1,60 @@
+"""Processes that the training process forks: two things must not happen in them before they have begun.
+
+*Garbage* of a process that forks is its own to collect, not that of the process that is forked. A collection there
+would finalise what the other has dropped and not collected yet. DALI's pipeline, for one, waits then for threads that
+are not there after a fork, and does so for ever. So nothing is collected from before the fork until what was inherited
+is set apart, which also leaves its pages shared.
+
+*Ctrl-C* is the training process's to handle: an interrupt waits until the new process ignores it.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
+
+_INTERRUPT = (signal.SIGINT,)
+_collects = True  # whether the process that forks does when it is not about to; a forked one inherits the answer
+
+
+def start(process: BaseProcess) -> None:
+    """Start a process that calls ``begin`` first."""
+    with _uncollected(), _held(process):
+        process.start()
+
+
+def begin() -> None:
+    """In the new process: what was inherited is never looked through; new garbage is collected as it was before, and
+    interrupts are ignored."""
+    gc.freeze()
+    if _collects:
+        gc.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    global _collects
+    _collects = collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _held(process: BaseProcess) -> Iterator[None]:
+    """What is forked inherits that interrupts wait. Of a fork server the mask would stay, for whatever else it is asked
+    to fork: there nothing is held."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT if isinstance(process, ForkProcess) else ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
