@@ -31,7 +31,8 @@ class Piece(NamedTuple):
     ``slab`` is the offset of the place's slab in the engine's arena (-1: none) that has ``rows`` rows; the first
     ticket goes to row ``row``. ``whole``: these are all tickets of a batch whose composition is settled, so the
     worker may collate it. ``occurrences`` are None when all are 0. ``sources`` are references to what the host read
-    left, for tickets that were inspected before. ``positions`` where they are not neighbours (a replayed order).
+    left, for tickets that were inspected before (None: this one was not). ``positions`` where they are not neighbours
+    (a replayed order).
     ``marks``: the first ticket's mark, and those of the others follow (-1: none; see memory/completions.py).
     ``fetched``: for each ticket where its bytes lie that have been read ahead; None where nothing is.
     """
@@ -43,7 +44,7 @@ class Piece(NamedTuple):
     rows: int
     row: int
     whole: bool
-    sources: list[Source] | None = None
+    sources: list[Source | None] | None = None
     positions: Sequence[Position] | None = None
     marks: int = -1
     fetched: list[tuple[Place, ...]] | None = None

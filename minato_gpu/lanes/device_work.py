@@ -280,10 +280,10 @@ class DeviceWork:
 
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Value], int] | Failure:
         """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
-        assert piece.sources is not None
+        source = None if piece.sources is None else piece.sources[at]
+        assert source is not None
         self._slices.between()
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
-        source = piece.sources[at]
         if isinstance(source, Failure):  # it could not even be read
             return source
         lying = source.fields if isinstance(source, Handed) else source

@@ -205,13 +205,14 @@ class Producer:
     def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Value:
         pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
         assert pipeline is not None
-        if piece.sources is not None:
-            source, start = piece.sources[at], pipeline.host_prefix
-            if isinstance(source, Failure):
-                raise KnownFailure(source)
-            if isinstance(source, Handed):
-                start = source.stage
-            fields = self._store.get(source.fields if isinstance(source, Handed) else source)
+        left = None if piece.sources is None else piece.sources[at]
+        if left is not None:
+            start = pipeline.host_prefix
+            if isinstance(left, Failure):
+                raise KnownFailure(left)
+            if isinstance(left, Handed):
+                start = left.stage
+            fields = self._store.get(left.fields if isinstance(left, Handed) else left)
             if self._job.retries or self._job.repeats:  # a stage that works in place must not see what a first try left
                 fields = copy.deepcopy(fields)
             if self._job.cuts:

@@ -95,7 +95,8 @@ class Assembly:
         empty = isinstance(record.keys[0], NoSample)
         sources = None
         if record.sources and not inspect:
-            sources = [record.sources[serial] for serial in serials(record.first, record.end)[a:b]]
+            # of one place some may have been fetched before a device lane opened: those were never inspected
+            sources = [record.sources.get(serial) for serial in serials(record.first, record.end)[a:b]]
         positions = record.positions[a:b]
         return Piece(
             positions[0],

@@ -137,6 +137,15 @@ def test_a_worker_stops_where_it_is_told_and_says_what_each_part_took(links: Wor
     assert {part and (part[0], len(part[1])) for part in parts} <= {(1, 1), None}
 
 
+def test_a_place_of_which_only_some_were_inspected_is_prepared_all_the_same(links: WorkerChannels) -> None:
+    # what is fetched before a device lane has opened is not inspected; of the same place others may be
+    worker = bench(links)
+    keys = [20, 21, 22]
+    items = items_of(worker, task(piece(keys, sources=[None, *read(worker, [21]), None])))
+    for key, item in zip(keys, items, strict=True):
+        assert np.array_equal(worker.store.get(item)["x"], PIPELINE.run({"n": key}, sample_seed(77, 0, key))["x"])
+
+
 def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: WorkerChannels) -> None:
     worker = bench(links)
     keys = list(range(20, 26))

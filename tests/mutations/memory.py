@@ -14,6 +14,13 @@ FAULTS = (
         "d8baa75",
     ),
     Fault(
+        "of a place all samples count as inspected",
+        "window/assembly.py",
+        "record.sources.get(serial) for serial",
+        "record.sources[serial] for serial",
+        ("window/test_assembly.py", "sources/test_read_ahead.py"),
+    ),
+    Fault(
         "a slab that went to the consumer is freed with its place",
         "window/stacking.py",
         "slab, record.slab = record.slab, -1",

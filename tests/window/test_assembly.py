@@ -237,6 +237,20 @@ def test_reading_headers_takes_no_slab(links: WorkerChannels) -> None:
     assert floor.settle() == (0, 0)
 
 
+def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> None:
+    # those that were fetched before a device lane opened were not
+    floor = Floor(links)
+    floor.learn()
+    source = floor.worker.put({"bytes": b"x" * 10})
+    floor.assembly.samples.inspected(TicketId(1), source)
+    [piece] = floor.assembly.pieces([span(0, 4)], inspect=False)
+    assert piece.sources == [None, source, None, None]
+    floor.prepare(0, 4)
+    floor.assembly.samples.used([span(0, 4)])
+    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
+    assert floor.settle() == (0, 0)
+
+
 def test_an_empty_batch_has_no_slab(links: WorkerChannels) -> None:
     floor = Floor(links, places=0)
     floor.learn()
