@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -199,17 +200,24 @@ class Pump:
         awaited = self._awaited = self.run.scheduler.awaited
         if awaited is not None and awaited.exactly and self.assembly.window.at(awaited.span[0]).marks < 0:
             awaited = self._awaited = None  # messages tell, and wake by themselves
-        if awaited is None or self.completions.ready(*self._marks(awaited)) < awaited.need:
+        if awaited is None:
+            return
+        ready, taken = self.completions.ready(*self._marks(awaited)), False
+        if ready < awaited.need:
             return
         lo, hi = awaited.span
         sent = [each.chunk for each in self.run.sent.values() if each.chunk.kind == "run"]
         wanted = [chunk for chunk in sent if any(a < hi and lo < b for a, b in chunk.spans)]
         for chunk in wanted:
             lane = self.lanes[chunk.lane]
-            self._take_in(lane, lane.receive([(self.run.number, chunk.number)]))
+            told = lane.receive([(self.run.number, chunk.number)])
+            taken = taken or bool(told)
+            self._take_in(lane, told)
             self._awaited = self.run.scheduler.awaited
             if self._awaited is None:
                 return
+        if not taken:  # what is ready is of no lease that is asked: without this the consumer would never sleep
+            self._awaited = replace(awaited, need=ready + 1)
 
     def _drop(self, report: Report) -> None:
         """A report of an earlier run: free what it brings, and what that run held once its last chunk is through.

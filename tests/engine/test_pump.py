@@ -100,6 +100,25 @@ def test_what_messages_tell_is_not_waited_for_by_marks(monkeypatch: pytest.Monke
         assert not pump.listen()
 
 
+def test_the_consumer_sleeps_where_what_is_ready_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks of other places may be ready, of leases that nobody asks for; one more that gets ready wakes it."""
+    with open_links() as links:
+        pump = _told([], lambda layout: None)
+        pump.bell, pump.completions = links.bell, links.completions
+        monkeypatch.setattr(pump.lanes["cpu"], "sleep", lambda *, every_task: None, raising=False)
+        record = Record(0, TicketId(0), positions(0, 4), [0, 1, 2, 3], None)
+        record.marks = links.completions.reserve(4)
+        pump.assembly.window = Window()
+        pump.assembly.window.admit(record)
+        pump.run.scheduler.awaited = Awaited(span(0, 4), 1, False)  # type: ignore[misc]
+        others = links.completions.reserve(4)
+        links.bell.publish(others, [1e-3] * 2, 0.0, 2e-3, 0, None)
+        pump.receive()
+        assert not pump.listen()
+        links.bell.publish(record.marks, [1e-3], 0.0, 1e-3, 0, None)
+        assert pump.listen()
+
+
 class _Gated:
     """Numbers, of which one waits."""
 
