@@ -41,6 +41,11 @@ _WARNING = (
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write a page for a browser, with what changes would bring.",
 )
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Then run other settings, as many seconds again: what was predicted of them beside what they take.",
+)
 @JSON_OPTION
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
@@ -53,6 +58,9 @@ def analyze(
     SCRIPT is any training script with torch.utils.data.DataLoader or minato_gpu.DataLoader; it is not edited. Under
     torchrun every rank is measured: torchrun --nproc-per-node 2 -m minato_gpu analyze SCRIPT. With --pipeline, --data
     and --step-ms the step is a wait.
+
+    With --verify the loader is then swapped for others (workers, cores, a cache, the other loader, batches of another
+    size), as far as this machine can, and an epoch's predicted seconds are shown beside the measured ones.
     """
     console = open_console(json_path)
     with plain_errors(context):
@@ -62,14 +70,16 @@ def analyze(
         what, given = _what(script, arguments, options)
         _check_report(options["report_path"])
         ranks = Ranks.of_environment()
+        if options["verify"] and ranks.ranks > 1:
+            raise click.UsageError("--verify is for one rank: run the script without torchrun")
         with ranks.folder() as folder:
             order = Order(
                 **what, folder=str(folder), seconds=options["seconds"], loader=options["loader"], rank=ranks.rank,
-                ranks=ranks.ranks,
+                ranks=ranks.ranks, verify_s=options["seconds"] if options["verify"] else 0.0,
             )  # fmt: skip
             results = _measured(console, order, ranks, is_script=script is not None)
         if results is not None:
-            settings = {"command": "analyze", **given, "seconds": options["seconds"]}
+            settings = {"command": "analyze", **given, "seconds": options["seconds"], "verify": options["verify"]}
             _told(console, settings, results, json_path, options["report_path"])
 
 
@@ -112,7 +122,7 @@ def _measured(console: Console, order: Order, ranks: Any, *, is_script: bool) ->
     from minato_gpu.analysis import running
 
     if is_script and ranks.rank == 0:
-        console.print(_WARNING.format(seconds=order.seconds), style="yellow", highlight=False)
+        console.print(_WARNING.format(seconds=order.seconds + order.verify_s), style="yellow", highlight=False)
     own = running.run(order)
     if ranks.rank != 0:
         return None
@@ -138,7 +148,12 @@ def _told(
     from minato_gpu.report import document
 
     telling.show_results(console, results)
-    found = document(settings, telling.rows(results), **telling.more(results))
+    with console.status("simulating what changes would bring"):
+        tried = telling.tried(results)
+    if tried is not None:
+        telling.show_tried(console, tried)
+    more = telling.more(results) | ({} if tried is None else {"whatif": tried})
+    found = document(settings, telling.rows(results), **more)
     leave_json(found, json_path)
     problem = telling.problem(results)
     measured = any(result.profile is not None and broken_down(result.profile) for result in results)
@@ -147,7 +162,8 @@ def _told(
 
         profiles = [result.profile for result in results if result.profile is not None]
         with console.status("simulating what changes would bring"):
-            reporting.write(report_path, str(settings.get("script") or settings["module"]), profiles, found)
+            what = str(settings.get("script") or settings["module"])
+            reporting.write(report_path, what, profiles, found, answered=tried)
         console.print(f"The report is {report_path}.", markup=False, highlight=False)
     if problem and not measured:
         raise click.ClickException(f"nothing was measured: {problem}")

@@ -47,6 +47,29 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
     ]
 
 
+def test_other_settings_are_verified(tmp_path: Path) -> None:
+    script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
+    left, report = tmp_path / "out.json", tmp_path / "out.html"
+    given = ("--seconds", "2", "--verify", "--json", str(left), "--report", str(report))
+    result = _analyze(*given, script, data(tmp_path / "data", 24))
+    assert "for at most 4 s" in " ".join(result.output.split())
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+    rows = json.loads(left.read_text())["whatif"]
+    ran = [row for row in rows if "measured_s" in row]
+    assert ran and all(row["measured_s"] > 0 and row["deviation"] > -1 for row in ran)
+    assert all(row["verified"].startswith("run here" if row in ran else "not ") for row in rows)
+    for said in ("as it ran", "predicted", "not verifiable here", "run here"):
+        assert said in result.output
+    assert "measured, s" in report.read_text(encoding="utf-8")
+
+
+def test_several_ranks_verify_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    result = _analyze("--verify", written(tmp_path, "print('never')"), code=2)
+    assert "one rank" in result.output and "never" not in result.output
+
+
 def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
     image_classification.example_data(tmp_path / "photographs")
     given = ("--data", str(tmp_path / "photographs"), "--step-ms", "1", "--batch-size", "2", "--workers", "1")

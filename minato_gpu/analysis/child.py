@@ -78,7 +78,7 @@ class Run:
         notes = self._folder / f"notes-{order.rank}"
         notes.mkdir(exist_ok=True)
         subject = Subject(loader, str(notes))
-        conductor = Conductor(subject, order.seconds, self._save, self._lockstep)
+        conductor = Conductor(subject, order.seconds, self._save, self._lockstep, verify_s=order.verify_s)
         self._save(conductor.findings)
         return conductor
 
@@ -89,12 +89,12 @@ class Run:
     def _unless_over(self, status: Status) -> Status:
         """What the script does once the analysis is through does not matter."""
         conductor = self._loaders.conductor
-        return "complete" if conductor is not None and conductor.over else status
+        return "complete" if conductor is not None and (conductor.over or conductor.measured) else status
 
     def _ended(self, status: Status, message: str = "") -> int:
         conductor = self._loaders.conductor
-        if status in ("ended", "died") and conductor is not None:
-            conductor.script_ended()
+        if status in ("ended", "died", "complete") and conductor is not None:
+            conductor.script_ended(f"the script ended{f': {message}' if message else ''}")
         self._loaders.uninstall()
         if self._lockstep is not None:
             self._lockstep.close()
@@ -104,7 +104,9 @@ class Run:
     def _leave(self, status: Status, message: str = "") -> None:
         order = self.order
         profile = None if self._findings is None else self._findings.profile(order.rank, order.ranks)
-        Result(status, order.rank, message, profile, tuple(self._loaders.described())).leave(self._folder)
+        conductor = None if self._loaders is None else self._loaders.conductor
+        tried = () if conductor is None or conductor.trials is None else tuple(conductor.trials.found)
+        Result(status, order.rank, message, profile, tuple(self._loaders.described()), tried).leave(self._folder)
 
 
 def _brief(error: BaseException) -> str:

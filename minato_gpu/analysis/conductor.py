@@ -19,6 +19,7 @@ from minato_gpu.analysis.meter import Meter
 from minato_gpu.analysis.plan import LEAST, ROUNDS_UNTIL, TimeBox, most_batches, settling
 from minato_gpu.analysis.replay import Replay, device, wait_for_device
 from minato_gpu.analysis.subject import Subject
+from minato_gpu.analysis.trials import Trials
 from minato_gpu.analysis.unattended import Unattended
 from minato_gpu.samples import Value
 
@@ -32,7 +33,8 @@ class Over(BaseException):
 
 
 class Conductor:
-    """``findings`` is what is known so far; ``save`` is called whenever that is more."""
+    """``findings`` is what is known so far; ``save`` is called whenever that is more. ``verify_s``: seconds for other
+    settings, once all is ``measured``."""
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Conductor:
         save: Callable[[Findings], None],
         lockstep: Lockstep,
         clock: Callable[[], float] = perf_counter,
+        verify_s: float = 0.0,
     ) -> None:
         self.subject, self.findings = subject, Findings(subject)
         self._save, self._lockstep, self._clock = save, lockstep, clock
@@ -54,7 +57,9 @@ class Conductor:
         self._step_s = self._step_cpu_s = self._cpu_at = 0.0
         self._parent = os.getppid()
         self._replay = Replay()
-        self.over = False
+        self._verify_s = verify_s
+        self.trials: Trials | None = None
+        self.measured = self.over = False
 
     # --- the script's side ---------------------------------------------------------------------------------
 
@@ -86,12 +91,16 @@ class Conductor:
             self.over = True
             raise Over from None
 
-    def script_ended(self) -> None:
+    def script_ended(self, why: str) -> None:
         """There will be no more steps: measure what needs none."""
-        if not self.over:
-            self.over = True
-            self._analysis.close()
-            self._ahead.clear()
+        if self.over:
+            return
+        self.over = True
+        if self.trials is not None:
+            self.trials.cut_short(why)
+        self._analysis.close()
+        self._ahead.clear()
+        if not self.measured:
             self._without_script()
 
     # --- phases --------------------------------------------------------------------------------------------
@@ -105,6 +114,15 @@ class Conductor:
             if self._agreed(self._box.passed(self._clock()) * (number + 2) / (number + 1) > ROUNDS_UNTIL):
                 break
         self._without_script()
+        self.measured = True
+        if self._verify_s:
+            yield from self._tried()
+
+    def _tried(self) -> Iterator[Value]:
+        """Other settings."""
+        found = self.findings
+        self.trials = Trials(found, found.profile(0, 1), self._verify_s, lambda: self._save(found), self._clock)
+        yield from self.trials.batches(lambda: self._step_s)
 
     def _round(self, number: int) -> Iterator[Value]:
         found = self.findings

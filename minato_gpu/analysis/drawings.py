@@ -62,15 +62,15 @@ def breakdown(ranks: Sequence[tuple[int, Mapping[str, float]]]) -> str:
     return _drawn(draw, height=1.6 + 0.35 * len(ranks))
 
 
-def curve(points: Sequence[Point], unit: str, measured: tuple[float, float] | None) -> str:
+def curve(points: Sequence[Point], unit: str, measured: Sequence[tuple[float, float]]) -> str:
     """An epoch's seconds over a setting, with the interval; ``measured``: where it was measured, and what."""
 
     def draw(axes: Any) -> None:
         at = [point.at for point in points]
         axes.fill_between(at, [p.low_s for p in points], [p.high_s for p in points], color=_LINE, alpha=0.2, lw=0)
         axes.plot(at, [point.epoch_s for point in points], color=_LINE, marker="o", ms=3, label="predicted")
-        if measured is not None:
-            axes.plot(*measured, color=_MEASURED, marker="D", ls="", ms=6, label="measured")
+        if measured:
+            axes.plot(*zip(*measured, strict=True), color=_MEASURED, marker="D", ls="", ms=6, label="measured")
         positive = [value for value in at if value > 0]
         if len(positive) == len(at) and max(at) > 20 * min(at):
             axes.set_xscale("log")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from minato_gpu.analysis.profile import Profile, profile_from
+from minato_gpu.analysis.trial import Trial, trial_from
 from minato_gpu.samples import JSON
 
 Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
@@ -20,7 +21,7 @@ class Order:
     """Run ``script`` with ``arguments``, and analyse it for ``seconds``.
 
     ``script``: a path, or a module's name where it ``is_module``. ``loader``: which of its loaders, from 1 on; None:
-    the one for training. ``folder``: where results are left.
+    the one for training. ``folder``: where results are left. ``verify_s``: seconds for other settings, after that.
     """
 
     script: str
@@ -31,6 +32,7 @@ class Order:
     loader: int | None = None
     rank: int = 0
     ranks: int = 1
+    verify_s: float = 0.0
 
     def text(self) -> str:
         """For the command line of the process."""
@@ -46,17 +48,21 @@ class Order:
 @dataclass(frozen=True)
 class Result:
     """How far the analysis of one rank has come. ``message``: what ended the script, in a sentence. ``loaders``: that
-    it iterated, each in a few words."""
+    it iterated, each in a few words. ``tried``: other settings."""
 
     status: Status
     rank: int
     message: str = ""
     profile: Profile | None = None
     loaders: tuple[str, ...] = ()
+    tried: tuple[Trial, ...] = ()
 
     def leave(self, folder: Path) -> None:
         """Write it, whole or not at all."""
-        data = asdict(self) | {"profile": None if self.profile is None else self.profile.as_json()}
+        data = asdict(self) | {
+            "profile": None if self.profile is None else self.profile.as_json(),
+            "tried": [trial.as_json() for trial in self.tried],
+        }
         target = folder / f"rank-{self.rank}.json"
         partial = target.with_suffix(".partial")
         partial.write_text(json.dumps(data), encoding="utf-8")
@@ -70,5 +76,10 @@ def result_of(folder: Path, rank: int) -> Result | None:
     except FileNotFoundError:
         return None
     profile = data["profile"]
-    found = {**data, "profile": None if profile is None else profile_from(profile), "loaders": tuple(data["loaders"])}
+    found = {
+        **data,
+        "profile": None if profile is None else profile_from(profile),
+        "loaders": tuple(data["loaders"]),
+        "tried": tuple(trial_from(each) for each in data["tried"]),
+    }
     return Result(**found)

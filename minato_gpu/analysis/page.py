@@ -23,12 +23,12 @@ Rows = Sequence[Mapping[str, str]]
 
 
 class Curve(NamedTuple):
-    """What a question is answered by: an epoch over what is asked, and where on that the run is that was measured.
+    """What a question is answered by: an epoch over what is asked. ``measured``: where that was run, and its seconds.
     ``unverified``: of which points this machine cannot be asked, and why."""
 
     question: str
     points: Sequence[drawings.Point]
-    measured: tuple[float, float] | None = None
+    measured: Sequence[tuple[float, float]] = ()
     unverified: str = ""
 
 
@@ -153,14 +153,16 @@ def _breakdown(found: Sequence[tuple[Profile, Breakdown]]) -> Figure:
 def _curve(curve: Curve) -> Figure:
     ends = curve.points[0], curve.points[-1]
     said = " and ".join(f"{each.epoch_s:.3g} s ({curve.question}: {each.at:g})" for each in ends)
-    if curve.measured is not None:
-        said += f"; {curve.measured[1]:.3g} s were measured ({curve.measured[0]:g})"
+    measured = dict(curve.measured)
+    if measured:
+        said += f"; {' and '.join(f'{seconds:.3g} s ({at:g})' for at, seconds in measured.items())} were measured"
     rows = [
         {
             curve.question: f"{point.at:g}",
             "epoch, s": f"{point.epoch_s:.3g}",
             "from": f"{point.low_s:.3g}",
             "to": f"{point.high_s:.3g}",
+            "measured, s": f"{measured[point.at]:.3g}" if point.at in measured else "",
         }
         for point in curve.points
     ]

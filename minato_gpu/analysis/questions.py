@@ -6,22 +6,26 @@ it: what cannot be verified here is labelled so, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from minato_gpu.analysis.predict import Prediction, Predictor
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.setting import Setting
 from minato_gpu.samples import JSON
 
+if TYPE_CHECKING:
+    from minato_gpu.analysis.trial import Trial
+
 HERE = "can be run here"
-STORAGE = "not verifiable here: the storage is what it is"
-STEP = "not verifiable here: the step is the model's"
-GPUS = "not verifiable here: needs as many GPUs"
-NO_GPU = "not verifiable here: needs the device"
-MORE_CORES = "not verifiable here: this machine has fewer cores"
-POLICY = "not verifiable here: the loader chooses its policy itself"
+NOT = "not "  # what a point begins with that was not, or cannot be, run
+STORAGE = f"{NOT}verifiable here: the storage is what it is"
+STEP = f"{NOT}verifiable here: the step is the model's"
+GPUS = f"{NOT}verifiable here: needs as many GPUs"
+NO_GPU = f"{NOT}verifiable here: needs the device"
+MORE_CORES = f"{NOT}verifiable here: this machine has fewer cores"
+POLICY = f"{NOT}verifiable here: the loader chooses its policy itself"
 _TIMES = (0.5, 1.0, 2.0, 4.0)
 
 
@@ -35,6 +39,11 @@ class Point:
     setting: Setting
     measured: bool = False
     verifiable: str = HERE
+
+    @property
+    def changes(self) -> Setting:
+        """The setting, in which what is as it was measured is no change."""
+        return Setting() if self.measured else self.setting
 
 
 def points(profile: Profile) -> list[Point]:
@@ -55,15 +64,22 @@ def answer(profile: Profile, *, draws: int = 8, chosen: Sequence[Point] | None =
     ]
 
 
-def verify(profile: Profile, run: Callable[[Setting], Sequence[float]], *, draws: int = 8) -> Iterator[dict[str, JSON]]:
-    """The rows of ``answer`` that this machine can run, with what came of it. ``run``: seconds of epochs in a setting,
-    as many as were measured: at least one."""
-    for point in to_verify(profile):
-        seconds = sorted(run(point.setting))
-        measured_s = seconds[len(seconds) // 2]
-        row = answer(profile, draws=draws, chosen=[point])[0]
-        error = row["epoch_s"] / measured_s - 1
-        yield {**row, "measured_s": measured_s, "spread_s": seconds[-1] - seconds[0], "error": error}
+def compared(profile: Profile, tried: Iterable[Trial], *, draws: int = 8) -> list[dict[str, JSON]]:
+    """The rows of ``answer``, with what came of those that were tried: ``measured_s`` (seconds of an epoch, the middle
+    of all times it was tried), ``spread_s`` between these times, ``deviation`` of what was predicted, as a share of it;
+    ``verified`` says whether that lies in the interval, or why it was not tried."""
+    trials = {trial.setting: trial for trial in tried}
+    rows = answer(profile, draws=draws)
+    for point, row in zip(points(profile), rows, strict=True):
+        trial = trials.get(point.changes) if point.verifiable == HERE else None
+        if trial is not None and trial.epoch_s:
+            inside = row["low_s"] <= trial.median_s <= row["high_s"]
+            row["verified"] = "run here, in its interval" if inside else "run here"
+            row |= {"measured_s": trial.median_s, "spread_s": trial.spread_s}
+            row["deviation"] = row["epoch_s"] / trial.median_s - 1
+        elif trial is not None:
+            row["verified"] = f"{NOT}tried: {trial.why_not}"
+    return rows
 
 
 def to_verify(profile: Profile) -> list[Point]:

@@ -10,15 +10,24 @@ from minato_gpu.analysis import page
 from minato_gpu.analysis.drawings import Point
 from minato_gpu.analysis.predict import predict
 from minato_gpu.analysis.profile import Profile
-from minato_gpu.analysis.questions import answer
+from minato_gpu.analysis.questions import NOT, answer
 from minato_gpu.samples import JSON
 
+Rows = Sequence[Mapping[str, JSON]]
 _NONE = "none"  # of a cache: the setting 0
 
 
-def write(path: Path, what: str, profiles: Sequence[Profile], document: Mapping[str, JSON], draws: int = 8) -> None:
-    """The page on these ranks, with what the first one's profile answers. See ``page.write``."""
-    rows = _answered(profiles[0], draws)
+def write(
+    path: Path,
+    what: str,
+    profiles: Sequence[Profile],
+    document: Mapping[str, JSON],
+    draws: int = 8,
+    answered: Rows | None = None,
+) -> None:
+    """The page on these ranks, with what the first one's profile answers: ``answered``, where that is known already.
+    See ``page.write``."""
+    rows = _answered(profiles[0], draws) if answered is None else answered
     curves, others = _curves(profiles[0], rows)
     page.write(path, what, profiles, document, curves, _compared(profiles[0], rows, draws), others)
 
@@ -30,7 +39,7 @@ def _answered(profile: Profile, draws: int) -> list[dict[str, JSON]]:
     return answer(profile, draws=draws)
 
 
-def _curves(profile: Profile, rows: Sequence[Mapping[str, JSON]]) -> tuple[list[page.Curve], page.Rows]:
+def _curves(profile: Profile, rows: Rows) -> tuple[list[page.Curve], page.Rows]:
     """Questions whose settings are numbers, and rows for a table of the others."""
     curves: list[page.Curve] = []
     others: list[dict[str, str]] = []
@@ -46,9 +55,11 @@ def _curves(profile: Profile, rows: Sequence[Mapping[str, JSON]]) -> tuple[list[
             for value, row in zip(values, some, strict=True)
         ]
         at = next((point.at for point, row in zip(points, some, strict=True) if row["measured"]), None)
-        measured = None if at is None or measured_s is None else (at, measured_s)
-        unverified = sorted({row["verified"] for row in some if str(row["verified"]).startswith("not")})
-        curves.append(page.Curve(question, sorted(points), measured, "; ".join(unverified)))
+        measured = {} if at is None or measured_s is None else {at: measured_s}
+        tried = zip(points, (row.get("measured_s") for row in some), strict=True)
+        measured |= {point.at: seconds for point, seconds in tried if seconds is not None}
+        unverified = sorted({row["verified"] for row in some if str(row["verified"]).startswith(NOT)})
+        curves.append(page.Curve(question, sorted(points), sorted(measured.items()), "; ".join(unverified)))
     return curves, others
 
 
@@ -58,6 +69,7 @@ def _other(row: Mapping[str, JSON]) -> dict[str, str]:
         "setting": row["setting"],
         "epoch, s": f"{row['epoch_s']:.3g} ({row['low_s']:.3g} to {row['high_s']:.3g})",
         "times as fast": f"{row['times_faster']:.2f}",
+        "measured, s": f"{row['measured_s']:.3g}" if row.get("measured_s") else "",
         "": "as measured" if row["measured"] else row["verified"],
     }
 

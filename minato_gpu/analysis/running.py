@@ -46,7 +46,7 @@ def run(order: Order) -> Result:
     if found.status in FINAL:
         return found
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-    return Result("died", order.rank, f"it was ended by {how}", found.profile, found.loaders)
+    return Result("died", order.rank, f"it was ended by {how}", found.profile, found.loaders, found.tried)
 
 
 def _wait(process: subprocess.Popen[bytes], order: Order) -> None:
@@ -60,7 +60,7 @@ def _wait(process: subprocess.Popen[bytes], order: Order) -> None:
             pass
         found = result_of(Path(order.folder), order.rank)
         if found is not None and found.status == "measuring" and not begun:
-            limit, begun = monotonic() + _LONGER * order.seconds + _GRACE_S, True
+            limit, begun = monotonic() + _LONGER * (order.seconds + order.verify_s) + _GRACE_S, True
         if found is not None and found.status in FINAL:
             limit = min(limit, monotonic() + _GRACE_S)
         if monotonic() > limit:

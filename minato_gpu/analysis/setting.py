@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 from minato_gpu.analysis.profile import LoaderKind, Profile
 
 
+class CannotTry(Exception):
+    """A setting that cannot be run here, and why."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is changed; None, or 1 of a factor, leaves it as it was measured.

@@ -14,6 +14,7 @@ from torch.utils.data import Sampler as TorchSampler
 from minato_gpu import loader as ours
 from minato_gpu.analysis.notes import NoteBook
 from minato_gpu.analysis.profile import LoaderKind
+from minato_gpu.analysis.setting import CannotTry, Setting
 from minato_gpu.analysis.watching import Stopwatch, watched, watched_pipeline
 from minato_gpu.options import Options
 from minato_gpu.samples import Key, Value
@@ -24,6 +25,7 @@ _OF_TORCH = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
     *("prefetch_factor", "pin_memory_device", "in_order"),
 )
+_KINDS: dict[LoaderKind, Any] = {"torch": DataLoader, "minato_gpu": ours.DataLoader}
 _NOT_COPIED = {
     *("self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last", "generator"),
     *("persistent_workers", "order_log", "epochs", "cache", "cache_dir", "trace", "metrics_port"),
@@ -108,17 +110,36 @@ class Subject:
         """A loader like it. ``phase``: workers note what each sample costs, and where it ``looks`` which files it is
         in. ``workers``: another number of them. ``batches``: the keys, where not those of the whole epoch."""
         watch = None if phase is None else Stopwatch(self.book(phase), looks=looks)
-        given = self._arguments(watch)
+        given = self._arguments(watch, self.kind)
         if workers is not None:
             given |= _with_workers(given, workers)
         dataset = self.loader.dataset if watch is None else watched(self.loader.dataset, watch)
-        kind: Any = ours.DataLoader if self.kind == "minato_gpu" else DataLoader
-        made: DataLoader[Value] = kind(dataset, **self._cut(batches), **given)
+        made: DataLoader[Value] = _KINDS[self.kind](dataset, **self._cut(batches), **given)
         self._own.add(made)
         return made
 
-    def _arguments(self, watch: Stopwatch | None) -> dict[str, Any]:
-        if self.kind == "torch":
+    def in_setting(self, setting: Setting, batches: Sequence[list[Key]], cache: int | None) -> DataLoader[Value]:
+        """A loader as it would be in this setting, over these keys (empty for a stream), with so many bytes of cache.
+
+        Raises CannotTry where the script's loader says more than another can be told.
+        """
+        kind = setting.loader or self.kind
+        if kind == "torch" and getattr(self.loader, "pipeline", None) is not None:
+            raise CannotTry("torch's loader runs no pipeline")
+        if setting.batch_size is not None and type(self.loader.batch_sampler) not in (BatchSampler, type(None)):
+            raise CannotTry("batches are made by the script's own batch sampler")
+        given = self._arguments(None, kind if kind == self.kind else "torch")
+        if setting.workers is not None:
+            given |= _with_workers(given, setting.workers)
+        if cache is not None:
+            given |= {"cache": cache, "persistent_workers": True}
+        made: DataLoader[Value] = _KINDS[kind](self.loader.dataset, **self._cut(batches, setting.batch_size), **given)
+        self._own.add(made)
+        return made
+
+    def _arguments(self, watch: Stopwatch | None, kind: LoaderKind) -> dict[str, Any]:
+        """What this kind of loader is told, beside the data set and its order."""
+        if kind == "torch":
             given = {name: getattr(self.loader, name) for name in _OF_TORCH}
         else:
             names = signature(ours.DataLoader.__init__).parameters
@@ -131,15 +152,16 @@ class Subject:
             given["collate_fn"] = watch.collating(given["collate_fn"])
         return given
 
-    def _cut(self, batches: Sequence[list[Key]] | None) -> dict[str, Any]:
+    def _cut(self, batches: Sequence[list[Key]] | None, size: int | None = None) -> dict[str, Any]:
+        size = size or self.loader.batch_size
         if self.is_stream:
-            return {"batch_size": self.loader.batch_size, "drop_last": self.loader.drop_last}
+            return {"batch_size": size, "drop_last": self.loader.drop_last}
         batches = self.keys if batches is None else batches
         if not self._batched:
             return {"batch_size": None, "sampler": Given([key for each in batches for key in each])}
         if type(self.loader.batch_sampler) is BatchSampler:
             flat = Given([key for each in batches for key in each])
-            return {"batch_size": self.batch_size, "sampler": flat, "drop_last": self.loader.drop_last}
+            return {"batch_size": size, "sampler": flat, "drop_last": self.loader.drop_last}
         return {"batch_sampler": Given(list(batches))}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from minato_gpu.analysis.breakdown import TITLES, broken_down
@@ -80,6 +80,32 @@ def _never(result: Result) -> str:
         f"{said}{because} before a loader had given three batches with gradients enabled: {'; '.join(result.loaders)}. "
         "(--loader N chooses one.)"
     )
+
+
+def tried(results: Sequence[Result]) -> list[dict[str, JSON]] | None:
+    """What other settings would bring, and what they did; None where nobody asked, or nothing can be predicted."""
+    from minato_gpu.analysis.questions import compared
+
+    own = results[0]
+    if not own.tried or own.profile is None or not own.profile.prepare_s or not own.profile.step_s:
+        return None
+    return compared(own.profile, own.tried)
+
+
+def show_tried(console: Console, answered: Sequence[Mapping[str, JSON]]) -> None:
+    """A table of settings: predicted beside measured."""
+    shown = [
+        {
+            "question": row["question"],
+            "setting": row["setting"],
+            "predicted s": row["epoch_s"],
+            "measured s": row.get("measured_s"),
+            "predicted by": f"{row['deviation']:+.1%}" if "deviation" in row else None,
+            "": row["verified"],
+        }
+        for row in answered
+    ]
+    show(console, "what if: an epoch as predicted, and as it ran", shown)
 
 
 def _profiles(results: Sequence[Result]) -> list[Profile]:

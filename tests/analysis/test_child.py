@@ -9,6 +9,7 @@ import pytest
 
 from minato_gpu.analysis.breakdown import broken_down
 from minato_gpu.analysis.order import Order, Result, result_of
+from minato_gpu.analysis.setting import Setting
 from tests.analysis.scripts import data, written
 from tests.programs import Program
 
@@ -19,9 +20,15 @@ class Ran:
     """A script that has run under analysis: what it left, said, and how it ended."""
 
     def __init__(
-        self, folder: Path, body: str, *arguments: str, seconds: float = 1.0, loader: int | None = None
+        self,
+        folder: Path,
+        body: str,
+        *arguments: str,
+        seconds: float = 1.0,
+        loader: int | None = None,
+        verify_s: float = 0.0,
     ) -> None:
-        order = Order(written(folder, body), arguments, str(folder), seconds, loader=loader)
+        order = Order(written(folder, body), arguments, str(folder), seconds, loader=loader, verify_s=verify_s)
         program = Program("minato_gpu.analysis.child", order.text())
         self.said, self.errors = program.communicate()
         self.code = program.returncode
@@ -65,6 +72,25 @@ finally:
         assert profile.storage is None or profile.storage.nbytes == 2000
     else:
         assert any("page cache kept" in note for note in profile.notes)
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "minato_gpu.DataLoader"])
+def test_other_settings_are_run_until_the_script_refuses_one(tmp_path: Path, kind: str) -> None:
+    body = f"""
+loader = {kind}(Files(sys.argv[1]), 4, num_workers=1)
+while True:
+    for batch in loader:
+        assert len(batch) < 16, "batches of sixteen"
+"""
+    ran = Ran(tmp_path, body, data(tmp_path / "data"), verify_s=20.0)
+    assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
+    tried = {trial.setting: trial for trial in ran.result.tried}
+    for setting in (Setting(), Setting(workers=2), Setting(loader="torch"), Setting(loader="minato_gpu")):
+        trial = tried.get(setting)  # one of the loaders is the script's own
+        assert trial is None or (all(seconds > 0 for seconds in trial.epoch_s) and not trial.why_not), trial
+    assert tried[Setting()].epoch_s and tried[Setting(batch_size=8)].epoch_s
+    assert "AssertionError: batches of sixteen" in tried[Setting(batch_size=16)].why_not
+    assert ran.errors.count("more workers") == ran.errors.count("worker processes in total") == 0
 
 
 def test_epochs_keep_their_length(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from minato_gpu.analysis import questions
-from minato_gpu.analysis.predict import Predictor
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.questions import HERE, Range
 from minato_gpu.analysis.setting import Setting
+from minato_gpu.analysis.trial import Trial
 from tests.analysis.conftest import a_profile
 
 
@@ -52,16 +51,21 @@ def test_what_cannot_be_run_here_is_not_verified(profile: Profile) -> None:
     names = {point.question.split(",")[0].removesuffix(" of this host") for point in unlike}
     assert names == {"cores", "cache policy", "storage rate", "storage latency", "step", "ranks"}
     assert not any(point.measured for point in unlike)
-    predictor, ran = Predictor(small), []
 
-    def run(setting: Setting) -> Sequence[float]:
-        ran.append(setting)
-        return [predictor.predict(setting, draws=2).epoch_s * times for times in (1.0, 1.25, 1.5)]
 
-    rows = list(questions.verify(small, run, draws=2))
-    assert ran == [point.setting for point in questions.to_verify(small)] and len(rows) == len(ran) > 5
-    assert all(row["error"] == pytest.approx(1 / 1.25 - 1) for row in rows)
-    assert all(row["spread_s"] == pytest.approx(0.4 * row["measured_s"]) for row in rows)
+def test_what_was_tried_is_beside_what_was_predicted(profile: Profile) -> None:
+    small = replace(profile, samples=32)
+    tried = [Trial(Setting(), (1.0, 0.2, 0.3)), Trial(Setting(workers=4), why_not="no time")]
+    rows = questions.compared(small, tried, draws=2)
+    here = [row for row in rows if row["measured"]]
+    assert len(here) > 5 and all(row["measured_s"] == 0.3 and row["spread_s"] == 0.8 for row in here)
+    assert all(row["deviation"] == pytest.approx(row["epoch_s"] / 0.3 - 1) for row in here)
+    four = next(row for row in rows if (row["question"], row["setting"]) == ("workers", "4"))
+    assert four["verified"] == "not tried: no time" and "measured_s" not in four
+    as_told = here[0]["epoch_s"]
+    rows = questions.compared(small, [Trial(Setting(), (as_told,))], draws=2)
+    assert {row["verified"] for row in rows if row["measured"]} == {"run here, in its interval"}
+    assert not any("measured_s" in row for row in rows if not row["measured"])
 
 
 @pytest.mark.parametrize(

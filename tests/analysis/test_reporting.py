@@ -11,6 +11,9 @@ from click.testing import CliRunner
 
 from minato_gpu.analysis import reporting
 from minato_gpu.analysis.profile import Profile, Storage
+from minato_gpu.analysis.questions import compared
+from minato_gpu.analysis.setting import Setting
+from minato_gpu.analysis.trial import Trial
 from minato_gpu.cli import main
 from minato_gpu.report import document
 
@@ -38,6 +41,18 @@ def test_questions_with_numbers_have_curves_and_the_others_a_table(tmp_path: Pat
     assert "were measured" in text and "not verifiable here" in text
     table = text[text.index("<caption>other settings") :]
     assert "next-use" in table and "minato_gpu" in table and "as measured" in table
+
+
+def test_what_was_tried_is_on_the_curves(tmp_path: Path) -> None:
+    answered = compared(
+        SMALL, [Trial(Setting(workers=4), (12.34, 12.36, 99.0)), Trial(Setting(loader="minato_gpu"), (56.7,))], draws=2
+    )
+    path = tmp_path / "report.html"
+    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered)
+    text = re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    workers = text[text.index("<h3>workers</h3>") :]
+    assert "12.4 s (4)" in workers[: workers.index("</figure>")]
+    assert "56.7" in text[text.index("<caption>other settings") :]
 
 
 def test_the_model_is_beside_what_was_measured(tmp_path: Path) -> None:

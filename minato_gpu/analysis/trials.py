@@ -1,0 +1,194 @@
+"""Other settings, really run: what was predicted of them is shown beside what they take.
+
+A setting is tried as a phase is measured: batches of a loader like the script's, over the samples that were seen, with
+the script's own step. What was seen is part of an epoch; the rest of the epoch is taken to go on as these batches did.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from minato_gpu.analysis import files
+from minato_gpu.analysis.plan import LEAST, settling
+from minato_gpu.analysis.questions import to_verify
+from minato_gpu.analysis.replay import wait_for_device
+from minato_gpu.analysis.setting import CannotTry, Setting
+from minato_gpu.analysis.trial import Trial
+from minato_gpu.samples import Value
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from minato_gpu.analysis.findings import Findings
+    from minato_gpu.analysis.profile import Profile
+
+NO_TIME = "no time was left for it"
+ENDED = "the script had ended"
+_ROUNDS = 10
+_EPOCHS_OF_A_CACHE = 2  # one that fills it
+
+
+class Trials:
+    """All settings of the usual questions that this machine can run, in turn, for ``seconds`` together.
+
+    ``saved`` is called whenever more is known.
+    """
+
+    def __init__(
+        self,
+        findings: Findings,
+        profile: Profile,
+        seconds: float,
+        saved: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._findings, self._profile, self._saved, self._clock = findings, profile, saved, clock
+        self._seen = findings.subject.keys[: findings.batches_seen]  # empty for a stream
+        self._until = clock() + seconds
+        self._now: Setting | None = None
+        settings = dict.fromkeys(point.changes for point in to_verify(profile))
+        # a step may not take batches of another size: what goes before is known by then
+        ordered = sorted(settings, key=lambda setting: (setting.batch_size is not None, setting != Setting()))
+        self._found = {setting: Trial(setting, why_not=NO_TIME) for setting in ordered}
+
+    @property
+    def found(self) -> list[Trial]:
+        """What is known so far."""
+        return list(self._found.values())
+
+    def cut_short(self, why: str) -> None:
+        """There will be no more steps."""
+        for setting, trial in self._found.items():
+            if trial.why_not == NO_TIME:
+                self._found[setting] = replace(trial, why_not=why if setting == self._now else ENDED)
+
+    def batches(self, step_s: Callable[[], float]) -> Iterator[Value]:
+        """Batches for the script. ``step_s``: seconds of its step on the batch before."""
+        took = dict.fromkeys(self._found, 0.0)
+        for number in range(_ROUNDS):
+            going = [setting for setting in self._found if not number or self._found[setting].epoch_s]
+            for at, setting in enumerate(going):
+                begin = self._clock()
+                left = self._until - begin
+                share = left / (len(going) - at) if not number else left
+                if left <= took[setting]:
+                    continue
+                yield from self._once(setting, begin + share, step_s)
+                took[setting] = self._clock() - begin
+                self._saved()
+
+    def _once(self, setting: Setting, until: float, step_s: Callable[[], float]) -> Iterator[Value]:
+        """Try the setting once; what its loader raises is its own."""
+        self._now, trial = setting, self._found[setting]
+        try:
+            with _on_cores(setting.cores):
+                epoch_s = yield from self._epoch(setting, until, step_s)
+            self._found[setting] = replace(trial, epoch_s=(*trial.epoch_s, epoch_s), why_not="")
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+            self._found[setting] = replace(trial, why_not=str(error) if isinstance(error, CannotTry) else why)
+        finally:
+            self._now = None
+
+    def _epoch(self, setting: Setting, until: float, step_s: Callable[[], float]) -> Generator[Value, None, float]:
+        """Seconds of an epoch."""
+        profile = setting.applied(self._profile)
+        subject, size = self._findings.subject, profile.batch_size
+        keys = [key for batch in self._seen for key in batch]
+        batches = [keys[at : at + size] for at in range(0, len(keys), size)] if setting.batch_size else self._seen
+        most = len(batches) or math.ceil(self._findings.batches_seen * subject.batch_size / size)
+        with _no_advice():
+            loader = subject.in_setting(setting, batches, self._cache_bytes(setting, len(keys)))
+        if profile.storage is not None:
+            files.drop(self._findings.files)
+        if setting.cache is not None:
+            self._check_time(until, most)
+            yield from self._through(loader, step_s, math.inf, most, [])
+            files.drop(self._findings.files)
+        settle, times = settling(profile.workers, most), list[float]()
+        yield from self._through(loader, step_s, until, most, times, settle + LEAST)
+        if len(times) <= settle:
+            raise CannotTry(NO_TIME)
+        each = fmean(times[settle:])
+        if profile.persistent or setting.cache is not None:  # workers are there, and in step
+            return each * profile.batches
+        return math.fsum(times) + each * max(0, profile.batches - len(times))
+
+    def _through(
+        self,
+        loader: DataLoader[Value],
+        step_s: Callable[[], float],
+        until: float,
+        most: int,
+        times: list[float],
+        least: int = 0,
+    ) -> Iterator[Value]:
+        """Take ``most`` batches, or those until then, but at least so few; ``times``: from one to the next."""
+        source: Iterator[Value] | None = None
+        while len(times) < most and (len(times) < least or self._clock() < until):
+            begin = self._clock()
+            try:
+                if source is None:
+                    with _no_advice():
+                        source = iter(loader)
+                batch = next(source)
+            except StopIteration:
+                break
+            waited = self._clock() - begin
+            yield batch
+            del batch
+            times.append(waited + step_s())
+        begin = self._clock()
+        wait_for_device()
+        if times:
+            times[-1] += self._clock() - begin
+
+    def _cache_bytes(self, setting: Setting, samples: int) -> int | None:
+        if setting.cache is None:
+            return None
+        storage = self._profile.storage
+        assert storage is not None  # else nobody asks for a cache
+        return math.ceil(setting.cache * samples * storage.nbytes)
+
+    def _check_time(self, until: float, batches: int) -> None:
+        """A cache is of use from the second epoch on. Raises CannotTry where the two take too long."""
+        phase = self._profile.phases.get("cold") or self._profile.phases.get("warm")
+        each = phase.seconds / phase.batches if phase is not None and phase.batches else 0.0
+        if _EPOCHS_OF_A_CACHE * batches * each > until - self._clock():
+            raise CannotTry(NO_TIME)
+
+
+@contextmanager
+def _no_advice() -> Iterator[None]:
+    """torch warns of more workers than cores, which is what is to be tried."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+@contextmanager
+def _on_cores(count: int | None) -> Iterator[None]:
+    """All threads of this process, and what they start, have so many cores (None: as they have)."""
+    if count is None:
+        yield
+        return
+    before = {}
+    for thread in [int(each.name) for each in Path("/proc/self/task").iterdir()]:
+        with suppress(OSError):
+            before[thread] = os.sched_getaffinity(thread)
+            os.sched_setaffinity(thread, sorted(before[thread])[:count])
+    try:
+        yield
+    finally:
+        for thread, cores in before.items():
+            with suppress(OSError):  # it may have ended
+                os.sched_setaffinity(thread, cores)

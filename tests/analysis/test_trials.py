@@ -1,0 +1,178 @@
+"""Other settings that are really run: in which order, what becomes of those that cannot be, what an epoch came to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minato_gpu.analysis import trials
+from minato_gpu.analysis.profile import Phase, Profile
+from minato_gpu.analysis.questions import to_verify
+from minato_gpu.analysis.setting import CannotTry, Setting
+from minato_gpu.analysis.trials import ENDED, NO_TIME, Trials
+
+BATCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]
+STEP_S = 2.0
+
+
+class Subject:
+    """Its loaders take a second for each sample; ``first_s`` more for the first batch."""
+
+    def __init__(self, keys: Sequence[list[int]] = BATCHES, first_s: float = 0.0) -> None:
+        self.keys, self.first_s, self.batch_size = keys, first_s, 4
+        self.now = 0.0
+        self.made: list[tuple[Setting, list[list[int]], int | None]] = []
+        self.refuses: Callable[[Setting], None] = lambda setting: None
+
+    def in_setting(self, setting: Setting, batches: list[list[int]], cache: int | None) -> Any:
+        self.refuses(setting)
+        self.made.append((setting, list(batches), cache))
+        subject = self
+
+        class Loader:
+            def __iter__(self) -> Iterator[list[int]]:
+                subject.now += subject.first_s
+                for batch in batches or [[0] * (setting.batch_size or 4)] * 100:
+                    subject.now += len(batch)
+                    yield batch
+
+        return Loader()
+
+
+def _trials(subject: Subject, profile: Profile, seconds: float) -> tuple[Trials, list[int]]:
+    findings: Any = SimpleNamespace(subject=subject, batches_seen=4, files=[])
+    saved: list[int] = []
+    found = Trials(findings, profile, seconds, lambda: saved.append(1), lambda: subject.now)
+    return found, saved
+
+
+def _run(subject: Subject, tried: Trials) -> None:
+    def step_s() -> float:
+        subject.now += STEP_S
+        return STEP_S
+
+    for _ in tried.batches(step_s):
+        pass
+
+
+@pytest.fixture
+def small(profile: Profile) -> Profile:
+    return replace(profile, samples=16, batch_size=4, workers=0, storage=None, persistent=False, cores=1)
+
+
+def test_the_run_as_it_is_comes_first_and_batches_of_other_sizes_last(small: Profile) -> None:
+    subject = Subject()
+    tried, saved = _trials(subject, small, 1e6)
+    _run(subject, tried)
+    order = list(dict.fromkeys(setting for setting, _, _ in subject.made))
+    assert set(order) == {point.changes for point in to_verify(small)} and order[0] == Setting()
+    sizes = [setting.batch_size for setting in order]
+    assert sizes[-3:].count(None) == 0 and set(sizes[:-3]) == {None}
+    assert len(saved) == len(subject.made) > len(order)  # again and again, while there is time
+    assert {len(trial.epoch_s) for trial in tried.found} == {trials._ROUNDS}
+
+
+def test_an_epoch_goes_on_as_what_was_seen_of_it(small: Profile) -> None:
+    subject = Subject(first_s=5.0)
+    tried, _ = _trials(subject, replace(small, samples=40), 1e6)
+    _run(subject, tried)
+    found = {trial.setting: trial for trial in tried.found}
+    assert found[Setting()].epoch_s[0] == 5 + 10 * (4 + STEP_S)  # four batches were run, six follow
+    assert found[Setting(batch_size=8)].epoch_s[0] == 5 + 5 * (8 + STEP_S)
+    assert [len(batch) for setting, batches, _ in subject.made if setting.batch_size == 8 for batch in batches][:2] == [
+        8,
+        8,
+    ]
+    subject = Subject(first_s=5.0)  # workers that outlive an epoch start once
+    tried, _ = _trials(subject, replace(small, samples=40, persistent=True, workers=1), 1e6)
+    _run(subject, tried)
+    assert tried.found[0].epoch_s[0] == 10 * (4 + STEP_S)
+
+
+def test_a_stream_is_taken_as_far_as_it_was_seen(small: Profile) -> None:
+    subject = Subject(keys=[])
+    tried, _ = _trials(subject, small, 1e6)
+    _run(subject, tried)
+    found = {trial.setting: trial for trial in tried.found}
+    assert found[Setting()].epoch_s[0] == 4 * (4 + STEP_S)
+    assert found[Setting(batch_size=8)].epoch_s[0] == 2 * (8 + STEP_S)
+
+
+def test_without_time_nothing_is_tried_and_that_is_said(small: Profile) -> None:
+    subject = Subject()
+    tried, _ = _trials(subject, small, 0.0)
+    _run(subject, tried)
+    assert not subject.made and {trial.why_not for trial in tried.found} == {NO_TIME}
+
+
+def test_time_is_shared_out(small: Profile) -> None:
+    """Each setting has at least the batches without which nothing is known, also where the time is short."""
+    subject = Subject()
+    settings = len(_trials(subject, small, 1.0)[0].found)
+    tried, _ = _trials(subject, small, settings * 2 * (4 + STEP_S))
+    _run(subject, tried)
+    assert subject.now <= settings * 4 * (4 + STEP_S)
+    assert sum(bool(trial.epoch_s) for trial in tried.found) >= settings // 2
+
+
+def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) -> None:
+    def refuse(setting: Setting) -> None:
+        if setting.loader == "torch":
+            raise CannotTry("torch's loader runs no pipeline")
+        if setting.workers == 4:
+            raise ValueError("num_workers is too many\nfor some reason")
+
+    subject = Subject()
+    subject.refuses = refuse
+    tried, _ = _trials(subject, small, 1e6)
+    _run(subject, tried)
+    whys = {trial.setting: trial.why_not for trial in tried.found if trial.why_not}
+    assert whys == {
+        Setting(loader="torch"): "torch's loader runs no pipeline",
+        Setting(workers=4): "ValueError: num_workers is too many",
+    }
+    assert all(bool(trial.epoch_s) != bool(trial.why_not) for trial in tried.found)
+
+
+def test_a_script_that_ends_meanwhile_is_named_where_it_ended(small: Profile) -> None:
+    subject = Subject()
+    tried, _ = _trials(subject, small, 1e6)
+    given = tried.batches(lambda: STEP_S)
+    next(given)
+    tried.cut_short("the script ended: AssertionError")
+    assert [trial.why_not for trial in tried.found[:2]] == ["the script ended: AssertionError", ENDED]
+    given.close()  # type: ignore[attr-defined]
+
+
+def test_a_cache_is_filled_first(profile: Profile) -> None:
+    subject = Subject()
+    measured = replace(profile, samples=16, batch_size=4, workers=1, phases={"cold": Phase(4, 24.0, 16.0)})
+    tried, _ = _trials(subject, measured, 1e6)
+    _run(subject, tried)
+    assert measured.storage is not None
+    caches = {setting.cache: cache for setting, _, cache in subject.made}
+    assert caches[0.25] == 4 * measured.storage.nbytes and caches[None] is None
+    found = {trial.setting.cache: trial for trial in tried.found}
+    assert found[0.25].epoch_s[0] == 4 * (4 + STEP_S)
+    subject = Subject()
+    tried, _ = _trials(subject, replace(measured, phases={"cold": Phase(4, 1e6, 0.0)}), 1e6)  # two epochs take longer
+    _run(subject, tried)
+    assert {trial.why_not for trial in tried.found if trial.setting.cache} == {NO_TIME}
+
+
+def test_fewer_cores_are_given_back(small: Profile) -> None:
+    before, seen = os.sched_getaffinity(0), []
+    subject = Subject()
+
+    def look(setting: Setting) -> None:
+        seen.append((setting.cores, len(os.sched_getaffinity(0))))
+
+    subject.refuses = look
+    tried, _ = _trials(subject, replace(small, cores=2), 1e6)
+    _run(subject, tried)
+    assert (1, 1) in seen and (None, len(before)) in seen and os.sched_getaffinity(0) == before
