@@ -62,7 +62,7 @@ def test_no_more_is_computed_than_there_are_cores(computed: float, consumer: flo
     cores = Cores(2, computed, consumer, weight=3.0)
     pace = cores.pace(16, stepping=True)
     assert 16 * computed / pace.worker + consumer / pace.consumer == pytest.approx(2)
-    assert pace.worker > pace.consumer > 1 or (pace.consumer == 1 < pace.worker)
+    assert pace.worker > 1 <= pace.consumer
 
 
 def test_no_more_work_at_once_than_cores_serve() -> None:
