@@ -3,7 +3,7 @@
 Costs of samples and steps are drawn anew from those that were measured (the bootstrap; Efron, "Bootstrap methods",
 Annals of Statistics 1979), with fixed seeds: the same question has the same answer, and how the answers of the draws
 differ is the interval. What the machine adds is measured too: what a slot takes for a sample beyond its preparation
-(``Profile.scaling``), what cores are shared with, when the first worker is ready. Where a rate was measured that the
+(``Profile.scaling``), what the step computes, when the first worker is ready. Where a rate was measured that the
 simulation does not have, the costs are scaled until it has: once, for the setting that was measured, for all others.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.analysis.profile import Profile
-from minato_gpu.analysis.scaling import Cores, Law, fit
+from minato_gpu.analysis.scaling import Law, fit
 from minato_gpu.analysis.setting import Setting
 from minato_gpu.analysis.virtual_epochs import Drawn, Epochs, Run
 from minato_gpu.analysis.virtual_storage import Tier
@@ -67,8 +67,8 @@ class Predictor:
         if tier is not None and (profile.storage is None or profile.loader == "torch"):
             raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
         epochs = _STEADY + (1 if tier is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
-        run = Run(profile, tier, self.start_s, orders=self._orders)
-        slot_s = self._slot_s(run, epochs, setting)
+        run = self._beside_reading(Run(profile, tier, self.start_s, orders=self._orders), epochs, setting)
+        slot_s = self._slot_s(run)
         found = [self._ranks(run, slot_s, epochs, seed, setting) for seed in range(draws)]
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
         low, high = np.quantile(steady, [0.05, 0.95]).tolist()
@@ -83,15 +83,12 @@ class Predictor:
     @cached_property
     def law(self) -> Law:
         """Of a slot, its core being its own."""
-        profile, alone = self.profile, self._cores(self.profile)
+        profile, alone = self.profile, Run(self.profile).cores
         if not profile.scaling:
             return Law(float(np.mean(profile.prepare_s)) / alone.stretch(profile.workers))
         workers = [float(count) for count, _ in profile.scaling]
         slots = [count / rate / alone.stretch(count) for count, rate in profile.scaling]
         return fit(workers, slots)
-
-    def _cores(self, profile: Profile, other: float = 0.0) -> Cores:
-        return Cores(profile.cores, profile.prepare_cpu_share, other)
 
     @cached_property
     def _efficiency(self) -> float:
@@ -104,7 +101,7 @@ class Predictor:
         # the rate was taken over a long run: one epoch after the other
         warm = replace(profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
         run = Run(warm, steps=False)
-        slot_s = self.law.slot_s(workers) * self._cores(warm).stretch(workers)
+        slot_s = self.law.slot_s(run.cores.at_once(workers))
         draws = [self._draw(run, slot_s, 3, seed) for seed in range(3)]
         # the rate is that of mean samples, not of those that happen to be drawn
         even = [drawn._replace(prepare=drawn.prepare * (slot_s / drawn.prepare.mean())) for drawn in draws]
@@ -116,32 +113,27 @@ class Predictor:
         """Until workers are ready: what came before the first batch, less what preparing and reading that takes."""
         profile = self.profile
         run = Run(profile)
-        slot_s = self.law.slot_s(profile.workers) * self._cores(profile).stretch(profile.workers) / self._efficiency
-        first = [run.simulated(self._draw(run, slot_s, 1, seed), seed).first_batch_s for seed in range(3)]
+        first = [run.simulated(self._draw(run, self._slot_s(run), 1, seed), seed).first_batch_s for seed in range(3)]
         return max(0.0, profile.startup_s - float(np.mean(first)))
 
     # --- a setting ---------------------------------------------------------------------------------------------
 
-    def _slot_s(self, run: Run, epochs: int, setting: Setting) -> float:
-        """Seconds of a slot for a mean sample: what shares its core follows from the rate, and the rate from that."""
-        profile, other, slot_s = run.profile, 0.0, 0.0
-        for _ in range(_ROUNDS):
-            cores = self._cores(profile, other)
-            slot_s = self.law.slot_s(cores.at_once(profile.workers)) * cores.stretch(profile.workers) / self._efficiency
-            if not profile.prepare_cpu_share:
-                break
-            found = self._ranks(run, slot_s, epochs, 0, setting)
-            before, other = other, self._other(profile, found)
-            if abs(other - before) < 0.01 * profile.cores:
-                break
-        return slot_s
+    def _slot_s(self, run: Run) -> float:
+        """Seconds of a slot for a mean sample, its core being its own."""
+        return self.law.slot_s(run.cores.at_once(run.profile.workers)) / self._efficiency
 
-    def _other(self, profile: Profile, found: Epochs) -> float:
-        """CPU seconds a second beside the workers: of the training process, and of reading."""
-        seconds = float(found.seconds[-_STEADY:].mean())
-        step = profile.step_cpu_share * float(np.mean(profile.step_s)) + profile.loader_s
-        reading = 0.0 if profile.storage is None else profile.storage.cpu_s * float(found.reads[-_STEADY:].mean())
-        return (profile.batches * step + reading) / seconds
+    def _beside_reading(self, run: Run, epochs: int, setting: Setting) -> Run:
+        """What reading computes each second follows from the rate, and the rate from that."""
+        storage = run.profile.storage
+        if storage is None or not storage.cpu_s:
+            return run
+        for _ in range(_ROUNDS):
+            found = self._ranks(run, self._slot_s(run), epochs, 0, setting)
+            other = storage.cpu_s * float(found.reads[-_STEADY:].mean() / found.seconds[-_STEADY:].mean())
+            if abs(other - run.other) < 0.01 * run.profile.cores:
+                break
+            run = replace(run, other=other)
+        return run
 
     def _ranks(self, run: Run, slot_s: float, epochs: int, seed: int, setting: Setting) -> Epochs:
         """One rank, or the ranks that wait for each other after every step."""

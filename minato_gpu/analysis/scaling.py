@@ -56,27 +56,3 @@ def fit(workers: Sequence[float], slot_s: Sequence[float]) -> Law:
 
 _PARTS = {1: ([0],), 2: ([0], [0, 1]), 3: ([0], [0, 1], [0, 2], [0, 1, 2])}
 """Which parts of the law may be, by how many counts of workers were tried: none of them is below zero."""
-
-
-@dataclass(frozen=True)
-class Cores:
-    """What shares ``cores`` beside the workers: CPU seconds a second of all else (``other``).
-
-    ``computed``: of a worker's time, the share that it computes, the rest being waited.
-    """
-
-    cores: float
-    computed: float
-    other: float = 0.0
-
-    def stretch(self, workers: float) -> float:
-        """How much longer a worker takes for a sample, because its core is another's at times."""
-        demand = workers * self.computed
-        room = max(self.cores - self.other, 0.05 * self.cores)
-        if demand <= room or demand == 0:
-            return 1.0
-        return (1.0 - self.computed) + self.computed * demand / room
-
-    def at_once(self, workers: float) -> float:
-        """Of so many workers, those that work at the same time."""
-        return min(workers, max(1.0, self.cores / self.computed)) if self.computed else workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.caches import Shuffles
+from minato_gpu.simulation.cores import ALONE, Cores
 from minato_gpu.simulation.peers import BATCH_IN_ORDER, simulate_peer
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Array, Outcome, Work
@@ -45,13 +46,31 @@ class Epochs(NamedTuple):
 @dataclass(frozen=True)
 class Run:
     """A rank as it is to be simulated. ``start_s``: until workers are ready, where they are started anew. ``steps``:
-    whether there are any. ``orders``: of the sampler, where they are known; else shuffles."""
+    whether there are any. ``orders``: of the sampler, where they are known; else shuffles. ``other``: CPU seconds a
+    second beside workers and consumer."""
 
     profile: Profile
     tier: Tier | None = None
     start_s: float = 0.0
     steps: bool = True
     orders: Orders | None = None
+    other: float = 0.0
+
+    @property
+    def cores(self) -> Cores:
+        """What workers share with the consumer, which computes in part of its step, and whenever the loader is at work
+        in its thread."""
+        profile = self.profile
+        step_s = float(np.mean(profile.step_s)) if self.steps else 0.0
+        away = step_s + profile.loader_s + profile.transfer_s
+        computed = (profile.step_cpu_share * step_s + profile.loader_s) / away if away else 0.0
+        gives_way = profile.loader == "minato_gpu" and profile.worker_kind == "process"
+        weight = _GIVES_WAY if gives_way else 1.0
+        return Cores(profile.cores, profile.prepare_cpu_share, computed, weight, self.other)
+
+    def _short(self, cores: Cores) -> Cores | None:
+        """Only where there may be too few of them."""
+        return None if cores.pace(self.profile.workers, stepping=True) == ALONE else cores
 
     @property
     def samples(self) -> int:
@@ -132,7 +151,17 @@ class Run:
                 seed=seed,
             )
         work, steps = self._work(drawn, away, keys), away.ravel().tolist()
-        loader = VirtualLoader(work, policy, 0.0, profile.overlap, TRIP_S, steps=steps, reading=reading, precise=True)
+        loader = VirtualLoader(
+            work,
+            policy,
+            0.0,
+            profile.overlap,
+            TRIP_S,
+            steps=steps,
+            reading=reading,
+            precise=True,
+            cores=self._short(self.cores),
+        )
         outcome = loader.run()
         return outcome, np.array([0.0] * len(away) if reading is None else reading.reads, float)
 
@@ -167,12 +196,14 @@ class Run:
     def _torch(self, drawn: Drawn, away: Array, keys: NDArray[np.int64]) -> Outcome:
         """Workers take whole batches, and wait for storage themselves."""
         profile = self.profile
-        work = self._work(drawn, away, keys)
+        work, cores = self._work(drawn, away, keys), self.cores
         if profile.storage is not None:
-            blocked = self._blocked_s(profile.storage, float(work.cpu.mean()))
+            prepare_s = float(work.cpu.mean())
+            blocked = self._blocked_s(profile.storage, prepare_s)
+            cores = replace(cores, computed=cores.computed * prepare_s / (prepare_s + blocked))
             work = Work(work.cpu + blocked, work.cpu, work.batch, work.epoch_samples, work.slots)
         window = max(1, profile.prefetch) * profile.workers * profile.batch_size
-        return simulate_peer(BATCH_IN_ORDER, work, window, 0, away.ravel().tolist())
+        return simulate_peer(BATCH_IN_ORDER, work, window, 0, away.ravel().tolist(), self._short(cores))
 
     def _blocked_s(self, storage: Storage, prepare_s: float) -> float:
         """What a worker waits for a sample's bytes, on average: for itself, or for all workers' where their requests
@@ -196,4 +227,7 @@ def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:
 # (benchmarks.whatif: 0.4 ms for a photograph of 270 KB, 3 ms for the mean file of volumes and their labels, 1 MB)
 _URL_S, _FILE_S = 2e-4, 5e-5
 _BYTE_S = 1e-9
+# weight of the training process's threads, a worker's being 1 that gives way (lanes/priority.py): what the kernel gives
+# to nice values of 0 and of 10
+_GIVES_WAY = 1024 / 110
 _MOST_PARTS = 4  # sources of a sample; more requests are of one source, and follow each other

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from itertools import chain
 
 import numpy as np
 
+from minato_gpu.simulation.cores import ALONE, Cores
 from minato_gpu.simulation.work import Integers, Outcome, Work
 
 BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION = "batch in order", "batch out of order", "sample by completion"
@@ -26,12 +28,20 @@ PEERS = (BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION)
 _MICRO_BATCH = 16  # samples that share what a device's run costs
 
 
-def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> Outcome:
+def simulate_peer(
+    policy: str,
+    work: Work,
+    window: int,
+    lateness: int,
+    period: float | Sequence[float],
+    cores: Cores | None = None,
+) -> Outcome:
     """The outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or that of
-    each batch, all epochs in a row."""
+    each batch, all epochs in a row. ``cores``: that workers share with the consumer (None: there are enough), of the
+    policies that hand out whole batches."""
     if policy == BY_COMPLETION:
         return _Samples(work, window, lateness, period).run()
-    return _Batches(work, window, lateness, period, policy == BATCH_IN_ORDER).run()
+    return _Batches(work, window, lateness, period, policy == BATCH_IN_ORDER, cores).run()
 
 
 class _Peer:
@@ -43,6 +53,7 @@ class _Peer:
         self.delivered = 0
         self.consumer_ready = 0.0
         self.running: list[tuple[float, int, int]] = []  # (end, what, where)
+        self.pace = ALONE
         self.run_s = work.device_run_s / _MICRO_BATCH
         self._starts = {int(epoch): at for at, epoch in reversed(list(enumerate(work.epochs)))}
 
@@ -56,9 +67,10 @@ class _Peer:
             if now >= self.consumer_ready and (batch := self.take()) is not None:
                 times.append(now)
                 batches.append(batch)
-                self.consumer_ready = now + self.steps[self.delivered]
+                self.consumer_ready = now + self.steps[self.delivered] * self.pace.consumer
                 self.delivered += 1
                 continue
+            self.share(now)
             events = [self.running[0][0]] if self.running else []
             now = min(events + [self.consumer_ready] * (self.consumer_ready > now))
             while self.running and self.running[0][0] <= now:
@@ -74,6 +86,9 @@ class _Peer:
         """Send what the window allows to the workers."""
         raise NotImplementedError
 
+    def share(self, now: float) -> None:
+        """What runs takes as long as the cores let it now: as ever, where there are enough."""
+
     def ended(self, time: float, what: int, where: int) -> None:
         """A running piece of work is through."""
         raise NotImplementedError
@@ -86,13 +101,22 @@ class _Peer:
 class _Batches(_Peer):
     """Whole batches on workers; ``strict``: in rotation and in order."""
 
-    def __init__(self, work: Work, window: int, lateness: int, period: float | Sequence[float], strict: bool) -> None:
+    def __init__(
+        self,
+        work: Work,
+        window: int,
+        lateness: int,
+        period: float | Sequence[float],
+        strict: bool,
+        cores: Cores | None,
+    ) -> None:
         super().__init__(work, window, 0 if strict else lateness, period)
-        self.strict = strict
-        self.free = [*work.ready_times(), *[work.startup_s] * work.devices]
+        self.strict, self.cores = strict, cores
+        self.ready = [*work.ready_times(), *[work.startup_s] * work.devices]
         self.limit = max(1, window // work.batch)
-        self.share = -(-self.limit // len(self.free))
-        self.held = [0] * len(self.free)
+        self.most = -(-self.limit // len(self.ready))
+        self.held = [0] * len(self.ready)
+        self.waiting: list[deque[int]] = [deque() for _ in self.ready]
         self.turn = self.sent = self.oldest = 0
         self.finished: dict[int, float] = {}
         self.seconds = [np.add.reduceat(work.cpu, work.firsts[:-1])]
@@ -103,18 +127,41 @@ class _Batches(_Peer):
         while self.sent < self.work.batches and self.sent - self.delivered < self.limit:
             if not self.may_start(self.sent, now):
                 return
-            while not self.strict and self.held[self.turn] >= self.share:
-                self.turn = (self.turn + 1) % len(self.free)
+            while not self.strict and self.held[self.turn] >= self.most:
+                self.turn = (self.turn + 1) % len(self.ready)
             worker, batch = self.turn, self.sent
-            self.turn, self.sent = (worker + 1) % len(self.free), batch + 1
+            self.turn, self.sent = (worker + 1) % len(self.ready), batch + 1
             self.held[worker] += 1
-            end = max(self.free[worker], now) + float(self.seconds[worker >= self.work.slots][batch])
-            self.free[worker] = end
-            heappush(self.running, (end, batch, worker))
+            self.waiting[worker].append(batch)
+            if self.held[worker] == 1:
+                self.start(max(self.ready[worker], now), worker)
+
+    def start(self, time: float, worker: int) -> None:
+        """The worker begins its next batch."""
+        batch, device = self.waiting[worker].popleft(), worker >= self.work.slots
+        seconds = float(self.seconds[device][batch]) * (1.0 if device else self.pace.worker)
+        heappush(self.running, (time + seconds, batch, worker))
+
+    def share(self, now: float) -> None:
+        if self.cores is None:
+            return
+        slots, left = self.work.slots, max(0.0, self.consumer_ready - now)
+        busy = sum(where < slots for _, _, where in self.running)
+        before, self.pace = self.pace, self.cores.pace(busy, stepping=left > 0)
+        longer = self.pace.worker / before.worker
+        if longer != 1:
+            self.running = [
+                (now + (end - now) * longer if where < slots else end, what, where) for end, what, where in self.running
+            ]
+            heapify(self.running)
+        if left:
+            self.consumer_ready = now + left * (self.pace.consumer / before.consumer)
 
     def ended(self, time: float, what: int, where: int) -> None:
         self.held[where] -= 1
         self.finished[what] = time
+        if self.waiting[where]:
+            self.start(time, where)
 
     def take(self) -> Integers | None:
         if not self.finished:
@@ -126,7 +173,8 @@ class _Batches(_Peer):
         if self.finished.pop(batch, None) is None:
             return None
         if batch == self.oldest:
-            self.oldest = min([self.sent, *self.finished, *(what for _, what, _ in self.running)])
+            under_way = [what for _, what, _ in self.running]
+            self.oldest = min([self.sent, *self.finished, *under_way, *chain.from_iterable(self.waiting)])
         return np.arange(self.work.firsts[batch], self.work.firsts[batch + 1])
 
 

@@ -39,6 +39,11 @@ class Running:
         self.told = done
         return count, seconds
 
+    def slow_down(self, now: float, times: float) -> None:
+        """What is left of it takes so many times as long."""
+        self.ends = [end if end <= now else now + times * (end - now) for end in self.ends]
+        self.version += 1
+
     def serials(self) -> list[int]:
         """Of its samples, but for those that were taken back."""
         return [serial for lo, hi in self.chunk.spans for serial in range(lo, hi)][: len(self.ends)]

@@ -17,6 +17,7 @@ from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.simulation.cores import ALONE, Cores
 from minato_gpu.simulation.intake import Intake
 from minato_gpu.simulation.progress import Progress
 from minato_gpu.simulation.reading import Reading
@@ -32,6 +33,7 @@ class VirtualLoader:
     are delivered. ``trip_s``: how long a report takes to the scheduler and its answer back. ``reading``: brings
     samples' bytes (None: they are there). ``precise``: what is finished of leases that are under way is told as soon as
     it completes the batch that the consumer waits for, and no more than one epoch is drawn ahead, as in production.
+    ``cores``: that workers share with the consumer (None: there are enough).
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class VirtualLoader:
         steps: Sequence[float] = (),
         reading: Reading | None = None,
         precise: bool = False,
+        cores: Cores | None = None,
     ) -> None:
         self.scheduler = Scheduler(policy)
         self._work = work
@@ -54,6 +57,7 @@ class VirtualLoader:
         self._intake = Intake(work, policy, reading, overlap=overlap, precise=precise)
         self._precise, self._complete_at = precise, -1.0
         self._progress = Progress(work)
+        self._cores, self._pace = cores, ALONE
         self._events: list[tuple[float, int, str, object]] = []
         self._number = 0
         self._now = 0.0
@@ -77,10 +81,28 @@ class VirtualLoader:
         while True:
             self._admit()
             self._consume()
+            self._share()
             self._listen()
             if len(self._delivered) == work.batches:
                 return self._outcome()
             self._step()
+
+    def _share(self) -> None:
+        """What runs takes as long as the cores let it now."""
+        if self._cores is None:
+            return
+        running = {number: run for number, run in self._runs.items() if self._lanes[run.chunk.lane].kind == m.CPU}
+        left = max(0.0, self._consumer_ready - self._now)
+        before, self._pace = self._pace, self._cores.pace(len(running), stepping=left > 0)
+        if self._pace.worker != before.worker:
+            for number, run in running.items():
+                run.slow_down(self._now, self._pace.worker / before.worker)
+                self._push(run.ends[-1], "end", (number, run.version))
+        if left and self._pace.consumer != before.consumer:
+            longer = left * (self._pace.consumer / before.consumer - 1)
+            self._step_s += longer
+            self._consumer_ready += longer
+            self._push(self._consumer_ready, "consumer", None)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -210,7 +232,7 @@ class VirtualLoader:
             ends = []
             for lo, hi in chunk.spans:
                 for serial in range(lo, hi):
-                    time += self._progress.seconds(serial, device, chunk.stop)
+                    time += self._progress.seconds(serial, device, chunk.stop) * (1.0 if device else self._pace.worker)
                     ends.append(time)
             self._runs[chunk.number] = Running(chunk, self._now, ends)
             self._push(time, "end", (chunk.number, 0))
@@ -269,6 +291,7 @@ class VirtualLoader:
             self._asked = False
             period = self._steps[order]
             step_s, self._step_s = self._step_s, period and period + self._work.harm * self._device_s
+            self._step_s *= self._pace.consumer
             self._device_s = 0.0
             self._consumer_ready = self._now + self._step_s
             if period:

@@ -1,10 +1,10 @@
-"""The scalability law, and cores that are shared."""
+"""The scalability law."""
 
 from __future__ import annotations
 
 import pytest
 
-from minato_gpu.analysis.scaling import Cores, Law, fit
+from minato_gpu.analysis.scaling import Law, fit
 
 
 @pytest.mark.parametrize("law", [Law(0.01), Law(0.01, 0.1), Law(0.02, 0.05, 0.01)])
@@ -29,21 +29,3 @@ def test_one_point_tells_a_cost_alone() -> None:
         fit([], [])
     with pytest.raises(ValueError, match="positive"):
         fit([1], [0.0])
-
-
-@pytest.mark.parametrize(
-    ("cores", "workers", "stretch"),
-    [
-        (Cores(2, 1.0), 2, 1.0),
-        (Cores(2, 1.0), 4, 2.0),
-        (Cores(2, 1.0, other=1.0), 2, 2.0),
-        (Cores(2, 0.0), 64, 1.0),
-        (Cores(2, 0.5), 8, 0.5 + 0.5 * 2),
-    ],
-)
-def test_computing_takes_longer_where_cores_are_short(cores: Cores, workers: int, stretch: float) -> None:
-    assert cores.stretch(workers) == pytest.approx(stretch)
-
-
-def test_no_more_work_at_once_than_cores_serve() -> None:
-    assert Cores(2, 1.0).at_once(8) == 2 and Cores(2, 0.25).at_once(8) == 8 and Cores(2, 0.0).at_once(8) == 8

@@ -1,0 +1,78 @@
+"""Cores that workers and the consumer share: where more would compute than there are cores, all of it becomes slower.
+
+The kernel shares cores out by weight, and nobody's thread has more than one (Linux, "CFS Scheduler"): with two cores,
+two workers and a step of one thread have two thirds of a core each. Workers of this loader give way to the step: then
+that has its core, and the workers half a one each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+_HALVINGS = 40
+
+
+class Pace(NamedTuple):
+    """How many times as long a worker takes for a sample, and the consumer for its step."""
+
+    worker: float
+    consumer: float
+
+
+ALONE = Pace(1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Cores:
+    """``computed``: of a worker's time, the share that it computes, the rest being waited. ``consumer``: cores that the
+    consumer keeps busy during its step, above 1 where several threads compute. ``weight``: of each of its threads, a
+    worker's being 1. ``other``: CPU seconds a second of all else."""
+
+    cores: float
+    computed: float
+    consumer: float = 0.0
+    weight: float = 1.0
+    other: float = 0.0
+
+    def pace(self, workers: float, *, stepping: bool = False) -> Pace:
+        """While so many workers prepare, and the consumer is or is not at its step.
+
+        Waiting stays as long as it is: only what is computed takes longer, until all fits into the cores.
+        """
+        return _pace(self, workers, stepping)
+
+    def stretch(self, workers: float) -> float:
+        """How much longer a worker takes for a sample, because its core is another worker's at times."""
+        return self.pace(workers).worker
+
+    def at_once(self, workers: float) -> float:
+        """Of so many workers, those that work at the same time."""
+        return min(workers, max(1.0, self.cores / self.computed)) if self.computed else workers
+
+    @property
+    def room(self) -> float:
+        """Cores that are left by all else."""
+        return max(self.cores - self.other, 0.05 * self.cores)
+
+
+@lru_cache(4096)
+def _pace(cores: Cores, workers: float, stepping: bool) -> Pace:
+    threads = cores.consumer * stepping
+    if workers * cores.computed + threads <= cores.room:
+        return ALONE
+    low, high = 0.0, 1.0  # of the part of a core that a worker's thread has
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        pace = _with(cores, middle)
+        used = workers * cores.computed / pace.worker + threads / pace.consumer
+        low, high = (low, middle) if used > cores.room else (middle, high)
+    return _with(cores, high)
+
+
+def _with(cores: Cores, part: float) -> Pace:
+    """A worker's thread having this part of a core whenever it would compute."""
+    of_step = min(1.0, cores.consumer)
+    computed, step = cores.computed, min(1.0, part * cores.weight)
+    return Pace(1 - computed + computed / part, 1 - of_step + of_step / step)
