@@ -1,7 +1,8 @@
 """Other settings, really run: what was predicted of them is shown beside what they take.
 
-A setting is tried as a phase is measured: batches of a loader like the script's, over the samples that were seen, with
-the script's own step. What was seen is part of an epoch; the rest of the epoch is taken to go on as these batches did.
+A setting is tried as a phase is measured: batches of a loader like the script's, with the script's own step. What its
+time does not suffice for, of an epoch, is taken to go on as the batches before did. So is what comes after the samples
+that the phases saw, where bytes come from storage, and of the others nobody knows which files to drop from memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -23,12 +25,15 @@ from minato_gpu.analysis.replay import wait_for_device
 from minato_gpu.analysis.setting import CannotTry, Setting
 from minato_gpu.analysis.trial import Trial
 from minato_gpu.samples import Value
+from minato_gpu.sources.declared import source_of
+from minato_gpu.sources.source import Source
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from minato_gpu.analysis.findings import Findings
     from minato_gpu.analysis.profile import Profile
+    from minato_gpu.analysis.subject import Subject
 
 NO_TIME = "no time was left for it"
 ENDED = "the script had ended"
@@ -51,7 +56,8 @@ class Trials:
         clock: Callable[[], float],
     ) -> None:
         self._findings, self._profile, self._saved, self._clock = findings, profile, saved, clock
-        self._seen = findings.subject.keys[: findings.batches_seen]  # empty for a stream
+        self._declared = _declared_files(findings.subject)
+        self._files = list(dict.fromkeys([*findings.files, *self._declared]))
         self._until = clock() + seconds
         self._now: Setting | None = None
         settings = dict.fromkeys(point.changes for point in to_verify(profile))
@@ -103,17 +109,20 @@ class Trials:
         """Seconds of an epoch."""
         profile = setting.applied(self._profile)
         subject, size = self._findings.subject, profile.batch_size
-        keys = [key for batch in self._seen for key in batch]
-        batches = [keys[at : at + size] for at in range(0, len(keys), size)] if setting.batch_size else self._seen
-        most = len(batches) or math.ceil(self._findings.batches_seen * subject.batch_size / size)
+        batches = list(subject.keys)  # empty for a stream
+        if setting.batch_size is not None:
+            keys = [key for batch in batches for key in batch]
+            batches = [keys[at : at + size] for at in range(0, len(keys), size)]
+        most = math.ceil(self._findings.batches_seen * subject.batch_size / size)
+        if profile.storage is None or self._declared:
+            most = len(batches) or most
         with _no_advice():
-            loader = subject.in_setting(setting, batches, self._cache_bytes(setting, len(keys)))
-        if profile.storage is not None:
-            files.drop(self._findings.files)
+            loader = subject.in_setting(setting, batches, self._cache_bytes(setting))
+        self._cool(profile)
         if setting.cache is not None:
             self._check_time(until, most)
             yield from self._through(loader, step_s, math.inf, most, [])
-            files.drop(self._findings.files)
+            self._cool(profile)
         settle, times = settling(profile.workers, most), list[float]()
         yield from self._through(loader, step_s, until, most, times, settle + LEAST)
         if len(times) <= settle:
@@ -152,12 +161,19 @@ class Trials:
         if times:
             times[-1] += self._clock() - begin
 
-    def _cache_bytes(self, setting: Setting, samples: int) -> int | None:
+    def _cool(self, profile: Profile) -> None:
+        """As it was when storage was measured: nothing is in memory."""
+        if profile.storage is not None:
+            files.drop(self._files)
+
+    def _cache_bytes(self, setting: Setting) -> int | None:
         if setting.cache is None:
             return None
+        if not self._declared:
+            raise CannotTry("the data set declares no sources: there is nothing to keep")
         storage = self._profile.storage
         assert storage is not None  # else nobody asks for a cache
-        return math.ceil(setting.cache * samples * storage.nbytes)
+        return math.ceil(setting.cache * self._profile.samples * storage.nbytes)
 
     def _check_time(self, until: float, batches: int) -> None:
         """A cache is of use from the second epoch on. Raises CannotTry where the two take too long."""
@@ -165,6 +181,19 @@ class Trials:
         each = phase.seconds / phase.batches if phase is not None and phase.batches else 0.0
         if _EPOCHS_OF_A_CACHE * batches * each > until - self._clock():
             raise CannotTry(NO_TIME)
+
+
+def _declared_files(subject: Subject) -> list[str]:
+    """Of all samples that are known, as far as the data set says where their bytes lie."""
+    declared = source_of(subject.loader.dataset)
+    if declared is None:
+        return []
+    found: dict[str, None] = {}
+    with suppress(Exception):  # what the data set's own code raises it will raise again where it is of interest
+        for key in chain.from_iterable(subject.keys):
+            sources = declared(key)
+            found |= dict.fromkeys(str(each.path) for each in ((sources,) if isinstance(sources, Source) else sources))
+    return list(found)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from minato_gpu.analysis.profile import Phase, Profile
 from minato_gpu.analysis.questions import to_verify
 from minato_gpu.analysis.setting import CannotTry, Setting
 from minato_gpu.analysis.trials import ENDED, NO_TIME, Trials
+from minato_gpu.sources.source import Source
 
 BATCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]
 STEP_S = 2.0
@@ -25,8 +26,10 @@ class Subject:
 
     def __init__(self, keys: Sequence[list[int]] = BATCHES, first_s: float = 0.0) -> None:
         self.keys, self.first_s, self.batch_size = keys, first_s, 4
+        self.loader = SimpleNamespace(dataset=SimpleNamespace())
         self.now = 0.0
         self.made: list[tuple[Setting, list[list[int]], int | None]] = []
+        self.taken: list[int] = []
         self.refuses: Callable[[Setting], None] = lambda setting: None
 
     def in_setting(self, setting: Setting, batches: list[list[int]], cache: int | None) -> Any:
@@ -37,11 +40,18 @@ class Subject:
         class Loader:
             def __iter__(self) -> Iterator[list[int]]:
                 subject.now += subject.first_s
+                subject.taken.append(0)
                 for batch in batches or [[0] * (setting.batch_size or 4)] * 100:
                     subject.now += len(batch)
+                    subject.taken[-1] += 1
                     yield batch
 
         return Loader()
+
+
+def with_files(subject: Subject) -> None:
+    """Its data set says where samples' bytes are."""
+    subject.loader.dataset.source = lambda key: Source(f"/nowhere/{key}")
 
 
 def _trials(subject: Subject, profile: Profile, seconds: float) -> tuple[Trials, list[int]]:
@@ -151,6 +161,7 @@ def test_a_script_that_ends_meanwhile_is_named_where_it_ended(small: Profile) ->
 
 def test_a_cache_is_filled_first(profile: Profile) -> None:
     subject = Subject()
+    with_files(subject)
     measured = replace(profile, samples=16, batch_size=4, workers=1, phases={"cold": Phase(4, 24.0, 16.0)})
     tried, _ = _trials(subject, measured, 1e6)
     _run(subject, tried)
@@ -160,9 +171,22 @@ def test_a_cache_is_filled_first(profile: Profile) -> None:
     found = {trial.setting.cache: trial for trial in tried.found}
     assert found[0.25].epoch_s[0] == 4 * (4 + STEP_S)
     subject = Subject()
+    with_files(subject)
     tried, _ = _trials(subject, replace(measured, phases={"cold": Phase(4, 1e6, 0.0)}), 1e6)  # two epochs take longer
     _run(subject, tried)
     assert {trial.why_not for trial in tried.found if trial.setting.cache} == {NO_TIME}
+
+
+def test_without_declared_sources_there_is_nothing_to_keep_and_storage_is_tried_as_far_as_it_was_seen(
+    profile: Profile,
+) -> None:
+    subject = Subject(keys=[*BATCHES, *BATCHES])
+    tried, _ = _trials(subject, replace(profile, samples=32, batch_size=4, workers=1), 1e6)
+    _run(subject, tried)
+    caches = [trial for trial in tried.found if trial.setting.cache]
+    assert caches and all("declares no sources" in trial.why_not and not trial.epoch_s for trial in caches)
+    assert tried.found[0].epoch_s[0] == 8 * (4 + STEP_S)
+    assert subject.taken[0] == 4  # the others' files are not known, and may be in memory
 
 
 def test_fewer_cores_are_given_back(small: Profile) -> None:
