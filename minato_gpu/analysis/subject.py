@@ -114,9 +114,7 @@ class Subject:
         if workers is not None:
             given |= _with_workers(given, workers)
         dataset = self.loader.dataset if watch is None else watched(self.loader.dataset, watch)
-        made: DataLoader[Value] = _KINDS[self.kind](dataset, **self._cut(batches), **given)
-        self._own.add(made)
-        return made
+        return self._made(self.kind, dataset, **self._cut(batches), **given)
 
     def in_setting(self, setting: Setting, batches: Sequence[list[Key]], cache: int | None) -> DataLoader[Value]:
         """A loader as it would be in this setting, over these keys (empty for a stream), with so many bytes of cache.
@@ -133,7 +131,11 @@ class Subject:
             given |= _with_workers(given, setting.workers)
         if cache is not None:
             given |= {"cache": cache, "persistent_workers": True}
-        made: DataLoader[Value] = _KINDS[kind](self.loader.dataset, **self._cut(batches, setting.batch_size), **given)
+        return self._made(kind, self.loader.dataset, **self._cut(batches, setting.batch_size), **given)
+
+    def _made(self, kind: LoaderKind, dataset: Any, **given: Any) -> DataLoader[Value]:
+        """A loader that is none of the script's."""
+        made: DataLoader[Value] = _KINDS[kind](dataset, **given)
         self._own.add(made)
         return made
 

@@ -6,6 +6,13 @@ from tests.mutations.fault import Fault
 
 FAULTS = (
     Fault(
+        "the consumer never sleeps while what is ready belongs to no lease that is asked",
+        "engine/pump.py",
+        "replace(awaited, need=ready + 1)",
+        "replace(awaited, need=ready)",
+        ("engine/test_pump.py",),
+    ),
+    Fault(
         "free batches come one batch later than max_lateness",
         "scheduling/composition.py",
         "return oldest is not None and oldest.number <= self._next - self._lateness",
