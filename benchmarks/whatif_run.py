@@ -182,13 +182,14 @@ def _epochs(loader: Any, dataset: Any, sampler: Any, way: Way) -> Measured:
     waits: list[list[float]] = []
     steps: list[float] = []
     reads = [0]
+    ended = perf_counter()
     for number in range(way.filling + way.epochs):
         if way.shards > 1:
             sampler.set_epoch(number)
         if number == way.filling:
             steps = []
             dataset.log[:] = 0
-        begin = asked = perf_counter()
+        begin = asked = ended  # what is done between epochs, workers use: it is part of the next one
         keys, waited = [], []
         for batch in loader:
             got = perf_counter()
@@ -198,7 +199,8 @@ def _epochs(loader: Any, dataset: Any, sampler: Any, way: Way) -> Measured:
                 sleep(way.step_s)
             asked = perf_counter()
             steps.append(asked - got)
-        seconds.append(perf_counter() - begin)
+        ended = perf_counter()
+        seconds.append(ended - begin)
         waits.append(waited)
         if len({*keys}) != len(keys) or len(keys) != -(-len(dataset) // way.shards):
             raise AssertionError("other samples than the sampler's were delivered")
