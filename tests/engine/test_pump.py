@@ -13,6 +13,7 @@ from minato_gpu import DataLoader
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.run import Parts
 from minato_gpu.lanes.base import Report
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Awaited
 from minato_gpu.window.records import Record, Window
@@ -84,18 +85,24 @@ def test_a_run_that_is_given_up_leaves_no_marks(monkeypatch: pytest.MonkeyPatch)
     assert learned == [b"found"] and not reports
 
 
+def _waits(links: WorkerChannels, monkeypatch: pytest.MonkeyPatch, *, marks: int, exactly: bool) -> Pump:
+    """A pump whose consumer waits for a sample of a place of four, with these marks."""
+    pump = _told([], lambda layout: None)
+    pump.bell, pump.completions = links.bell, links.completions
+    monkeypatch.setattr(pump.lanes["cpu"], "sleep", lambda *, every_task: None, raising=False)
+    record = Record(0, TicketId(0), positions(0, 4), [0, 1, 2, 3], None)
+    record.marks = marks
+    pump.assembly.window = Window()
+    pump.assembly.window.admit(record)
+    pump.run.scheduler.awaited = Awaited(span(0, 4), 1, exactly)  # type: ignore[misc]
+    return pump
+
+
 def test_what_messages_tell_is_not_waited_for_by_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A place without marks is told by messages alone: those of others never complete it."""
     with open_links() as links:
-        pump = _told([], lambda layout: None)
-        pump.bell, pump.completions = links.bell, links.completions
-        monkeypatch.setattr(pump.lanes["cpu"], "sleep", lambda *, every_task: None, raising=False)
-        record = Record(0, TicketId(0), positions(0, 4), [0, 1, 2, 3], None)
-        pump.assembly.window = Window()
-        pump.assembly.window.admit(record)
-        pump.run.scheduler.awaited = Awaited(span(0, 4), 1, True)  # type: ignore[misc]
-        others = links.completions.reserve(4)
-        links.bell.publish(others, [1e-3] * 4, 0.0, 4e-3, 0, None)
+        pump = _waits(links, monkeypatch, marks=-1, exactly=True)
+        links.bell.publish(links.completions.reserve(4), [1e-3] * 4, 0.0, 4e-3, 0, None)
         pump.receive()
         assert not pump.listen()
 
@@ -103,19 +110,12 @@ def test_what_messages_tell_is_not_waited_for_by_marks(monkeypatch: pytest.Monke
 def test_the_consumer_sleeps_where_what_is_ready_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks of other places may be ready, of leases that nobody asks for; one more that gets ready wakes it."""
     with open_links() as links:
-        pump = _told([], lambda layout: None)
-        pump.bell, pump.completions = links.bell, links.completions
-        monkeypatch.setattr(pump.lanes["cpu"], "sleep", lambda *, every_task: None, raising=False)
-        record = Record(0, TicketId(0), positions(0, 4), [0, 1, 2, 3], None)
-        record.marks = links.completions.reserve(4)
-        pump.assembly.window = Window()
-        pump.assembly.window.admit(record)
-        pump.run.scheduler.awaited = Awaited(span(0, 4), 1, False)  # type: ignore[misc]
-        others = links.completions.reserve(4)
+        own, others = links.completions.reserve(4), links.completions.reserve(4)
+        pump = _waits(links, monkeypatch, marks=own, exactly=False)
         links.bell.publish(others, [1e-3] * 2, 0.0, 2e-3, 0, None)
         pump.receive()
         assert not pump.listen()
-        links.bell.publish(record.marks, [1e-3], 0.0, 1e-3, 0, None)
+        links.bell.publish(own, [1e-3], 0.0, 1e-3, 0, None)
         assert pump.listen()
 
 
