@@ -110,8 +110,9 @@ def test_of_one_place_some_are_inspected_and_others_are_not(tmp_path: Path, monk
         np.full(4, key, np.float32).tofile(tmp_path / f"{key}.bin")
     late = LateLane(monkeypatch)
     go_on.clear()
+    dataset: Any = Files(tmp_path)
     loader: DataLoader[Any] = DataLoader(
-        Files(tmp_path), BATCH, num_workers=2, worker_kind="thread", pipeline=PIPELINE, lanes=("cpu", "device")
+        dataset, BATCH, num_workers=2, worker_kind="thread", pipeline=PIPELINE, lanes=("cpu", "device")
     )
     batches = list(loader)
     assert late.is_open and not late.held
