@@ -120,7 +120,7 @@ def _phase(profile: Profile, name: str) -> Mean | None:
     if phase is None or not phase.batches:
         return None
     error = mean_of(phase.batch_s).error
-    return Mean(phase.seconds / phase.batches, error)
+    return Mean(phase.each_s, error)
 
 
 def _slower_steps(profile: Profile, compute_s: float) -> float:

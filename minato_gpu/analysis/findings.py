@@ -123,8 +123,7 @@ class Findings:
     def _transfer_s(self) -> float:
         if not self.copied.steps:
             return 0.0
-        here, there = self.compute.phase(), self.copied.phase()
-        return max(0.0, there.seconds / there.batches - here.seconds / here.batches)
+        return max(0.0, self.copied.phase().each_s - self.compute.phase().each_s)
 
     def _loader_s(self, samples: Sequence[Seen]) -> float:
         """Of the consumer's thread, while it waits: without workers that thread prepares samples as well."""

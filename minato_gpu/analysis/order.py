@@ -59,13 +59,9 @@ class Result:
 
     def leave(self, folder: Path) -> None:
         """Write it, whole or not at all."""
-        data = asdict(self) | {
-            "profile": None if self.profile is None else self.profile.as_json(),
-            "tried": [trial.as_json() for trial in self.tried],
-        }
         target = folder / f"rank-{self.rank}.json"
         partial = target.with_suffix(".partial")
-        partial.write_text(json.dumps(data), encoding="utf-8")
+        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
         partial.replace(target)
 
 

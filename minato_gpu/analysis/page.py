@@ -196,5 +196,5 @@ def _workers(profile: Profile) -> Figure:
 
 
 def _batches(phases: Mapping[str, Phase]) -> Figure:
-    said = ", ".join(f"{name} {1e3 * each.seconds / max(each.batches, 1):.3g} ms" for name, each in phases.items())
+    said = ", ".join(f"{name} {1e3 * each.each_s:.3g} ms" for name, each in phases.items())
     return Figure("Time from batch to batch", drawings.batches(phases), f"On average: {said}.")

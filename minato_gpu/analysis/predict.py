@@ -56,7 +56,7 @@ class Predictor:
     in numbers of samples, where they are known."""
 
     def __init__(self, profile: Profile, orders: Orders | None = None) -> None:
-        if not profile.prepare_s or not profile.step_s or profile.samples < 1:
+        if not profile.suffices:
             raise ValueError("the profile has no sample, or no step: there is nothing to predict from")
         self.profile, self._orders = profile, orders
 

@@ -60,6 +60,11 @@ class Phase:
     wait_s: float
     batch_s: tuple[float, ...] = ()
 
+    @property
+    def each_s(self) -> float:
+        """Seconds of a batch, on average; 0 where there was none."""
+        return self.seconds / self.batches if self.batches else 0.0
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -116,6 +121,11 @@ class Profile:
     def batches(self) -> int:
         """Of an epoch."""
         return -(-self.samples // self.batch_size)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether there is a sample, a step and an epoch's length to predict from."""
+        return bool(self.prepare_s and self.step_s) and self.samples > 0
 
     def as_json(self) -> dict[str, JSON]:
         """Plain data; ``profile_from`` reads it."""

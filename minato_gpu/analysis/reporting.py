@@ -34,9 +34,7 @@ def write(
 
 def _answered(profile: Profile, draws: int) -> list[dict[str, JSON]]:
     """Nothing where the profile does not suffice."""
-    if not profile.prepare_s or not profile.step_s or profile.samples < 1:
-        return []
-    return answer(profile, draws=draws)
+    return answer(profile, draws=draws) if profile.suffices else []
 
 
 def _curves(profile: Profile, rows: Rows) -> tuple[list[page.Curve], page.Rows]:
@@ -84,7 +82,7 @@ def _number(text: str) -> float | None:
 def _epoch_s(profile: Profile, name: str) -> float | None:
     """Of an epoch as long as the batches of this phase took."""
     phase = profile.phases.get(name)
-    return None if phase is None or not phase.batches else phase.seconds / phase.batches * profile.batches
+    return None if phase is None or not phase.batches else phase.each_s * profile.batches
 
 
 def _compared(profile: Profile, answered: Sequence[Mapping[str, JSON]], draws: int) -> page.Rows:

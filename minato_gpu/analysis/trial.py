@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 from minato_gpu.analysis.setting import Setting
@@ -28,11 +28,7 @@ class Trial:
         """Between the slowest and the fastest of them."""
         return max(self.epoch_s) - min(self.epoch_s)
 
-    def as_json(self) -> dict[str, JSON]:
-        """Plain data; ``trial_from`` reads it."""
-        return asdict(self)
-
 
 def trial_from(data: Mapping[str, JSON]) -> Trial:
-    """What ``Trial.as_json`` gave."""
+    """What ``asdict`` gave, perhaps through a file."""
     return Trial(Setting(**data["setting"]), tuple(data["epoch_s"]), data["why_not"])

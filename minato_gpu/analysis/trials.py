@@ -178,7 +178,7 @@ class Trials:
     def _check_time(self, until: float, batches: int) -> None:
         """A cache is of use from the second epoch on. Raises CannotTry where the two take too long."""
         phase = self._profile.phases.get("cold") or self._profile.phases.get("warm")
-        each = phase.seconds / phase.batches if phase is not None and phase.batches else 0.0
+        each = 0.0 if phase is None else phase.each_s
         if _EPOCHS_OF_A_CACHE * batches * each > until - self._clock():
             raise CannotTry(NO_TIME)
 
