@@ -121,7 +121,11 @@ class Conductor:
     def _tried(self) -> Iterator[Value]:
         """Other settings."""
         found = self.findings
-        self.trials = Trials(found, found.profile(0, 1), self._verify_s, lambda: self._save(found), self._clock)
+        profile = found.profile(0, 1)
+        if not profile.suffices:
+            found.note("Too little is known to predict from (an epoch's length, say): no other setting was tried.")
+            return
+        self.trials = Trials(found, profile, self._verify_s, lambda: self._save(found), self._clock)
         yield from self.trials.batches(lambda: self._step_s)
 
     def _round(self, number: int) -> Iterator[Value]:

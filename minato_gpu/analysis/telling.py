@@ -83,11 +83,11 @@ def _never(result: Result) -> str:
 
 
 def tried(results: Sequence[Result]) -> list[dict[str, JSON]] | None:
-    """What other settings would bring, and what they did; None where nobody asked, or nothing can be predicted."""
+    """What other settings would bring, and what they did; None where none was to be tried."""
     from minato_gpu.analysis.questions import compared
 
     own = results[0]
-    if not own.tried or own.profile is None or not own.profile.prepare_s or not own.profile.step_s:
+    if not own.tried or own.profile is None:
         return None
     return compared(own.profile, own.tried)
 

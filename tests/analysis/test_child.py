@@ -93,6 +93,20 @@ while True:
     assert ran.errors.count("more workers") == ran.errors.count("worker processes in total") == 0
 
 
+def test_of_an_epoch_of_unknown_length_no_setting_is_tried(tmp_path: Path) -> None:
+    body = """
+class Stream(IterableDataset):
+    def __iter__(self): return iter(torch.zeros(400, 100))
+loader = DataLoader(Stream(), 4)
+while True:
+    train(loader)
+"""
+    ran = Ran(tmp_path, body, verify_s=5.0)
+    assert (ran.code, ran.result.status, ran.result.tried) == (0, "complete", ()), ran.errors
+    assert ran.result.profile is not None and ran.result.profile.samples == 0
+    assert "no other setting was tried" in " ".join(ran.result.profile.notes)
+
+
 def test_epochs_keep_their_length(tmp_path: Path) -> None:
     body = """
 loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)
