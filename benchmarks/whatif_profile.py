@@ -45,7 +45,7 @@ def profile_of(
     predictions with it. And how much longer a sleep takes than it should."""
     warm, other, stepping, cold = (_middle(runs[name]) for name in ("warm", "other", "stepping", "cold"))
     base, samples = ways["warm"], len(warm.costs_s)
-    reading_s = float(np.median(np.array(cold.seconds) / np.array(cold.reads)))
+    reading_s = float(np.median(cold.seconds)) / cold.reads
     scaling = {ways[name].workers: _rate(samples, run) for name, run in (("warm", warm), ("other", other))}
     profile = Profile(
         loader="minato_gpu",

@@ -66,13 +66,13 @@ class Way:
 
 
 class Measured(NamedTuple):
-    """Of the epochs that count, but for ``start_s``: the first batch of all. ``costs_s``, ``computed_s``: of each
-    sample that was prepared, wall and CPU seconds of its worker; ``steps_s``: of each batch; ``waits_s``: of ``next``,
-    but for an epoch's first, which are ``between_s``.
+    """Of the epochs that count, but for ``start_s``: the first batch of all. ``reads``: of a mean epoch; ``costs_s``,
+    ``computed_s``: of each sample that was prepared, wall and CPU seconds of its worker; ``steps_s``: of each batch;
+    ``waits_s``: of ``next``, but for an epoch's first, which are ``between_s``.
     """
 
     seconds: list[float]
-    reads: list[int]
+    reads: float
     start_s: float
     costs_s: list[float]
     computed_s: list[float]
@@ -153,14 +153,18 @@ def deciding(policy: str) -> Iterator[None]:
         ours.MemoryTier = before
 
 
-def measure(data: Data, way: Way, address: str) -> Measured:
-    """Epochs of one loader, from the server there; in a process of its own."""
+def measure(data: Data, way: Way, address: str, seed: int = 0) -> Measured:
+    """Epochs of one loader, from the server there; in a process of its own. ``seed``: of orders that nobody foretells.
+    """
     torch.set_num_threads(1)
     urllib.request.urlopen(f"{address}/set?latency_ms={way.latency_ms}&rate={way.rate}").close()
     with deciding(way.policy):
         dataset: Any = Stored(data, address, way.slept)
         shared = way.shards > 1
-        sampler: Any = DistributedSampler(dataset, way.shards, 0) if shared else RandomSampler(dataset)
+        orders = torch.Generator().manual_seed(seed)
+        sampler: Any = (
+            DistributedSampler(dataset, way.shards, 0) if shared else RandomSampler(dataset, generator=orders)
+        )
         kept: dict[str, Any] = (
             {} if way.cache is None else {"cache": max(1, budget(dataset.sizes(), dataset.parts, way.cache))}
         )
@@ -181,20 +185,22 @@ def _epochs(loader: Any, dataset: Any, sampler: Any, way: Way) -> Measured:
     seconds: list[float] = []
     waits: list[list[float]] = []
     steps: list[float] = []
-    reads = [0]
+    keys: list[list[int]] = []
+    reads = 0
     ended = perf_counter()
     for number in range(way.filling + way.epochs):
         if way.shards > 1:
             sampler.set_epoch(number)
         if number == way.filling:
-            steps = []
+            steps, reads = [], loader.stats()["reads"]["reads"]
             dataset.log[:] = 0
         begin = asked = ended  # what is done between epochs, workers use: it is part of the next one
-        keys, waited = [], []
+        keys.append([])
+        waited = []
         for batch in loader:
             got = perf_counter()
             waited.append(got - asked)
-            keys += batch[INDEX].tolist()
+            keys[-1] += batch[INDEX].tolist()
             if way.step_s:
                 sleep(way.step_s)
             asked = perf_counter()
@@ -202,16 +208,16 @@ def _epochs(loader: Any, dataset: Any, sampler: Any, way: Way) -> Measured:
         ended = perf_counter()
         seconds.append(ended - begin)
         waits.append(waited)
-        if len({*keys}) != len(keys) or len(keys) != -(-len(dataset) // way.shards):
-            raise AssertionError("other samples than the sampler's were delivered")
-        reads.append(loader.stats()["reads"]["reads"])
+    reads = loader.stats()["reads"]["reads"] - reads
+    count = -(-len(dataset) // way.shards)
+    if any(len({*some}) != len(some) or len(some) != count for some in keys):
+        raise AssertionError("other samples than the sampler's were delivered")
     called = dataset.log[2] > 0
     wall, computed = (dataset.log[row][called] / dataset.log[2][called] for row in (0, 1))
     counted = waits[way.filling :]
     later, firsts = [each for epoch in counted for each in epoch[1:]], [epoch[0] for epoch in counted]
-    found = np.diff(reads)[way.filling :].tolist()
     costs = wall.tolist(), computed.tolist()
-    return Measured(seconds[way.filling :], found, waits[0][0], *costs, steps, later, firsts)
+    return Measured(seconds[way.filling :], reads / way.epochs, waits[0][0], *costs, steps, later, firsts)
 
 
 def written(name: str, folder: Path, count: int, say: Callable[[str], None]) -> Data:

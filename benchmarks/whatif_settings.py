@@ -13,6 +13,7 @@ from minato_gpu.analysis.setting import Setting
 
 QUESTIONS = ("cache", "workers", "step", "latency")
 POLICIES = ("minio", "next-use", "lru")
+_FILLING = 5  # of two shards: the epochs that are predicted, whose orders are known, are those after them
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ def points(question: str, around: Around) -> Iterator[Point]:
             yield Point(question, f"{part:g} of balance", way, Setting(cache=WARM, step_s=part * balance))
     else:
         for latency in (20.0,) if quick else (0.0, 5.0, 20.0, 50.0, 100.0):
-            way = replace(base, shards=2, latency_ms=latency, epochs=4)
+            way = replace(base, shards=2, latency_ms=latency, filling=_FILLING, epochs=4)
             yield Point(question, f"{latency:g} ms", way, Setting(latency_s=latency / 1e3))
 
 
 def _caches(around: Around) -> Iterator[Point]:
     """Storage that gives three fifths of what workers could prepare."""
     rate = 0.6 * around.base.workers / around.prepare_s * around.nbytes
-    shared = replace(around.base, shards=2, rate=rate, latency_ms=LATENCY_MS, filling=5, epochs=4)
+    shared = replace(around.base, shards=2, rate=rate, latency_ms=LATENCY_MS, filling=_FILLING, epochs=4)
     yield Point("cache", "no cache", shared, Setting(bytes_per_s=rate))
     for policy in POLICIES:
         for share in (0.5,) if around.quick else (0.25, 0.5, 0.75, 1.0):
