@@ -68,7 +68,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     Descriptors are left to the tests that warm up first (``tests.leaks.check_scenario``): the first use of many
     libraries opens some for good. A test that failed is not checked: its traceback keeps its iterators alive.
     """
-    before = take_snapshot()
+    before = take_snapshot(descriptors=False)
     yield
     if not request.node.stash.get(_FAILED, False):
         assert_no_leaks(before, descriptors=False)
