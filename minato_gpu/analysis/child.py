@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minato_gpu.analysis.order import Order, Result, Status
+from minato_gpu.analysis.order import Order, Result, Status, in_one_line
 
 
 class Run:
@@ -49,7 +49,7 @@ class Run:
             return self._ended(self._unless_over("stopped"), "it was interrupted")
         except BaseException as error:
             traceback.print_exc()
-            return self._ended(self._unless_over("died"), _brief(error))
+            return self._ended(self._unless_over("died"), in_one_line(error))
         return self._ended(self._unless_over("ended"))
 
     def _run_script(self) -> None:
@@ -107,11 +107,6 @@ class Run:
         conductor = None if self._loaders is None else self._loaders.conductor
         tried = () if conductor is None or conductor.trials is None else tuple(conductor.trials.found)
         Result(status, order.rank, message, profile, tuple(self._loaders.described()), tried).leave(self._folder)
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
 def main() -> int:

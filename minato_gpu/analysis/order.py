@@ -79,3 +79,12 @@ def result_of(folder: Path, rank: int) -> Result | None:
         "tried": tuple(trial_from(each) for each in data["tried"]),
     }
     return Result(**found)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its type and the first line of its message; of one that quotes a worker's traceback, as PyTorch's do, the last,
+    which has both."""
+    kind, lines = type(error).__name__, str(error).strip().splitlines()
+    if any("Traceback (most recent call last)" in line for line in lines):
+        return lines[-1].strip()
+    return f"{kind}: {lines[0]}" if lines else kind

@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from minato_gpu.analysis import files
+from minato_gpu.analysis.order import in_one_line
 from minato_gpu.analysis.plan import LEAST, settling
 from minato_gpu.analysis.questions import to_verify
 from minato_gpu.analysis.replay import wait_for_device
@@ -99,9 +100,8 @@ class Trials:
                 epoch_s = yield from self._epoch(setting, until, step_s)
             self._found[setting] = replace(trial, epoch_s=(*trial.epoch_s, epoch_s), why_not="")
         except Exception as error:
-            lines = str(error).strip().splitlines()
-            why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-            self._found[setting] = replace(trial, why_not=str(error) if isinstance(error, CannotTry) else why)
+            why = str(error) if isinstance(error, CannotTry) else in_one_line(error)
+            self._found[setting] = replace(trial, why_not=why)
         finally:
             self._now = None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.analysis.breakdown import broken_down
-from minato_gpu.analysis.order import Order, Result, result_of
+from minato_gpu.analysis.order import Order, Result, in_one_line, result_of
 from minato_gpu.analysis.setting import Setting
 from tests.analysis.scripts import data, written
 from tests.programs import Program
@@ -302,3 +302,19 @@ for epoch in range(10_000):
     ran = Ran(tmp_path, body, folder)
     assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
     assert {"compute", "warm", "prepare"} <= ran.phases
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("no such sample\nlook elsewhere", "ValueError: no such sample"),
+        ("", "ValueError"),
+        (
+            "Caught KeyError in worker process 0.\nOriginal Traceback (most recent call last):\n  ...\nKeyError: 7",
+            "KeyError: 7",
+        ),
+    ],
+    ids=["its first line", "no message", "a worker's, quoted"],
+)
+def test_an_error_in_one_line(message: str, said: str) -> None:
+    assert in_one_line(ValueError(message)) == said
