@@ -36,7 +36,7 @@ from benchmarks.compare.workloads import INDEX
 from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, server
 from benchmarks.turns import in_turns
-from benchmarks.whatif_profile import measured_storage, profile_of, profile_ways
+from benchmarks.whatif_profile import Beyond, measured_storage, profile_of, profile_ways
 from benchmarks.whatif_run import Data, Measured, Stored, Way, measure, written
 from benchmarks.whatif_settings import QUESTIONS, Around, Point, asked, points
 from minato_gpu import report as plain_report
@@ -94,14 +94,14 @@ def workload_rows(
         runs, errors = in_turns(
             data.name, turns, repetitions, run, lambda one: f"{np.mean(one.seconds):.3f} s an epoch"
         )
-        profile, overhead_s = profile_of(data, ways, runs, storage)
-        report.progress(f"{data.name}: {_said(profile)}")
+        profile, beyond = profile_of(data, ways, runs, storage)
+        report.progress(f"{data.name}: {_said(profile, beyond)}")
         if kept is not None:
             plain_report.write(profile.as_json(), kept / f"{data.name}.json")
         predictors: dict[int, Predictor] = {}
         for turn in turns:
             if turn.point is not None:
-                own, setting = asked(profile, overhead_s, turn.point)
+                own, setting = asked(profile, beyond, turn.point)
                 predictor = predictors.setdefault(own.shards, Predictor(own, _orders(own, len(costs))))
                 predicted = predictor.predict(setting, draws=2 if quick else 8)
                 yield _row(data, turn.point, predicted, runs[turn.name], errors.get(turn.name))
@@ -120,13 +120,14 @@ class _Turn:
     point: Point | None = None
 
 
-def _said(profile: Profile) -> str:
+def _said(profile: Profile, beyond: Beyond) -> str:
     storage = profile.storage
     assert storage is not None
     rates = ", ".join(f"{workers} workers {rate:.0f}/s" for workers, rate in profile.scaling)
     return (
         f"a sample {1e3 * float(np.mean(profile.prepare_s)):.2f} ms, {rates}; the loader"
-        f" {1e3 * profile.loader_s:.2f} ms a batch, {1e3 * profile.between_s:.1f} ms an epoch;"
+        f" {1e3 * profile.loader_s:.2f} ms a batch, {1e3 * profile.between_s:.1f} ms an epoch,"
+        f" {1e3 * beyond.between_s:.1f} ms one that waits for the one before;"
         f" a request {1e3 * storage.latency_s:.1f} ms, of which {1e3 * storage.cpu_s:.2f} ms one after the other"
     )
 

@@ -3,7 +3,8 @@
 Warm: all bytes kept in memory. Costs of samples and the rate with two workers, and with another count of them; steps
 that take twice as long as preparing, so that what ``next`` takes is the loader's own. Cold: nothing is prepared, so
 that an epoch takes what reading does. These runs take turns with the settings that are to be predicted, and those are
-predicted from nothing else: what happens to the machine meanwhile happens to all of them.
+predicted from nothing else: what happens to the machine meanwhile happens to all of them. Apart: nothing is prepared
+and nothing read, and no epoch begins before the last one has ended, so that its first batch takes what beginning does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -27,24 +29,35 @@ _REQUESTS = 48
 _ENDLESS = 1e10  # bytes a second
 
 
+class Beyond(NamedTuple):
+    """What a profile does not tell, in seconds. ``sleep_s``: that a step's sleep takes too long; ``between_s``: that
+    an epoch takes to begin, where that waits for the end of the one before."""
+
+    sleep_s: float
+    between_s: float
+
+
 def profile_ways(data: Data, base: Way, costs_s: Sequence[float], *, quick: bool) -> dict[str, Way]:
     """The runs that make a profile. ``costs_s``: of the samples, about."""
     warm = replace(base, cache=WARM, epochs=1 if quick else 4)
+    nothing = (1e-6,) * len(costs_s)
     other = 4 * base.workers if base.slept else 1
     return {
         "warm": warm,
         "other": replace(warm, workers=other),
         "stepping": replace(warm, step_s=2 * data.batch * float(np.mean(costs_s)) / base.workers),
-        "cold": Way(shards=2, epochs=warm.epochs, slept=(1e-6,) * len(costs_s)),
+        "cold": Way(shards=2, epochs=warm.epochs, slept=nothing),
+        "apart": Way(shards=2, cache=WARM, filling=3, epochs=warm.epochs, slept=nothing),
     }
 
 
 def profile_of(
     data: Data, ways: Mapping[str, Way], runs: Mapping[str, Sequence[Measured]], storage: Storage
-) -> tuple[Profile, float]:
+) -> tuple[Profile, Beyond]:
     """The profile of the setting "warm", of each way the run in the middle: one alone may be disturbed, and all
-    predictions with it. And how much longer a sleep takes than it should."""
-    warm, other, stepping, cold = (_middle(runs[name]) for name in ("warm", "other", "stepping", "cold"))
+    predictions with it."""
+    names = "warm", "other", "stepping", "cold", "apart"
+    warm, other, stepping, cold, apart = (_middle(runs[name]) for name in names)
     base, samples = ways["warm"], len(warm.costs_s)
     reading_s = float(np.median(cold.seconds)) / cold.reads
     scaling = {ways[name].workers: _rate(samples, run) for name, run in (("warm", warm), ("other", other))}
@@ -70,9 +83,14 @@ def profile_of(
         scaling=tuple(sorted(scaling.items())),
         persistent=True,
         overlap=True,
-        between_s=max(0.0, float(np.median(stepping.between_s) - np.median(stepping.waits_s))),
+        between_s=_between_s(stepping),
     )
-    return profile, float(np.median(stepping.steps_s)) - ways["stepping"].step_s
+    sleep_s = float(np.median(stepping.steps_s)) - ways["stepping"].step_s
+    return profile, Beyond(sleep_s, _between_s(apart))
+
+
+def _between_s(run: Measured) -> float:
+    return max(0.0, float(np.median(run.between_s) - np.median(run.waits_s)))
 
 
 def _middle(runs: Sequence[Measured]) -> Measured:

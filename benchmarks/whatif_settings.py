@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from benchmarks.whatif_profile import LATENCY_MS
+from benchmarks.whatif_profile import LATENCY_MS, Beyond
 from benchmarks.whatif_run import WARM, Way
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.setting import Setting
@@ -67,7 +67,7 @@ def _caches(around: Around) -> Iterator[Point]:
             yield Point("cache", f"{policy} {share:g}", way, Setting(cache=share, policy=policy, bytes_per_s=rate))
 
 
-def asked(profile: Profile, overhead_s: float, point: Point) -> tuple[Profile, Setting]:
+def asked(profile: Profile, beyond: Beyond, point: Point) -> tuple[Profile, Setting]:
     """The profile as this setting reads the data, and the setting with what a request and a sleep take beyond their
     nominal time."""
     way, setting = point.way, point.setting
@@ -75,10 +75,11 @@ def asked(profile: Profile, overhead_s: float, point: Point) -> tuple[Profile, S
     assert storage is not None
     own = profile
     if way.shards > 1:
-        own = replace(own, samples=-(-profile.samples // way.shards), shards=way.shards, overlap=False)
+        samples = -(-profile.samples // way.shards)
+        own = replace(own, samples=samples, shards=way.shards, overlap=False, between_s=beyond.between_s)
     nominal = LATENCY_MS / 1e3
     if setting.latency_s is not None:
         setting = replace(setting, latency_s=max(0.0, storage.latency_s - nominal) + setting.latency_s)
     if setting.step_s:
-        setting = replace(setting, step_s=setting.step_s + overhead_s)
+        setting = replace(setting, step_s=setting.step_s + beyond.sleep_s)
     return own, setting

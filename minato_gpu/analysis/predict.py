@@ -3,8 +3,8 @@
 Costs of samples and steps are drawn anew from those that were measured (the bootstrap; Efron, "Bootstrap methods",
 Annals of Statistics 1979), with fixed seeds: the same question has the same answer, and how the answers of the draws
 differ is the interval. What the machine adds is measured too: what a slot takes for a sample beyond its preparation
-(``Profile.scaling``), what the step computes, when the first worker is ready. Where a rate was measured that the
-simulation does not have, the costs are scaled until it has: once, for the setting that was measured, for all others.
+(``Profile.scaling``), what the step computes, when the first worker is ready. A slot takes what the simulation needs to
+have the rates that were measured: what is lost because batches are delivered in order is no part of it.
 """
 
 from __future__ import annotations
@@ -86,27 +86,21 @@ class Predictor:
         profile, alone = self.profile, Run(self.profile).cores
         if not profile.scaling:
             return Law(float(np.mean(profile.prepare_s)) / alone.stretch(profile.workers))
-        workers = [float(count) for count, _ in profile.scaling]
-        slots = [count / rate / alone.stretch(count) for count, rate in profile.scaling]
-        return fit(workers, slots)
+        workers = [alone.at_once(count) for count, _ in profile.scaling]
+        return fit(workers, [self._measured_slot_s(count, rate) for count, rate in profile.scaling])
 
-    @cached_property
-    def _efficiency(self) -> float:
-        """The rate that was measured while nothing else was waited for, by the simulated one for the same costs: what
-        in-order delivery loses is part of both."""
-        profile = self.profile
-        if not profile.scaling:
-            return 1.0
-        workers, rate = min(profile.scaling, key=lambda point: (abs(point[0] - profile.workers), point[0]))
+    def _measured_slot_s(self, workers: int, rate: float) -> float:
+        """Seconds of a slot, its core being its own, where so many workers had this rate while nothing else was waited
+        for: at most what they had for each sample, less what the simulation loses because batches come in order."""
         # the rate was taken over a long run: one epoch after the other
-        warm = replace(profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
+        warm = replace(self.profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
         run = Run(warm, steps=False)
-        slot_s = self.law.slot_s(run.cores.at_once(workers))
+        slot_s = workers / rate / run.cores.stretch(workers)
         draws = [self._draw(run, slot_s, 3, seed) for seed in range(3)]
         # the rate is that of mean samples, not of those that happen to be drawn
         even = [drawn._replace(prepare=drawn.prepare * (slot_s / drawn.prepare.mean())) for drawn in draws]
         simulated = [run.simulated(drawn, seed).rate for seed, drawn in enumerate(even)]
-        return float(np.clip(rate / np.mean(simulated), 0.5, 2.0))
+        return slot_s * float(np.clip(np.mean(simulated) / rate, 0.5, 2.0))
 
     @cached_property
     def start_s(self) -> float:
@@ -120,7 +114,7 @@ class Predictor:
 
     def _slot_s(self, run: Run) -> float:
         """Seconds of a slot for a mean sample, its core being its own."""
-        return self.law.slot_s(run.cores.at_once(run.profile.workers)) / self._efficiency
+        return self.law.slot_s(run.cores.at_once(run.profile.workers))
 
     def _beside_reading(self, run: Run, epochs: int, setting: Setting) -> Run:
         """What reading computes each second follows from the rate, and the rate from that."""

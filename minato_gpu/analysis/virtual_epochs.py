@@ -91,9 +91,12 @@ class Run:
         return self.samples * self.profile.shards
 
     def simulated(self, drawn: Drawn, seed: int) -> Epochs:
-        """The epochs, as many as there are rows of steps."""
-        profile = self.profile
+        """The epochs, as many as there are rows of steps; where epochs overlap, one more follows the last of them."""
+        profile, count = self.profile, len(drawn.steps)
         away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s
+        if profile.overlap:
+            away = np.concatenate((away, away[-1:]))
+        away[:, -1] += profile.between_s  # while workers go on, if epochs overlap
         orders: Orders = Shuffles(self.set_size, profile.shards, seed)
         if self.orders is not None and self.samples == profile.samples:
             orders = self.orders
@@ -102,15 +105,16 @@ class Run:
             outcome, reads = self._torch(drawn, away, keys), np.zeros(len(away))
         else:
             outcome, reads = self._ours(drawn, away, keys, orders, seed)
-        times = outcome.times.reshape(away.shape)
-        ends = times[:, -1] + away[:, -1]
+        times = outcome.times.reshape(away.shape)[:count]
+        ends = times[:, -1] + away[:count, -1]
         seconds = np.diff(ends, prepend=0.0)
         longer = max(0.0, profile.samples / self.samples - 1)
         begun = np.concatenate(([0.0], ends[:-1]))
-        seconds += longer * (ends - np.where(profile.overlap, begun, np.maximum(times[:, 0], begun)))
+        since = begun if profile.overlap else np.maximum(times[:, 0], begun)
+        seconds += longer * (ends - profile.between_s - since)
         again = 0.0 if profile.persistent else self.start_s
-        seconds += profile.between_s + np.where(np.arange(len(seconds)) == 0, self.start_s, again)
-        return Epochs(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
+        seconds += np.where(np.arange(count) == 0, self.start_s, again)
+        return Epochs(seconds, reads[:count] * (1 + longer), self._rate(times), outcome.first_batch_s)
 
     def _rate(self, times: Array) -> float:
         """Between the first batch and the last of the last epoch; of epochs that overlap, from the last one's end."""
