@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,29 @@ def test_a_rate_that_was_measured_comes_out_again() -> None:
     profile = a_profile(scaling=((1, 78.0), (2, 150.0), (4, 280.0)))
     for workers, rate in profile.scaling:
         assert 128 / predict(profile, Setting(workers=workers), draws=2).epoch_s == pytest.approx(rate, rel=0.05)
+
+
+def test_what_order_costs_is_no_part_of_what_a_slot_takes() -> None:
+    """One sample in 64 takes 40 times as long: eight workers lose much of their rate to it, which others need not."""
+    uneven = a_profile(samples=256, workers=8, prefetch=1, prepare_s=(0.005,) * 63 + (0.2,))
+    rate = 256 / predict(uneven, draws=4).epoch_s
+    measured = replace(uneven, scaling=((8, rate),))
+    of_mean = 8 / rate  # seconds that a slot had for each
+    assert Predictor(measured).law.cost_s < 0.97 * of_mean
+    assert 256 / predict(measured, draws=4).epoch_s == pytest.approx(rate, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("change", "longer_s"),
+    [({}, 0.0), ({"step_s": (0.1,)}, 0.05), ({"overlap": False}, 0.05)],
+    ids=["workers go on", "the step is the epoch", "epochs apart"],
+)
+def test_what_is_done_between_epochs(profile: Profile, change: dict[str, Any], longer_s: float) -> None:
+    """It keeps the consumer 50 ms, in which workers go on if they may."""
+    before = replace(profile, **change)
+    after = replace(before, between_s=0.05)
+    found = predict(after, draws=2).epoch_s - predict(before, draws=2).epoch_s
+    assert found == pytest.approx(longer_s, abs=0.012)
 
 
 def test_a_long_step_is_the_epoch(profile: Profile) -> None:
