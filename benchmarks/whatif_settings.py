@@ -51,20 +51,26 @@ def points(question: str, around: Around) -> Iterator[Point]:
             way = replace(base, cache=WARM, step_s=part * balance)
             yield Point(question, f"{part:g} of balance", way, Setting(cache=WARM, step_s=part * balance))
     else:
+        rate = _rate(around, 1.5)  # at once, the server would take the cores that it has in common with the loader
         for latency in (20.0,) if quick else (0.0, 5.0, 20.0, 50.0, 100.0):
-            way = replace(base, shards=2, latency_ms=latency, filling=_FILLING, epochs=4)
-            yield Point(question, f"{latency:g} ms", way, Setting(latency_s=latency / 1e3))
+            way = replace(base, shards=2, rate=rate, latency_ms=latency, filling=_FILLING, epochs=4)
+            yield Point(question, f"{latency:g} ms", way, Setting(latency_s=latency / 1e3, bytes_per_s=rate))
 
 
 def _caches(around: Around) -> Iterator[Point]:
     """Storage that gives three fifths of what workers could prepare."""
-    rate = 0.6 * around.base.workers / around.prepare_s * around.nbytes
+    rate = _rate(around, 0.6)
     shared = replace(around.base, shards=2, rate=rate, latency_ms=LATENCY_MS, filling=_FILLING, epochs=4)
     yield Point("cache", "no cache", shared, Setting(bytes_per_s=rate))
     for policy in POLICIES:
         for share in (0.5,) if around.quick else (0.25, 0.5, 0.75, 1.0):
             way = replace(shared, cache=share, policy=policy)
             yield Point("cache", f"{policy} {share:g}", way, Setting(cache=share, policy=policy, bytes_per_s=rate))
+
+
+def _rate(around: Around, times: float) -> float:
+    """Bytes a second: so many times what workers could prepare."""
+    return times * around.base.workers / around.prepare_s * around.nbytes
 
 
 def asked(profile: Profile, beyond: Beyond, point: Point) -> tuple[Profile, Setting]:
