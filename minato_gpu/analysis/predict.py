@@ -92,11 +92,11 @@ class Predictor:
     def _measured_slot_s(self, workers: int, rate: float) -> float:
         """Seconds of a slot, its core being its own, where so many workers had this rate while nothing else was waited
         for: at most what they had for each sample, less what the simulation loses because batches come in order."""
-        # the rate was taken over a long run: one epoch after the other; costs are known after the first
+        # the rate was taken over a long run: one epoch after the other
         warm = replace(self.profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
         run = Run(warm, steps=False)
         slot_s = workers / rate / run.cores.stretch(workers)
-        draws = [self._draw(run, slot_s, 2, seed) for seed in range(3)]
+        draws = [self._draw(run, slot_s, 3, seed) for seed in range(3)]
         # the rate is that of mean samples, not of those that happen to be drawn
         even = [drawn._replace(prepare=drawn.prepare * (slot_s / drawn.prepare.mean())) for drawn in draws]
         simulated = [run.simulated(drawn, seed).rate for seed, drawn in enumerate(even)]

@@ -35,7 +35,8 @@ class Drawn(NamedTuple):
 
 class Epochs(NamedTuple):
     """``seconds`` of each epoch; ``reads`` of each, requests that storage answered; ``rate``: samples a second between
-    the first batch and the last of the last epoch; ``first_batch_s``: from the beginning, workers being ready."""
+    the first batch and the last of the last epoch, or of all after the first where epochs overlap; ``first_batch_s``:
+    from the beginning, workers being ready."""
 
     seconds: Array
     reads: Array
@@ -117,9 +118,9 @@ class Run:
         return Epochs(seconds, reads[:count] * (1 + longer), self._rate(times), outcome.first_batch_s)
 
     def _rate(self, times: Array) -> float:
-        """Between the first batch and the last of the last epoch; of epochs that overlap, from the last one's end."""
+        """Between the first batch and the last of the last epoch; of epochs that overlap, from the first one's end."""
         if self.profile.overlap and len(times) > 1:
-            return self.samples / max(float(times[-1, -1] - times[-2, -1]), 1e-9)
+            return self.samples * (len(times) - 1) / max(float(times[-1, -1] - times[0, -1]), 1e-9)
         after = max(self.samples - self.profile.batch_size, 1)
         return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
 
