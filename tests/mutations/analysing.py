@@ -76,6 +76,20 @@ FAULTS = (
         ("simulation/test_cores.py",),
     ),
     Fault(
+        "what batches lose by their order is taken for a slot's own",
+        "analysis/predict.py",
+        "slot_s * float(np.clip(np.mean(simulated) / rate, 0.5, 2.0))",
+        "slot_s",
+        ("analysis/test_predict.py",),
+    ),
+    Fault(
+        "what is done between epochs takes no time",
+        "analysis/virtual_epochs.py",
+        "        away[:, -1] += profile.between_s  # while workers go on, if epochs overlap\n",
+        "        away[:, -1] += 0.0\n",
+        ("analysis/test_predict.py",),
+    ),
+    Fault(
         "an epoch that was tried in part is taken for the whole",
         "analysis/trials.py",
         "each * max(0, profile.batches - len(times))",
