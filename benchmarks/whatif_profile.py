@@ -3,8 +3,8 @@
 Warm: all bytes kept in memory. Costs of samples and the rate with two workers, and with another count of them; steps
 that take twice as long as preparing, so that what ``next`` takes is the loader's own. Cold: nothing is prepared, so
 that an epoch takes what reading does. Apart: nothing is prepared and nothing read, and no epoch begins before the last
-one has ended, so that its first batch takes what beginning does. These runs take turns with the settings that are to be predicted, and those are
-predicted from nothing else: what happens to the machine meanwhile happens to all of them.
+one has ended, so that its first batch takes what beginning does. These runs take turns with the settings that are to be
+predicted, and those are predicted from nothing else: what happens to the machine meanwhile happens to all of them.
 """
 
 from __future__ import annotations
