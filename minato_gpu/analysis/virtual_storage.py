@@ -214,7 +214,7 @@ class VirtualStorage:
         """Nothing is cancelled here: epochs are read to their end."""
 
     def _start(self) -> None:
-        while self._queue and len(self._began) < self._concurrency.limit:
+        while self._queue and len(self._began) < self._concurrency.allowed(behind=self._service.behind()):
             number, source = heappop(self._queue)
             self._began[number] = self._now
             self.reads[-1] += 1

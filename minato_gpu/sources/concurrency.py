@@ -4,6 +4,10 @@ Little's law says how many must be for a rate and a latency: rate x latency. Nei
 so the limit is doubled while that pays: where too little is there, and reads wait although as many are under way as may
 be. A step that has not brought 5 % more is taken back, because then the storage is at its own limit and only queues. It
 is tried again later.
+
+Where much of what is wanted is there already, few reads are under way, in order of need. Several readers, such as the
+ranks of a training, may share a storage, and all that one sends for later is answered before what another one needs
+next: four ranks that each missed a fifth of an epoch took 1.6 times as long when each sent all of it at once.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ _STEP = 2
 _HOLD_S, _LONGEST_HOLD_S = 1.0, 8.0
 _SHORTEST_S = 0.05
 _LATER = 2.0  # a latency that grows by this factor by itself: nothing that was learned is worth anything
+_AT_LEISURE = 8  # as many keep a buffer of 256 at half through the slowest in a hundred, at 667/s and 100 ms
 _OTHERWISE = 1.5  # where the storage only queues, latency grows as the limit does, and not by this much more
 
 
@@ -35,6 +40,10 @@ class Concurrency:
     def at_its_limit(self) -> bool:
         """Whether more reads at once have brought nothing: the storage gives no more."""
         return self._hold_until > 0.0
+
+    def allowed(self, *, behind: bool) -> int:
+        """How many reads may be under way now; ``behind``: whether little of what is wanted is there."""
+        return self.limit if behind else min(self.limit, _AT_LEISURE)
 
     def finished(self, now: float, latency_s: float, *, full: bool) -> None:
         """A read has ended; ``full``: more at once would help."""

@@ -29,7 +29,7 @@ class ReaderPool:
     it took in seconds.
 
     Local files and URLs have limits of their own. ``time_out_s``: after which a request is taken to have failed.
-    ``behind``: whether little of what is wanted is there; else there is no reason to read more at once.
+    ``behind``: whether little of what is wanted is there; else there is no reason to read many at once.
     ``where``, ``cached``: of files, see LocalReads.
     """
 
@@ -63,7 +63,7 @@ class ReaderPool:
         self._cancelled.update(numbers)
 
     def _start(self, lane: _Lane) -> None:
-        while lane.queue and lane.under_way < lane.concurrency.limit:
+        while lane.queue and lane.under_way < lane.concurrency.allowed(behind=self._behind()):
             number, source = heapq.heappop(lane.queue)
             lane.under_way += 1
             if number in self._cancelled:

@@ -173,6 +173,13 @@ FAULTS = (
         ("sources/test_pool.py",),
     ),
     Fault(
+        "all that is missing is asked for at once",
+        "sources/concurrency.py",
+        "        return self.limit if behind else min(self.limit, _AT_LEISURE)\n",
+        "        return self.limit\n",
+        ("sources/test_pool.py",),
+    ),
+    Fault(
         "nobody is asked a second time",
         "sources/hedging.py",
         "        if now < self._quiet_until or self._allowed < 1.0:\n",

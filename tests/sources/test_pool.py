@@ -189,6 +189,59 @@ def test_a_storage_that_gives_no_more_is_not_asked_for_more() -> None:
     assert share >= 0.97
 
 
+async def _epoch(pool: ReaderPool, there: set[int], came: asyncio.Event, missing: list[int]) -> None:
+    """250 samples, of which two slots prepare those that are there, of the next 64, for 24 ms each."""
+    for number in missing:
+        pool.submit(number, Source(f"s3://{number}"))
+    waiting = list(range(250))
+
+    async def slot() -> None:
+        while waiting:
+            ready = [number for number in waiting if number < waiting[0] + 64 and number in there]
+            if ready:
+                waiting.remove(ready[0])
+                await asyncio.sleep(0.024)
+                came.set()
+            else:
+                came.clear()
+                await came.wait()
+
+    await asyncio.gather(slot(), slot())
+
+
+def test_ranks_that_miss_a_few_let_each_other_have_what_is_needed_next() -> None:
+    """Four ranks miss a fifth of an epoch each: together, what the storage gives while they prepare it. (Where each
+    asks for all of that at once, the last one waits for three quarters of the epoch, which takes 1.6 times as long.)"""
+
+    async def main() -> float:
+        storage = Storage(lambda now, number: 0.005, rate=200 / 3)
+        ranks, rng, loop = [], random.Random(1), asyncio.get_running_loop()
+        arena = Arena("test")
+        blocks = Blocks(arena)
+        for _ in range(4):
+            missing = sorted(rng.sample(range(250), 50))
+            there, came = set(range(250)) - set(missing), asyncio.Event()
+
+            def done(
+                number: int, block: int, *_: object, there: set[int] = there, came: asyncio.Event = came
+            ) -> None:
+                blocks.free(block)
+                there.add(number)
+                came.set()
+
+            pool = ReaderPool(blocks, done, storage, behind=lambda there=there: 2 * len(there) < 250)  # type: ignore[misc]
+            ranks.append((pool, there, came, missing))
+        begin = loop.time()
+        await asyncio.gather(*(_epoch(*rank) for rank in ranks))
+        seconds = loop.time() - begin
+        for pool, *_ in ranks:
+            await pool.close()
+        arena.close()
+        return seconds
+
+    assert run(main()) <= 1.05 * 3.0
+
+
 def test_no_second_request_while_the_storage_is_asked_too_much() -> None:
     async def main() -> dict[str, int]:
         storage = Storage(tailed(0.05, 2))
@@ -296,9 +349,9 @@ def test_a_request_is_one_task_and_nothing_is_left_of_it() -> None:
     async def main() -> tuple[int, int]:
         storage = Storage(lambda now, number: 0.05)
         consumer = Consumer(storage, 1000, 32)
+        consumer.wanted = 32  # little of it is there
         for number in range(32):
             consumer.pool.submit(number, Source(f"s3://{number}"))
-        consumer.wanted = 32
         most = len(asyncio.all_tasks()) - 1  # but for this one
         while consumer.pool.stats().get("urls") is None or len(consumer._there) < 32:
             await asyncio.sleep(0.01)
