@@ -9,7 +9,7 @@ their turn at the storage's rate, all requests together; the event loop of the r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -20,6 +20,7 @@ from minato_gpu.caching.choice import Choice, choose, look_ahead
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
 from minato_gpu.engine.building import READ_AHEAD
+from minato_gpu.simulation.reading import Arrival
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.hedging import Hedging
@@ -28,6 +29,8 @@ from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.source import Key, Source
 from minato_gpu.sources.telling import Telling
+
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class VirtualStorage:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._now = self._free_at = self._loop_at = 0.0
-        self._timer: float | None = None
+        self._timer = _NEVER
         self._told: list[int] = []
         self._order: Integers = self._orders_of(0)
         self._at = 0
@@ -168,7 +171,10 @@ class VirtualStorage:
                 tickets.append((serial, key, self._keys(key)))
         self._service.want(serials.start, tickets)
         if here:
-            self._after(0.0, partial(self._told.extend, here))
+            self._after(0.0, partial(self._are_there, here))
+
+    def _are_there(self, serials: list[int]) -> None:
+        self._told += serials
 
     def _keys(self, key: int) -> tuple[Key, ...]:
         return tuple(Source(f"sample://{key}/{part}").key for part in range(self._storage.parts))
@@ -178,20 +184,20 @@ class VirtualStorage:
         self._service.release(serials)
         self._tell_in(self._telling.look(self._service.there))
 
-    def next_event(self) -> float | None:
-        times = [self._events[0][0]] if self._events else []
-        return min(times + ([] if self._timer is None else [self._timer]), default=None)
-
-    def advance(self, now: float) -> Sequence[int]:
-        while (at := self.next_event()) is not None and at <= now:
+    def advance(self, until: float) -> Arrival | None:
+        while not self._told:
+            first = self._events[0][0] if self._events else _NEVER
+            at = min(first, self._timer)
+            if at > until or at == _NEVER:
+                return None
             self._now = at
-            if self._timer is not None and self._timer <= at:
-                self._timer = None
-                self._told += [serial for serial, _ in self._telling.take()]
+            if at == self._timer:
+                self._timer = _NEVER
+                self._are_there([serial for serial, _ in self._telling.take()])
             else:
                 heappop(self._events)[2]()
         told, self._told = self._told, []
-        return told
+        return Arrival(self._now, told)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         heappush(self._events, (self._now + seconds, next(self._numbers), act))

@@ -7,10 +7,17 @@ reader process' own decisions there), and this room goes on importing nothing bu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import TicketSpan
+
+
+class Arrival(NamedTuple):
+    """The loader is told that the bytes of these samples are there, and when."""
+
+    at: float
+    serials: Sequence[int]
 
 
 class Reading(Protocol):
@@ -27,11 +34,8 @@ class Reading(Protocol):
     def release(self, now: float, serials: Iterable[int]) -> None:
         """These have been prepared."""
 
-    def next_event(self) -> float | None:
-        """When something happens by itself; None while nothing is under way."""
-
-    def advance(self, now: float) -> Sequence[int]:
-        """What has happened by now: the serials that the loader has been told of since the last call."""
+    def advance(self, until: float) -> Arrival | None:
+        """Let time pass until the loader is told of something, or until then: None."""
 
 
 class Arrived:

@@ -19,7 +19,7 @@ class Lane:
 class Running:
     """A chunk on its slot: ``ends`` are the times at which its samples become ready, ``told`` how many were told."""
 
-    __slots__ = ("begin", "chunk", "ends", "told", "version")
+    __slots__ = ("_serials", "begin", "chunk", "ends", "told", "version")
 
     def __init__(self, chunk: m.Chunk, begin: float, ends: list[float]) -> None:
         self.chunk = chunk
@@ -27,6 +27,7 @@ class Running:
         self.ends = ends
         self.told = 0
         self.version = 0
+        self._serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)]
 
     def done(self, now: float) -> int:
         """How many samples are ready by now."""
@@ -46,4 +47,11 @@ class Running:
 
     def serials(self) -> list[int]:
         """Of its samples, but for those that were taken back."""
-        return [serial for lo, hi in self.chunk.spans for serial in range(lo, hi)][: len(self.ends)]
+        return self._serials[: len(self.ends)]
+
+    def ends_within(self, first: int, stop: int) -> list[float]:
+        """When those of its samples become ready that lie there and were not told."""
+        if all(hi <= first or lo >= stop for lo, hi in self.chunk.spans):
+            return []
+        untold = zip(self._serials[self.told :], self.ends[self.told :], strict=False)
+        return [end for serial, end in untold if first <= serial < stop]

@@ -24,6 +24,8 @@ from minato_gpu.simulation.reading import Reading
 from minato_gpu.simulation.slots import Lane, Running
 from minato_gpu.simulation.work import Outcome, Work
 
+_NEVER = float("inf")
+
 
 class VirtualLoader:
     """One simulated run; ``run`` returns its outcome.
@@ -111,16 +113,11 @@ class VirtualLoader:
         heappush(self._events, (time, self._number, kind, what))
 
     def _step(self) -> None:
-        wake, read = self.scheduler.wake_at(), None if self._reading is None else self._reading.next_event()
-        first = self._events[0][0] if self._events else float("inf")
-        if wake is not None and wake < min(first, float("inf") if read is None else read):
-            self._look(max(wake, self._now))
+        wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
+        if self._bytes_come(first if wake is None else min(first, wake)):
             return
-        if self._reading is not None and read is not None and read <= first:
-            self._now = max(read, self._now)
-            spans = self._intake.arrived.came(self._reading.advance(self._now))
-            if spans:
-                self._tell(m.Fetched(self._now, spans))
+        if wake is not None and wake < first:
+            self._look(max(wake, self._now))
             return
         if not self._events:
             raise RuntimeError(f"deadlock at {self._now} after {len(self._delivered)} batches")
@@ -139,6 +136,16 @@ class VirtualLoader:
             self._tell(what)
         elif kind == "complete" and what == self._complete_at:
             self._take_awaited()
+
+    def _bytes_come(self, until: float) -> bool:
+        """Whether the scheduler has been told of some by then. What else storage does changes nothing for the loader.
+        """
+        while self._reading is not None and (came := self._reading.advance(until)):
+            self._now = max(came.at, self._now)
+            if spans := self._intake.arrived.came(came.serials):
+                self._tell(m.Fetched(self._now, spans))
+                return True
+        return False
 
     def _end(self, number: int, version: int) -> None:
         run = self._runs.get(number)
@@ -184,13 +191,8 @@ class VirtualLoader:
         if awaited is None:
             return
         lo, hi = awaited.span
-        ends = [
-            end
-            for run in self._runs.values()
-            if run.chunk.kind == "run" and run.chunk.stop < 0
-            for serial, end in zip(run.serials()[run.told :], run.ends[run.told :], strict=True)
-            if lo <= serial < hi
-        ]
+        runs = (run for run in self._runs.values() if run.chunk.kind == "run" and run.chunk.stop < 0)
+        ends = [end for run in runs for end in run.ends_within(lo, hi)]
         if len(ends) < awaited.need:
             return
         complete = sorted(ends)[awaited.need - 1] + self._trip_s

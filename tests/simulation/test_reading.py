@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.peers import BATCH_IN_ORDER, simulate_peer
+from minato_gpu.simulation.reading import Arrival
 from minato_gpu.simulation.virtual import VirtualLoader
 from minato_gpu.simulation.work import Outcome, Work
 
@@ -39,13 +40,13 @@ class OneByOne:
     def release(self, now: float, serials: Iterable[int]) -> None:
         self.released += serials
 
-    def next_event(self) -> float | None:
-        return self._coming[0][0] if self._coming else None
-
-    def advance(self, now: float) -> Sequence[int]:
+    def advance(self, until: float) -> Arrival | None:
+        if not self._coming or self._coming[0][0] > until:
+            return None
+        now = self._coming[0][0]
         told = [serial for at, serial in self._coming if at <= now]
         del self._coming[: len(told)]
-        return told
+        return Arrival(now, told)
 
 
 def work(epochs: int = 1, cost_s: float = COST_S) -> Work:
