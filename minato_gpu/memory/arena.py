@@ -23,6 +23,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 _ALIGN = 4096
+_FINE = 16 * _ALIGN - 1  # bytes up to which an eighth is less than a page
 _KEEP_FREE = 256 << 20  # bytes of memory kept beyond what was lately in use at once
 _LATELY = 1024  # blocks freed, in which the peak of what is in use falls by two thirds
 
@@ -165,5 +166,5 @@ def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:
 
 def rounded(nbytes: int) -> int:
     """Whole pages, at most an eighth wasted, so that blocks of nearly the same size fit into each other's place."""
-    step = max(_ALIGN, 1 << max(0, nbytes.bit_length() - 4))
-    return round_up(max(nbytes, 1), step)
+    step = 1 << (nbytes.bit_length() - 4) if nbytes > _FINE else _ALIGN
+    return -(-nbytes // step) * step or step  # round_up, not called

@@ -91,13 +91,18 @@ class Verified(NamedTuple):
 
 def seal(key: bytes, body: bytes) -> bytes:
     """The value to store for ``body``."""
-    return body + _SEAL.pack(zlib.crc32(body, zlib.crc32(key)))  # that of both, one after the other
+    return body + _SEAL.pack(_crc(key, body))
+
+
+def _crc(key: bytes, body: bytes) -> int:
+    """That of both, one after the other."""
+    return zlib.crc32(body, zlib.crc32(key))
 
 
 def unseal(key: bytes, value: bytes) -> bytes:
     """The body of a stored value. Raises DamagedIndexError where it is not what was stored under this key."""
     body = value[: -_SEAL.size]
-    if seal(key, body) != value:
+    if len(value) < _SEAL.size or _SEAL.unpack_from(value, len(body))[0] != _crc(key, body):
         raise DamagedIndexError(f"the index's record {key!r} is not what was written")
     return body
 
