@@ -222,9 +222,7 @@ def test_ranks_that_miss_a_few_let_each_other_have_what_is_needed_next() -> None
             missing = sorted(rng.sample(range(250), 50))
             there, came = set(range(250)) - set(missing), asyncio.Event()
 
-            def done(
-                number: int, block: int, *_: object, there: set[int] = there, came: asyncio.Event = came
-            ) -> None:
+            def done(number: int, block: int, *_: object, there: set[int] = there, came: asyncio.Event = came) -> None:
                 blocks.free(block)
                 there.add(number)
                 came.set()
