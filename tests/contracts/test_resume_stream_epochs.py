@@ -170,7 +170,7 @@ def test_the_epochs_go_on(kind: Any, way: str) -> None:
 
 
 def epochs_go_on(kind: Any, way: str) -> None:
-    """Saved in the first or second epoch, at any step (of the ways with processes, in all but one, an even one); between
+    """Saved in the first or second epoch, at any step (by processes, but for those of one way, at an even one); between
     them; and again right after ``iter()``."""
     uninterrupted = _make(kind, way)
     want = [_lists(uninterrupted) for _ in range(_EPOCHS)]
