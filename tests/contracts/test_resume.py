@@ -198,7 +198,10 @@ def _rows(batches: Any, name: str) -> list[Any]:
 @pytest.mark.parametrize("name", _SAMPLERS)
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_every_sampler(mode: Mode, name: str) -> None:
-    """Also where an index repeats: its later occurrences have content of their own, before and after a resume."""
+    """Also where an index repeats: its later occurrences have content of their own, before and after a resume.
+
+    In order after an odd number of batches, out of order after an even one.
+    """
 
     def make(workers: int = 1) -> Any:
         torch.manual_seed(99)
@@ -206,7 +209,7 @@ def test_every_sampler(mode: Mode, name: str) -> None:
 
     reference = _rows(make(), name)
     stride = 1 if len(reference) < 8 else 3
-    for first, state in saves_along(make(2), 2 * stride if mode.lateness else stride):
+    for first, state in saves_along(make(2), stride)[mode.lateness == 0 :: 2]:
         resumed = make()
         resumed.load_state_dict(state)
         torch.manual_seed(123)  # the epoch's order is settled, whatever the global generator does
