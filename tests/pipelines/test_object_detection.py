@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -305,12 +305,6 @@ class TestBatches:
         assert torch.equal(again["image"], batch["image"]) and torch.equal(again["boxes"][1], batch["boxes"][1])
 
 
-@pytest.fixture(scope="module")
-def inline(data: Any) -> Any:
-    """What comes without workers, made once for each kind of mask."""
-    return cache(partial(delivered, data, num_workers=0))
-
-
 def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, dict[str, Any]]:
     """What a loader delivers, by image: the picture without its padding and the targets."""
     torch.manual_seed(11)
@@ -342,8 +336,8 @@ def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, 
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
 )
-def test_every_loader_delivers_the_same(data: Any, inline: Any, settings: dict[str, Any]) -> None:
-    expected = inline(settings.get("masks", "polygons"))
+def test_every_loader_delivers_the_same(data: Any, settings: dict[str, Any]) -> None:
+    expected = delivered(data, settings.get("masks", "polygons"), num_workers=0)
     levels = 3 * LEVEL if "lanes" in settings else 0.0
     for number, sample in delivered(data, **settings).items():
         assert sample.keys() == expected[number].keys()
