@@ -24,7 +24,19 @@ __all__ = ["runtime"]
 @pytest.fixture
 def jobs(runtime: Path) -> Iterator[list[Program]]:
     """Two that train."""
-    started = [Program("tests.observe.watched_program", environment={"XDG_RUNTIME_DIR": str(runtime)}) for _ in "12"]
+    yield from _training(runtime, 2)
+
+
+@pytest.fixture
+def job(runtime: Path) -> Iterator[Program]:
+    """One that trains."""
+    for (started,) in _training(runtime, 1):
+        yield started
+
+
+def _training(runtime: Path, count: int) -> Iterator[list[Program]]:
+    environment = {"XDG_RUNTIME_DIR": str(runtime)}
+    started = [Program("tests.observe.watched_program", environment=environment) for _ in range(count)]
     try:
         for one in started:
             assert one.stdout.readline() == "trains\n"
@@ -95,15 +107,15 @@ def _until(end: int, word: str, said: str = "") -> str:
 
 
 @pytest.mark.parametrize("how", ["the job ends", "Ctrl-C"])
-def test_a_live_view_until_it_ends(jobs: list[Program], how: str, tmp_path: Path) -> None:
-    viewer, end = _live(jobs[0].pid, tmp_path / "last.json")
+def test_a_live_view_until_it_ends(job: Program, how: str, tmp_path: Path) -> None:
+    viewer, end = _live(job.pid, tmp_path / "last.json")
     try:
         said = _until(end, "samples/s")
-        assert f"process {jobs[0].pid}: " in said
+        assert f"process {job.pid}: " in said
         if how == "Ctrl-C":
             os.kill(viewer, signal.SIGINT)
         else:
-            jobs[0].kill()
+            job.kill()
         said = _until(end, "no such word", said)
         code = os.waitstatus_to_exitcode(os.waitpid(viewer, 0)[1])
     finally:
@@ -111,6 +123,6 @@ def test_a_live_view_until_it_ends(jobs: list[Program], how: str, tmp_path: Path
     assert code == (0 if how == "Ctrl-C" else 1), said
     assert ("or has ended" in said) == (how != "Ctrl-C"), said
     assert "Traceback" not in said
-    assert json.loads((tmp_path / "last.json").read_text())["rows"][0]["pid"] == jobs[0].pid  # as it stood last
+    assert json.loads((tmp_path / "last.json").read_text())["rows"][0]["pid"] == job.pid  # as it stood last
     if how == "Ctrl-C":
-        assert jobs[0].poll() is None
+        assert job.poll() is None

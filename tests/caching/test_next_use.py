@@ -108,7 +108,7 @@ def test_what_is_read_ahead_evicts_nothing_that_is_needed_sooner(policy: Policy)
 @pytest.mark.parametrize("known", [True, False])
 def test_unlike_items_save_more_seconds_than_with_others(shards: int, known: bool) -> None:
     for seed in range(2):
-        rng, count, epochs = np.random.default_rng(seed), 400, 16
+        rng, count, epochs = np.random.default_rng(seed), 250, 12
         nbytes = (rng.lognormal(0, 1, count) * 1e5).astype(int) + 1
         costs = 0.02 + nbytes / 5e6 * rng.lognormal(0, 0.5, count)
         orders = Listed(tuple(tuple(rng.permutation(count)[: count // shards].tolist()) for _ in range(epochs + 8)))

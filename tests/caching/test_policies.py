@@ -16,6 +16,7 @@ from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import KEEP, PASS, Policy, Verdict
 from tests.caching.model import KEYS, Listed, Tier, epochs_of_keys, hits, lru_hits, shuffled_shares
+from tests.examples import half
 
 MAKERS: dict[str, Callable[[int], Policy]] = {
     "minio": Minio,
@@ -70,6 +71,7 @@ class Used(RuleBasedStateMachine):
 
 
 TestUsed = Used.TestCase
+TestUsed.settings = half(TestUsed.settings)
 
 
 @every

@@ -19,6 +19,7 @@ from minato_gpu.checkpoint import ranks
 from minato_gpu.checkpoint import state as s
 from tests.contracts.samplers import KeepsPlace, Unknown
 from tests.contracts.test_resume_streams import Stateful
+from tests.examples import half
 
 _DATA: Any = list(range(24))
 
@@ -90,6 +91,7 @@ def test_merging_states_of_damaged_progress(progress: Any) -> None:
         _loader("ranks").load_state_dict(merge_state_dicts(both))
 
 
+@half()
 @given(
     st.recursive(
         st.none() | st.integers() | st.text() | st.binary() | st.floats(),

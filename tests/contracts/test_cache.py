@@ -196,6 +196,7 @@ def test_shares_are_hit_as_often_as_simulated(tmp_path: Path, ranks: int, monkey
     monkeypatch.setattr("minato_gpu.sources.placing.LOOKED", 0)  # the page cache has these files
     samples, epochs = 240, 8
     data: Any = Files(write_files(tmp_path / "files", samples), samples)
+    expected = set(sums(data.folder, samples))
     rates = []
     for rank in range(ranks):
         sampler: Any = DistributedSampler(data, ranks, rank, shuffle=True)
@@ -203,7 +204,7 @@ def test_shares_are_hit_as_often_as_simulated(tmp_path: Path, ranks: int, monkey
         before = 0
         for epoch in range(epochs):
             sampler.set_epoch(epoch)
-            assert set(without_draws(rows(loader))) <= set(sums(data.folder, samples))
+            assert set(without_draws(rows(loader))) <= expected
             hits = of_tier(loader)["hits"]
             rates.append(hits - before) if epoch >= epochs // 2 else None
             before = hits

@@ -51,11 +51,11 @@ def _noise(index: int) -> torch.Tensor:
 def test_content_is_the_same(mode: Mode, persistent: bool) -> None:
     def delivered(**more: Any) -> list[list[Any]]:
         torch.manual_seed(3)
-        made = mode.loader(Made(200, _noise), 4, num_workers=1, persistent_workers=persistent, **more)
+        made = mode.loader(Made(120, _noise), 4, num_workers=1, persistent_workers=persistent, **more)
         return [sorted(row.tolist() for batch in made for row in batch) for _ in range(3)]
 
     epochs = delivered(max_workers=_MOST)
-    assert differences([float(index) for index in range(200)], [row[0] for row in epochs[0]]) == NOTHING
+    assert differences([float(index) for index in range(120)], [row[0] for row in epochs[0]]) == NOTHING
     if mode.processes:
         assert epochs == delivered()
 

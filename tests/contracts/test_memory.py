@@ -122,11 +122,11 @@ def test_batches_can_be_pickled_and_cloned_after_the_loader_has_gone(mode: Mode)
 def test_memory_of_dropped_batches_is_used_again(mode: Mode) -> None:
     """A long epoch under a small budget, one batch alive at a time: the peak does not grow with the epoch."""
     budget = 16 * _SAMPLE_BYTES
-    loader = mode.loader(Made(2000, _row), 4, num_workers=2, host_memory_budget=budget)
+    loader = mode.loader(Made(1000, _row), 4, num_workers=2, host_memory_budget=budget)
     peaks = []
     for number, batch in enumerate(loader):
         assert len(batch) == 4
-        if number % 100 == 99:
+        if number % 50 == 49:
             peaks.append(loader.stats()["bytes_in_flight_peak"])
     assert peaks and max(peaks) <= _peak_allowed(budget, 2)
 

@@ -28,7 +28,7 @@ from tests.contracts.resuming import generator, interrupted, saves_along, throug
 from tests.contracts.samplers import KeepsPlace, KeepsPlaceInIterator, Unknown
 
 _BATCH = 4
-_SAMPLES = 64
+_SAMPLES = 48
 
 
 # --- every step of an epoch --------------------------------------------------------------------------------------
@@ -41,7 +41,8 @@ _SAMPLES = 64
 )
 def test_every_step(mode: Mode, persistent: bool) -> None:
     """Two epochs, saved after any number of batches of the first (with processes, an even one, and out of order a
-    multiple of four): nothing twice, nothing lost, the same content."""
+    multiple of four): nothing twice, nothing lost, the same content. With processes every third is followed by the
+    second epoch, for either number of workers."""
 
     def make(workers: int = 2) -> Any:
         arguments: dict[str, Any] = {"persistent_workers": persistent, "shuffle": True, "generator": generator()}
@@ -57,19 +58,25 @@ def test_every_step(mode: Mode, persistent: bool) -> None:
         resumed = make(1 + number % 2)
         resumed.load_state_dict(state)
         epoch = [content(batch) for batch in (*first, *resumed)]
-        following = [content(batch) for batch in resumed]
         if mode.lateness:
             assert _flat(epoch) == _flat(reference[0])
-            assert _flat(following) == _flat(reference[1])
             assert [len(batch) for batch in epoch] == [_BATCH] * (_SAMPLES // _BATCH)
         else:
-            assert [epoch, following] == reference
+            assert epoch == reference[0]
+        if mode.processes and number % 3:
+            continue
+        following = [content(batch) for batch in resumed]
+        if mode.lateness:
+            assert _flat(following) == _flat(reference[1])
+        else:
+            assert following == reference[1]
 
 
 @pytest.mark.parametrize("arguments", [{"persistent_workers": True}, {"epochs": 4}], ids=str)
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_later_epochs_that_overlap(mode: Mode, arguments: dict[str, Any]) -> None:
-    """Saved in the second of four epochs, whose first samples were prepared during the first."""
+    """Saved in the second of four epochs, whose first samples were prepared during the first; in order after an even
+    number of its batches, out of order after an odd one."""
 
     def make() -> Any:
         return mode.loader(Made(24, draw), 4, num_workers=2, shuffle=True, generator=generator(), **arguments)
@@ -82,7 +89,7 @@ def test_later_epochs_that_overlap(mode: Mode, arguments: dict[str, Any]) -> Non
     reference = [content(whole) for _ in range(4)]
     loader = make()
     list(loader)
-    for first, state in saves_along(loader):
+    for first, state in saves_along(loader)[mode.lateness > 0 :: 2]:
         assert state["epoch"] == 1
         resumed = make()
         resumed.load_state_dict(state)
@@ -191,7 +198,10 @@ def _rows(batches: Any, name: str) -> list[Any]:
 @pytest.mark.parametrize("name", _SAMPLERS)
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_every_sampler(mode: Mode, name: str) -> None:
-    """Also where an index repeats: its later occurrences have content of their own, before and after a resume."""
+    """Also where an index repeats: its later occurrences have content of their own, before and after a resume.
+
+    In order after an odd number of batches, out of order after an even one.
+    """
 
     def make(workers: int = 1) -> Any:
         torch.manual_seed(99)
@@ -199,7 +209,7 @@ def test_every_sampler(mode: Mode, name: str) -> None:
 
     reference = _rows(make(), name)
     stride = 1 if len(reference) < 8 else 3
-    for first, state in saves_along(make(2), 2 * stride if mode.lateness else stride):
+    for first, state in saves_along(make(2), stride)[mode.lateness == 0 :: 2]:
         resumed = make()
         resumed.load_state_dict(state)
         torch.manual_seed(123)  # the epoch's order is settled, whatever the global generator does
@@ -335,14 +345,14 @@ def test_before_between_and_at_the_end_of_epochs(workers: int, persistent: bool)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_a_consumer_that_reads_ahead(mode: Mode, workers: int) -> None:
-    def make() -> Any:
+    def make(workers: int = workers) -> Any:
         return mode.loader(Costly(40), 4, num_workers=workers, shuffle=True, generator=generator())
 
     loader = make()
     iterator = iter(loader)
     received = [next(iterator).tolist() for _ in range(7)]
     for ahead in range(8):
-        resumed = make()
+        resumed = make(min(1, workers))
         state = through_json(loader.state_dict(ahead=ahead))
         if workers == 0 and state["progress"]["above"]:
             continue

@@ -25,7 +25,7 @@ def _loaders(ranks: int, *, in_order: bool = True, **sampler: Any) -> list[Any]:
             data,
             4,
             sampler=DistributedSampler(data, ranks, rank, seed=3, **sampler),
-            num_workers=2,
+            num_workers=1 + rank % 2,
             in_order=in_order,
             generator=torch.Generator().manual_seed(5),
         )

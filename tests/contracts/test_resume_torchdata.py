@@ -18,7 +18,7 @@ from tests.contracts.resuming import generator, through_json
 
 torchdata: Any = pytest.importorskip("torchdata.stateful_dataloader.sampler")
 
-_SAMPLES = 23
+_SAMPLES = 15
 _DATA: Any = list(range(_SAMPLES))
 
 
@@ -102,8 +102,8 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "distributed, single keys": lambda: {"batch_size": None, "sampler": _distributed(True)},
     "batches of distributed": lambda: {"batch_sampler": torchdata.BatchSampler(_distributed(True), 4, False)},
     "random": lambda: {"batch_size": 4, "sampler": _random()},
-    "random, longer": lambda: {"batch_size": 4, "sampler": _random(num_samples=31)},
-    "random, replacement": lambda: {"batch_size": 4, "sampler": _random(replacement=True, num_samples=37)},
+    "random, longer": lambda: {"batch_size": 4, "sampler": _random(num_samples=21)},
+    "random, replacement": lambda: {"batch_size": 4, "sampler": _random(replacement=True, num_samples=26)},
     "batches of random": lambda: {"batch_sampler": torchdata.BatchSampler(_random(), 4, False)},
     "drawn": lambda: {"batch_size": 4, "sampler": Drawn(lazily=False)},
     "drawn, lazily": lambda: {"batch_size": 4, "sampler": Drawn(lazily=True)},

@@ -27,7 +27,7 @@ from tests.fake_device import LAZY_COPIES, FakeDevice
 from tests.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
 from tests.waiting import wait_until
 
-LENGTH, BATCH, EPOCHS = 120, 8, 4
+LENGTH, BATCH, EPOCHS = 120, 8, 3
 SLOW = 77
 applied: Counter[tuple[int, float]] = Counter()  # the stage in thread workers, by sample and what its epoch drew
 slow = threading.Event()  # one sample is slow in this epoch

@@ -249,10 +249,11 @@ def test_every_step_resumes(mode: Mode) -> None:
     """The repeated samples too: the one before an empty batch may have been delivered by the run before."""
     reference = [rows([batch]) for batch in _loader(mode, 2)]
     steps = (0, 1, 2, 4, 5, 6, 9, 10, 14, 15)  # at the ends, and before and after each batch that loses samples
+    loader = _loader(mode, 2)
+    iterator, got = iter(loader), list[Any]()
     for step in steps[:: 2 if mode.lateness else 1]:
-        loader = _loader(mode, 2)
-        iterator = iter(loader)
-        first = [rows([next(iterator)]) for _ in range(step)]
+        got += [rows([next(iterator)]) for _ in range(step - len(got))]
+        first = list(got)
         state = json.loads(json.dumps(loader.state_dict()))
         behind = json.loads(json.dumps(loader.state_dict(ahead=min(step, 2))))
         resumed = _loader(mode, 2)

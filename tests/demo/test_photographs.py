@@ -12,6 +12,7 @@ import pytest
 from minato_gpu.demo import photographs
 
 COUNT = 24
+FEW = 15  # one for each class
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +58,16 @@ def test_the_same_seed_makes_the_same_files(made: Path, tmp_path: Path) -> None:
 
 
 def test_another_seed_makes_other_files(made: Path, tmp_path: Path) -> None:
-    photographs.make(tmp_path / "other", COUNT, seed=4)
+    photographs.make(tmp_path / "other", FEW, seed=4)
     assert not set(_files(tmp_path / "other").values()) & set(_files(made).values())
 
 
 def test_a_finished_data_set_is_used_again(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    first = photographs.make(tmp_path / "data", COUNT, 0, lambda done, count: calls.append((done, count)))
-    assert calls == [(done, COUNT) for done in range(1, COUNT + 1)]
+    first = photographs.make(tmp_path / "data", FEW, 0, lambda done, count: calls.append((done, count)))
+    assert calls == [(done, FEW) for done in range(1, FEW + 1)]
     calls.clear()
-    again = photographs.make(tmp_path / "data", COUNT, 0, lambda done, count: calls.append((done, count)))
+    again = photographs.make(tmp_path / "data", FEW, 0, lambda done, count: calls.append((done, count)))
     assert calls == []
     assert again == first
 
@@ -74,10 +75,10 @@ def test_a_finished_data_set_is_used_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["count", "seed", "file lost"])
 def test_a_data_set_that_is_not_the_one_asked_for_is_made_anew(tmp_path: Path, change: str) -> None:
     folder = tmp_path / "data"
-    photographs.make(folder, COUNT, 0)
+    photographs.make(folder, FEW, 0)
     if change == "file lost":
         next(folder.rglob("*.jpg")).unlink()
-    count, seed = (COUNT + 1 if change == "count" else COUNT), (1 if change == "seed" else 0)
+    count, seed = (FEW + 1 if change == "count" else FEW), (1 if change == "seed" else 0)
     manifest = photographs.make(folder, count, seed)
     assert len(_files(folder)) == count
     assert manifest["seed"] == seed
@@ -88,9 +89,9 @@ def test_what_an_interrupted_run_left_is_no_data_set(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        photographs.make(tmp_path / "data", COUNT, 0, stop)
+        photographs.make(tmp_path / "data", FEW, 0, stop)
     assert not (tmp_path / "data").exists()
-    photographs.make(tmp_path / "data", COUNT, 0)
+    photographs.make(tmp_path / "data", FEW, 0)
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
@@ -98,7 +99,7 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "thesis.txt").write_text("keep me")
     with pytest.raises(photographs.DataSetError, match="was not made by the demonstration"):
-        photographs.make(tmp_path / "data", COUNT, 0)
+        photographs.make(tmp_path / "data", FEW, 0)
     assert (tmp_path / "data" / "thesis.txt").read_text() == "keep me"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ def loader_on(devices: Sequence[FakeDevice], dataset: Any = None, **more: Any) -
     return DataLoader(Numbers() if dataset is None else dataset, BATCH, **{**given, "device": names(devices), **more})
 
 
+@cache
 def on_host(**more: Any) -> list[list[torch.Tensor]]:
     return reference(Numbers(), pipeline=PIPELINE, generator=seeded(), lanes=["cpu"], **more)
 

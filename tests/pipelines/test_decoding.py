@@ -156,7 +156,10 @@ def test_where_it_refuses_to_work_opencv_decodes(monkeypatch: pytest.MonkeyPatch
 
 
 _BUILT = """
-import sys, torch
+import sys, minato_gpu.pipeline, pipelines.image_classification
+bad = [name for name in sys.modules if name.split(".")[0] in ("nvidia", "cupy")]
+assert not bad, f"importing pulls in {bad}"
+import torch
 from pipelines import image_classification, object_detection
 image_classification.pipeline(), object_detection.pipeline()
 assert "nvidia.nvimgcodec" not in sys.modules, "in the training process, on whatever GPU is its first"
@@ -168,4 +171,5 @@ assert decoding.library.cache_info().currsize == 1, "forked workers share it"
 
 
 def test_the_training_process_imports_it_where_that_takes_nothing() -> None:
+    """And importing a pipeline brings no device library at all."""
     subprocess.run([sys.executable, "-c", _BUILT], check=True)

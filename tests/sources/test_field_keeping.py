@@ -11,6 +11,7 @@ from minato_gpu.sources.field_choice import LEARNED, FieldChoice
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import FIELDS, fields_key
+from tests.examples import half
 from tests.sources.by_hand import SIZE, content
 from tests.sources.test_service_tiers import PAGE, Kept
 
@@ -152,6 +153,7 @@ def test_of_a_sample_that_is_no_sample_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e4])
+@half()
 @given(data=st.data())
 def test_any_course(rate: float, data: st.DataObject) -> None:
     bench = Fields(data.draw(st.integers(0, 6)), rate=rate)

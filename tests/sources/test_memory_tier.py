@@ -15,6 +15,7 @@ from minato_gpu.caching.orders import share
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier, OfItems
 from minato_gpu.sources.source import Key
+from tests.examples import half
 
 PAGE = 4096
 SIZE = 3000
@@ -279,6 +280,7 @@ def test_a_process_knows_sizes_by_what_it_takes_up() -> None:
 SIZES = st.sampled_from([0, 1, SIZE, 20_000, 60_000])
 
 
+@half()
 @given(st.data())
 def test_any_course(data: st.DataObject) -> None:
     """Whatever is wanted, read late, read twice or taken up: nothing is lost, the budget holds (``Books.check``)."""

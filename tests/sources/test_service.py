@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.blocks import copy
+from tests.examples import half
 from tests.sources.by_hand import SIZE, Bench, content, key
 
 
@@ -112,6 +113,7 @@ def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
     assert bench.arena.allocated == 0
 
 
+@half()
 @given(st.data())
 def test_any_course(data: st.DataObject) -> None:
     """Every ticket is told once, with its bytes; in the end no memory is in use; the limit holds."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.source import Key
+from tests.examples import half
 from tests.sources.by_hand import SIZE, Bench, content, key
 
 PAGE = 4096
@@ -258,6 +259,7 @@ class _Shares:
         return np.random.default_rng(epoch).permutation(6)[:3]
 
 
+@half()
 @given(st.data())
 def test_any_course(data: st.DataObject) -> None:
     """With tiers too every ticket is told once, with its bytes; in the end no memory is held but what is kept."""
