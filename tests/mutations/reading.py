@@ -191,7 +191,7 @@ FAULTS = (
         "sources/hedging.py",
         "        self._worth += (won - self._worth) / _REMEMBERED\n",
         "        pass\n",
-        ("sources/test_pool.py",),
+        ("sources/test_hedging.py",),
     ),
     Fault(
         "what a sampler raises beyond the window is raised at once",
