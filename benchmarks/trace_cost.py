@@ -35,6 +35,7 @@ _COLUMNS = (
 )
 BATCH = 64
 SIZES = {"image_classification": 1152, "object_detection": 480, "segmentation_3d": 128, "speech_recognition": 768}
+_NAMES = "trivial", "computed", "slept", *SIZES
 
 
 class Slept:
@@ -61,14 +62,18 @@ class Case(NamedTuple):
     collate: Callable[[list[Any]], Any] | None = None
 
 
-def cases(folder: Path, quick: bool) -> Iterator[Case]:
+def cases(folder: Path, names: tuple[str, ...], *, quick: bool) -> Iterator[Case]:
     """At toy size, or so that an epoch takes two seconds or more."""
     few = 512 if quick else None
-    operations = round(2 * calibrate())
-    yield Case("trivial", Trivial(few or 120_000), 2)
-    yield Case("computed", Costly(np.full(few or 2_000, operations), 1536), 2)
-    yield Case("slept", Slept(few or 5_000), 8)
-    for name in tuple(SIZES)[:1] if quick else SIZES:
+    if "trivial" in names:
+        yield Case("trivial", Trivial(few or 120_000), 2)
+    if "computed" in names:
+        yield Case("computed", Costly(np.full(few or 2_000, round(2 * calibrate())), 1536), 2)
+    if "slept" in names:
+        yield Case("slept", Slept(few or 5_000), 8)
+    for name in SIZES:
+        if name not in names:
+            continue
         data = isolated(written, name, folder, 24 if quick else SIZES[name], report.progress, timeout_s=600.0)
         work = job(name, data.folder, 2)
         yield Case(name, work.dataset, work.workers, data.batch, work.collate)
@@ -113,10 +118,12 @@ def row(case: Case, pairs: int) -> dict[str, Any]:
 
 @click.command(help=__doc__)
 @report.command
-def main(json_path: str | None, quick: bool, repetitions: int | None) -> None:
+@click.option("--case", "names", multiple=True, type=click.Choice(_NAMES), help="Only this; repeatable.")
+def main(json_path: str | None, quick: bool, repetitions: int | None, names: tuple[str, ...]) -> None:
     pairs = repetitions or (2 if quick else 30)
+    names = names or (_NAMES[:4] if quick else _NAMES)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row(case, pairs) for case in cases(Path(folder), quick)]
+        rows = [row(case, pairs) for case in cases(Path(folder), names, quick=quick)]
     report.publish(report.document("trace_cost", {"pairs": pairs, "quick": quick}, rows), json_path, _COLUMNS)
 
 
