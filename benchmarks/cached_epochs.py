@@ -5,7 +5,8 @@ sample takes a fixed time, most of which is slept. After a few epochs in which t
 
     hit_rate, of_hits     share of the accesses that read nothing; and of the hits that the policy has, simulated
     epoch_s, model_s      seconds of an epoch; of one under a virtual clock (minato_gpu/analysis/virtual_epochs.py),
-                          where the loader's own decisions are at work, and its processes take no time
+                          where the loader's own decisions are at work, samples take what they took the workers, and
+                          all else takes no time
     of_model              the one by the other
     least_s               what the misses take at the server's rate, or preparation if that is more
 
@@ -16,6 +17,7 @@ page cache of as many bytes would leave PyTorch's loader to read, modelled.
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,7 +29,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
 from benchmarks import report
@@ -54,10 +55,11 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 class Objects:
-    """Sample k is the first eight bytes of object k: int64 (1,)."""
+    """Sample k is the first eight bytes of object k: int64 (1,). ``took_s``: what each has taken last."""
 
     def __init__(self, address: str, count: int, prepare_s: float) -> None:
         self.address, self.count, self.prepare_s = address, count, prepare_s
+        self.took_s = np.frombuffer(mmap.mmap(-1, 8 * count), np.float64)  # workers share it
 
     def __len__(self) -> int:
         return self.count
@@ -67,22 +69,13 @@ class Objects:
         return Source(f"{self.address}/{key}.bin", 0, NBYTES)
 
     def __getitem__(self, key: int) -> torch.Tensor:
-        return self.prepared(key, read_bytes(self.source(key)))
-
-    def prepared(self, key: int, data: NDArray[np.uint8]) -> torch.Tensor:
-        """The sample, once its bytes are there."""
+        begin = perf_counter()
+        data = read_bytes(self.source(key))
         if not np.array_equal(data, content(key, NBYTES)):
             raise AssertionError(f"object {key} has other bytes")
         sleep(self.prepare_s)
+        self.took_s[key] = perf_counter() - begin
         return torch.tensor([key])
-
-    def prepare_alone_s(self) -> float:
-        """What preparing one takes, without a loader."""
-        data, times = content(1, NBYTES), 50
-        begin = perf_counter()
-        for _ in range(times):
-            self.prepared(1, data)
-        return (perf_counter() - begin) / times
 
 
 @dataclass(frozen=True)
@@ -115,10 +108,12 @@ class Case:
 
 
 class Measured(NamedTuple):
-    """Of the epochs that count: seconds of each, and reads of each, all ranks together."""
+    """Of the epochs that count: seconds of each, and reads of each, all ranks together; what a sample took its worker,
+    on average."""
 
     seconds: list[float]
     reads: list[int]
+    prepare_s: float
 
 
 def measure(case: Case) -> Measured:
@@ -140,7 +135,8 @@ def measure(case: Case) -> Measured:
         for process in ranks:
             process.join()
     seconds = [max(times) for times in zip(*(each.seconds for each in found), strict=True)]
-    return Measured(seconds, [sum(reads) for reads in zip(*(each.reads for each in found), strict=True)])
+    reads = [sum(some) for some in zip(*(each.reads for each in found), strict=True)]
+    return Measured(seconds, reads, float(np.mean([each.prepare_s for each in found])))
 
 
 def _rank(case: Case, rank: int, address: str, directory: str, barrier: Any, end: Connection) -> None:
@@ -169,7 +165,8 @@ def _rank(case: Case, rank: int, address: str, directory: str, barrier: Any, end
             raise AssertionError("other samples than the sampler's were delivered")
         barrier.wait()
         reads.append(loader.stats()["reads"]["reads"])
-    end.send(Measured(seconds[case.filling :], np.diff(reads)[case.filling :].tolist()))
+    prepare_s = float(objects.took_s[objects.took_s > 0].mean())
+    end.send(Measured(seconds[case.filling :], np.diff(reads)[case.filling :].tolist(), prepare_s))
     end.close()
 
 
@@ -231,16 +228,17 @@ def model_s(case: Case, prepare_s: float) -> float:
 
 def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
     """One measured, and one modelled."""
-    alone_s = Objects("", 1, case.prepare_s).prepare_alone_s()
-    prepare_s = case.count / case.ranks * alone_s / WORKERS
     accesses = case.ranks * -(-case.count // case.ranks)
 
+    found: list[Measured] = [isolated(measure, case, timeout_s=600.0) for _ in range(repetitions)]
+    prepare_s = float(np.mean([each.prepare_s for each in found]))
+
     def least_s(reads: list[int]) -> float:
-        return max(float(np.mean(reads)) * NBYTES / case.rate, prepare_s)
+        preparing_s = case.count / case.ranks * prepare_s / WORKERS
+        return max(float(np.mean(reads)) * NBYTES / case.rate, preparing_s)
 
     expected = expected_reads(case, case.policy)
-    found: list[Measured] = [isolated(measure, case, timeout_s=600.0) for _ in range(repetitions)]
-    row = _row(case, case.policy) | {"model_s": model_s(case, alone_s), "least_s": least_s(expected)}
+    row = _row(case, case.policy) | {"model_s": model_s(case, prepare_s), "least_s": least_s(expected)}
     row |= report.summarise("hit_rate", [1 - float(np.mean(each.reads)) / accesses for each in found])
     hits = accesses - float(np.mean(expected))
     row["of_hits"] = (accesses - float(np.mean([each.reads for each in found]))) / hits
