@@ -43,6 +43,12 @@ class Epoch:
         """The next batch of tickets."""
         return self._draw()
 
+    def samples_after(self, serial: TicketId) -> int | None:
+        """How many are to follow, by the sampler's length; None where it has none, or has yielded more already."""
+        said = self.source.length
+        left = -1 if said is None else said - (serial - self.first_serial)
+        return None if left < 0 else left
+
     def positions(self, spans: Iterable[m.TicketSpan]) -> list[PositionSpan]:
         """Where these tickets stand in the sampler's order."""
         first = self.first_serial
@@ -245,7 +251,9 @@ class Epochs:
         home = self._home(place, record)
         fetched = None if self._reads is None else self._reads.admit(record)
         what = place, record.epoch, record.first, record.rows, cpu
-        return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched)
+        epoch = self._epochs.get(record.epoch)
+        follow = None if epoch is None else epoch.samples_after(record.end)
+        return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched, follow=follow)
 
     def _home(self, place: SourceBatch, record: Record) -> str:
         """Which device lanes may prepare the place."""

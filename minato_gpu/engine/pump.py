@@ -40,6 +40,7 @@ class Pump:
         self._parts = parts
         self._make_scheduler = make_scheduler
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost
+        self._known: dict[str, m.LaneCosts] = {}  # what samples took in runs before
         self._loading = set(self.lanes)  # those that have yet to tell whether they can begin
         self._broken: dict[str, c.Broken] = {}
         self._hear: dict[type, Callable[[Lane, Any], None]] = {
@@ -60,6 +61,7 @@ class Pump:
     def new_run(self) -> None:
         """Forget every ticket and begin with a new scheduler; ``open_lanes`` lets it send work."""
         ended = self.run
+        self._known.update(ended.scheduler.lane_costs)
         ended.revoke_all()
         for lane in self.lanes.values():
             lane.recall()
@@ -90,7 +92,8 @@ class Pump:
 
     def _open(self, lane: Lane, slots: int) -> None:
         if self.run.number:
-            self.run.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind))
+            known = self._known.get(lane.name)
+            self.run.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind, known))
 
     def check_lanes(self) -> None:
         """Raise RuntimeError where a lane that nobody else can stand in for will never open, or has broken down."""

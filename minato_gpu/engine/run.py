@@ -47,6 +47,10 @@ class AnyScheduler(Protocol):
     def awaited(self) -> m.Awaited | None:
         """What the next batch still needs, where that is known."""
 
+    @property
+    def lane_costs(self) -> Mapping[str, m.LaneCosts]:
+        """What samples took in each lane that has prepared some."""
+
     def wake_at(self) -> float | None:
         """When to report unfinished chunks."""
 

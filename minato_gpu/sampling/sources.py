@@ -103,6 +103,7 @@ class Source:
         self._whole = sampling.size is None  # batches are delivered as they are, none in parts
         self._gone = place  # batches drawn that an earlier run has delivered whole
         self._multiple = sampling.multiple
+        self.length = sampling.expected  # samples, as the sampler says
         self._behind: tuple[int, Occurrences] | None = None  # at an earlier place; kept while saves come often
 
     def draw(self) -> Drawn | None:

@@ -20,6 +20,7 @@ from minato_gpu.scheduling.flights import Flight, cut, spans_of
 from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
+from minato_gpu.scheduling.pacing import MANY_SLOTS
 from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
@@ -207,6 +208,8 @@ class Dispatcher:
             each = self._each(lane, following) if plan is None else plan.cpu
             if total and (following.inspect or seconds + each > target):
                 break
+            if following.base != entry.base and 2 * seconds > target:
+                break  # with a place, rather than a little way into the next one
             count = min(following.hi - following.lo, limit - total)
             if self.policy.joins and total and seconds + following.seconds(count, each) > target:
                 break  # the next place may go whole to another slot
@@ -246,8 +249,12 @@ class Dispatcher:
         whole = self._whole_place_s(entry, each, window // shares)
         lease = max(lease, whole)
         if self.consumer_starves and entry.base == self.oldest_place:
-            lease = min(lease, self.waiting.samples_of(entry.base) * each / shares)
+            count = self.waiting.samples_of(entry.base)
+            lease = min(lease, max(count, self.intake.pace.batch if lane.even else 0) * each / shares)
         left = self.intake.left(entry.lo)
+        if left is None and not whole and lane.slots < MANY_SLOTS:  # else the window shows the end in time
+            said = self.intake.left_as_said(entry.lo)
+            lease = lease if said is None else min(lease, said * lane.mean / max(lane.slots, 1))
         followed = left is not None and self.intake.newest > entry.lo + left
         if left is not None and not (whole and followed):  # a job to join it would wait for leases of the next epoch
             lease = min(lease, left * lane.mean / shares)

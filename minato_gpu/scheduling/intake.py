@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, TicketSpan, serials
+from minato_gpu.scheduling.messages import CPU, LaneCosts, TicketSpan, serials
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.plans import Plan, Step, hull
 from minato_gpu.scheduling.policy import Policy
@@ -24,6 +24,7 @@ class Intake:
         self.router = Router(policy, lanes, waiting)
         self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
         self.newest = TicketId(0)  # the end of the serials admitted
+        self._follow: int | None = None  # of the same epoch, as its sampler says
         self._epochs: list[tuple[TicketId, int]] = []  # (first serial, epoch), rising
         self._policy = policy
         self._lanes = lanes
@@ -32,11 +33,11 @@ class Intake:
         self._since_route = 0
         self._ranked_for = 0  # open slots when the waiting tickets were last ranked
 
-    def open(self, name: str, slots: int, kind: str = CPU) -> None:
-        """``slots`` more (or fewer) slots of a lane."""
+    def open(self, name: str, slots: int, kind: str = CPU, known: LaneCosts | None = None) -> None:
+        """``slots`` more (or fewer) slots of a lane; ``known``: of a new one, what samples took there before."""
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = LaneState(name, kind, self._policy)
+            lane = self._lanes[name] = LaneState(name, kind, self._policy, known)
         lane.slots += slots
         lanes = self._lanes.values()
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in lanes)
@@ -77,9 +78,9 @@ class Intake:
             entry.slow = cost > self.pace.slow_s()
             entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
 
-    def enter(self, epoch: int, first: TicketId, end: TicketId) -> None:
-        """Serials ``first`` to ``end``, the newest, belong to ``epoch``."""
-        self.newest = end
+    def enter(self, epoch: int, first: TicketId, end: TicketId, follow: int | None = None) -> None:
+        """Serials ``first`` to ``end``, the newest, belong to ``epoch``, of which so many ``follow``, it is said."""
+        self.newest, self._follow = end, follow
         if not self._epochs or self._epochs[-1][1] != epoch:
             self._epochs.append((first, epoch))
             del self._epochs[:-4]  # no more can be in the window: one begins only when the one before has ended
@@ -88,6 +89,10 @@ class Intake:
         """How many tickets of the epoch there are from this one on; None while some are not admitted."""
         end = next((first for first, _ in self._epochs if first > serial), self.newest if self.pace.ending else None)
         return None if end is None else end - serial
+
+    def left_as_said(self, serial: TicketId) -> int | None:
+        """The same by what the sampler says of its length, which may be wrong; None where it says nothing."""
+        return None if self._follow is None else self.newest + self._follow - serial
 
     def same_epoch(self, one: TicketId, other: TicketId) -> bool:
         """Whether two waiting serials belong to the same epoch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, sqrt
 
-from minato_gpu.scheduling.messages import CPU, Chunk
+from minato_gpu.scheduling.messages import CPU, Chunk, LaneCosts
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import DEVICE, Entry
 
@@ -24,21 +24,20 @@ class LaneState:
     waits, which is the CPU's for every lane where nothing is routed.
     """
 
-    def __init__(self, name: str, kind: str, policy: Policy) -> None:
+    def __init__(self, name: str, kind: str, policy: Policy, known: LaneCosts | None = None) -> None:
         self.name = name
         self.slots = 0
         self.is_device = kind == DEVICE
         self.home = name if self.is_device and policy.pins else kind
         self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0
-        self.mean = 0.0
         self.even = False  # samples are known to cost much the same, so that many together take what is predicted
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1
         self._chunks = 0
         self._slow: set[int] = set()
-        self._measurements = 0
-        self._variance = 0.0  # of what one sample takes
+        self._measurements, self.mean, self._variance = known or (0, 0.0, 0.0)  # the variance: of what one sample takes
+        self._find_even()
         self._limits = (
             (policy.micro_batch, policy.device_s) if self.is_device else (policy.chunk_samples, policy.chunk_s)
         )
@@ -68,7 +67,15 @@ class LaneState:
         self.mean += error * weight
         if self._measurements > samples:
             self._variance += (samples * error * error - self._variance) * weight
+        self._find_even()
+
+    def _find_even(self) -> None:
         self.even = self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
+
+    @property
+    def costs(self) -> LaneCosts:
+        """What has been measured."""
+        return LaneCosts(self._measurements, self.mean, self._variance)
 
     @property
     def typical(self) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, starmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling.plans import Plan
@@ -84,14 +84,24 @@ class Chunk:
 # --- events -----------------------------------------------------------------------------------------------
 
 
+class LaneCosts(NamedTuple):
+    """Of the samples that a lane has prepared: how many, mean and variance of what one takes, in seconds."""
+
+    samples: int
+    mean: float
+    variance: float
+
+
 @dataclass(frozen=True, slots=True)
 class LaneOpened:
-    """``slots`` more workers of ``lane`` are ready (negative: that many were lost). ``kind``: whose costs are its."""
+    """``slots`` more workers of ``lane`` are ready (negative: that many were lost). ``kind``: whose costs are its.
+    ``known``: what samples took there in an earlier run; of a lane that is open already it says nothing new."""
 
     time: float
     lane: str
     slots: int
     kind: str = CPU
+    known: LaneCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,8 @@ class Admitted:
     where there are any. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where
     that is not the place's own, as an earlier run delivered part of it (0: that batch too, or another event tells).
     ``home``: the side of the device lane that may prepare them, one of ``Policy.homes``. ``fetched``: the serials whose
-    bytes have been read ahead already, for the others ``Fetched`` will tell (None: nothing is read ahead).
+    bytes have been read ahead already, for the others ``Fetched`` will tell (None: nothing is read ahead). ``follow``:
+    samples of the epoch after these, as its sampler's length says, which may be wrong (None: it does not).
     """
 
     time: float
@@ -118,6 +129,7 @@ class Admitted:
     between: Sequence[Sequence[Plan]] | None = None
     home: str = DEVICE
     fetched: Sequence[TicketSpan] | None = None
+    follow: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slo
 HUNGRY_BATCHES = 8  # with fewer batches in hand the consumer is close to waiting
 EVEN_SHARE = 0.5  # of the window's time, for a lease of samples that take much the same
 LONGEST_EVEN_S = 0.5  # of such a lease
+LEEWAY = 1.1  # so much more than a whole place's mean may be predicted for it
 LEAST_TICKETS = 8  # samples of a lease where they cost so much that it may be longer than others,
 DEFER = 0.75  # share of the lateness by which a slow sample may then wait
 
@@ -101,7 +102,8 @@ class Pace:
         window_s = (self.tau or each / max(self.cpu_slots, 1)) * window
         longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_QUEUED_S))
         lease = min(window_s * self._policy.lease_share, longest)
-        return max(lease, min(window_s * EVEN_SHARE, self.batch * mean, LONGEST_EVEN_S)) if even else lease
+        whole = LEEWAY * min(window_s * EVEN_SHARE, self.batch * mean)
+        return max(lease, min(whole, LONGEST_EVEN_S)) if even else lease
 
     def defer(self, samples_ready: int) -> float:
         """By how many positions slow tickets should start later than they ask.

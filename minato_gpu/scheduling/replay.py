@@ -110,6 +110,8 @@ def _restore(key: str, value: JSON) -> Value:
         return tuple(value)
     if key == "handed":
         return tuple((offset, stage) for offset, stage in value)
+    if key == "known" and value is not None:
+        return m.LaneCosts(*value)
     if key == "between" and value is not None:
         return [[Plan(*plan) for plan in plans] for plans in value]
     return value

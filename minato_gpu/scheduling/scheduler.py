@@ -7,7 +7,7 @@ Three decisions are taken, each on the state that its own file keeps: what start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minato_gpu.samples import OutputBatch, TicketId
@@ -44,7 +44,7 @@ class Scheduler:
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
-            m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots, event.kind),
+            m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots, event.kind, event.known),
             m.Admitted: self._admitted,
             m.Fetched: lambda event: self._queue_fetched(self.fetching.arrived(event.spans)),
             m.Resumed: self._resumed,
@@ -110,6 +110,12 @@ class Scheduler:
             return m.Awaited((oldest.first, oldest.end), oldest.missing, True)
         return m.Awaited((oldest.first, self._intake.newest), max(1, self._composition.missing), False)
 
+    @property
+    def lane_costs(self) -> Mapping[str, m.LaneCosts]:
+        """What samples took in each lane that has prepared some, here or in the run before."""
+        costs = {name: lane.costs for name, lane in self._work.lanes.items()}
+        return {name: each for name, each in costs.items() if each.samples}
+
     def wake_at(self) -> float | None:
         """When unfinished chunks should be reported (``Running``) and a ``Tick`` sent; None for never."""
         return self._work.next_look()
@@ -151,7 +157,7 @@ class Scheduler:
             self._intake.cold = True
         self._undelivered += event.size
         end = TicketId(event.first + event.size)
-        self._intake.enter(event.epoch, event.first, end)
+        self._intake.enter(event.epoch, event.first, end, event.follow)
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
         if event.fetched is None:

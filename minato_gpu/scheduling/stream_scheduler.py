@@ -11,6 +11,7 @@ data sets are used: a chunk has kind "next", lane "cpu:<worker>", and the ticket
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
 
 from minato_gpu.samples import OutputBatch, TicketId
@@ -71,6 +72,11 @@ class StreamScheduler:
             out.append(self._compose(ticket))
         out += self._send()
         return out
+
+    @property
+    def lane_costs(self) -> Mapping[str, m.LaneCosts]:
+        """Nothing: whose turn it is does not depend on what samples take."""
+        return {}
 
     @property
     def end(self) -> OutputBatch | None:

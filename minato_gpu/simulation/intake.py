@@ -60,7 +60,9 @@ class Intake:
         what = SourceBatch(at), epoch, TicketId(first), stop - first
         homes = self._policy.homes
         home = homes[self.home(at) % len(homes)]
-        admitted = m.Admitted(now, *what, *costs, bool(last), between=between, home=home)
+        follow = int(np.searchsorted(work.epochs, epoch, side="right"))
+        after = int(work.firsts[follow]) - stop
+        admitted = m.Admitted(now, *what, *costs, bool(last), between=between, home=home, follow=after)
         return admitted if self._reading is None else replace(admitted, fetched=self.arrived.admit(first, stop))
 
     def home(self, batch: int) -> int:

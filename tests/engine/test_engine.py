@@ -17,6 +17,7 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.scheduling import replay
+from minato_gpu.scheduling.messages import LaneOpened
 from tests.contracts.datasets import Made
 from tests.waiting import wait_until
 
@@ -306,14 +307,16 @@ def test_recorded_events_replay_to_the_same_instructions(tmp_path: Path, mode: d
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     starts = [at for at, line in enumerate(lines) if line.startswith('{"policy"')]
     assert len(starts) >= 4
-    kinds = set()
+    kinds, known = set(), []
     for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         assert replay.verify(lines[begin:end]) == end - begin - 1
         for line in lines[begin + 1 : end]:
             event, instructions = replay.parse(line)
             assert replay.line(event, instructions) == line
             kinds |= {type(message).__name__ for message in (event, *instructions)}
+            known += [event.known] if isinstance(event, LaneOpened) else []
     assert {"Admitted", "Finished", "Delivered", "Ended", "LaneOpened", "Dispatch", "Compose"} <= kinds
+    assert known[0] is None and known[-1] is not None and known[-1].samples > 60, "what earlier runs have learnt"
     first = lines[starts[0] : starts[1]]
     at = next(number for number, line in enumerate(first) if '["Compose"' in line)
     event, instructions = replay.parse(first[at])

@@ -30,7 +30,7 @@ def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
         return arrived
 
     assembly: Any = SimpleNamespace(holdings=None, loading=None, stacking=SimpleNamespace(learn=learn))
-    scheduler: Any = SimpleNamespace(awaited=None)
+    scheduler: Any = SimpleNamespace(awaited=None, lane_costs={})
     links: Any = SimpleNamespace(bell=None, completions=None)
     lane: Any = SimpleNamespace(name="cpu", receive=receive)
     pump = Pump(links, Parts({"cpu": lane}, assembly), lambda: scheduler)

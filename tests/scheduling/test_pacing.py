@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from minato_gpu.samples import SourceBatch, TicketId
@@ -9,6 +12,8 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.pacing import EARLY_SLOTS, Pace
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.simulation.virtual import VirtualLoader
+from minato_gpu.simulation.work import Work
 
 SIZE, SLOTS = 8, 4
 CHEAP_S, SLOW_S = 0.02, 3.0
@@ -66,3 +71,49 @@ def test_samples_that_are_taken_back_go_to_another_slot() -> None:
     said = scheduler.handle(m.Revoked(1.0, chunk.number, 3))
     sent = [span for each in said if isinstance(each, m.Dispatch) for span in each.chunk.spans]
     assert min(sent)[0] == 3 and sum(hi - lo for lo, hi in sent) == SIZE - 3
+
+
+EVEN = m.LaneCosts(300, 0.01, 1e-6)
+
+
+def _run(slots: int, *, known: m.LaneCosts | None = None, says: bool = True) -> tuple[float, int]:
+    """Twenty batches of 16 samples that all take 10 ms, in order, where only the sampler's length tells how many are to
+    come: by how much the run is longer than its work, and how many leases it takes."""
+    cost = np.full(320, 0.01)
+    work = Work(cost, cost, 16, (320,), slots)
+    loader = VirtualLoader(work, Policy(2 * slots * 16), trip_s=1e-4, precise=True)
+    handle, leases = loader.scheduler.handle, 0
+
+    def told(event: m.Event) -> list[m.Instruction]:
+        nonlocal leases
+        if isinstance(event, m.LaneOpened):
+            event = replace(event, known=known)
+        elif isinstance(event, m.Admitted):
+            event = replace(event, last=False, follow=event.follow if says else None)
+        said = handle(event)
+        leases += sum(isinstance(each, m.Dispatch) for each in said)
+        return said
+
+    loader.scheduler.handle = told  # type: ignore[method-assign]
+    return loader.run().makespan_s * slots / cost.sum() - 1, leases
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_what_was_learnt_in_an_earlier_run_makes_leases_long_from_the_beginning(slots: int) -> None:
+    assert _run(slots, known=EVEN)[1] < 0.7 * _run(slots)[1]
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_few_slots_end_together_as_the_sampler_says_how_much_is_left(slots: int) -> None:
+    """Long leases; the window holds two places for each slot, and shows the end too late."""
+    assert _run(slots, known=EVEN)[0] < 0.005
+    assert _run(slots, known=EVEN, says=False)[0] > 0.02
+
+
+def test_a_length_that_is_wrong_does_no_harm() -> None:
+    scheduler = Scheduler(Policy(window=4 * SIZE))
+    for place in range(2):
+        admitted = m.Admitted(0.0, SourceBatch(place), 0, TicketId(place * SIZE), SIZE, [0.01] * SIZE, follow=0)
+        scheduler.handle(admitted)
+    said = scheduler.handle(m.LaneOpened(0.0, m.CPU, 2, known=EVEN))
+    assert all(each.chunk.size >= 1 for each in said if isinstance(each, m.Dispatch)) and said
