@@ -134,10 +134,10 @@ class Sampling:
 
 
 def length_of(sized: Value) -> int | None:
-    """The length of a data set or sampler, where it tells."""
+    """The length of a data set or sampler, where it tells: a hint, so whatever keeps it from that is no error."""
     try:
         return len(sized)
-    except TypeError:
+    except Exception:
         return None
 
 

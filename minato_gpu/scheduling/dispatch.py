@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
+from math import ceil
 
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
@@ -208,9 +209,10 @@ class Dispatcher:
             each = self._each(lane, following) if plan is None else plan.cpu
             if total and (following.inspect or seconds + each > target):
                 break
-            if following.base != entry.base and 2 * seconds > target:
+            size = following.hi - following.lo
+            if following.base != entry.base and 2 * seconds > target < seconds + following.seconds(size, each):
                 break  # with a place, rather than a little way into the next one
-            count = min(following.hi - following.lo, limit - total)
+            count = min(size, limit - total)
             if self.policy.joins and total and seconds + following.seconds(count, each) > target:
                 break  # the next place may go whole to another slot
             if count > 1 and not self.policy.whole_places:
@@ -218,7 +220,7 @@ class Dispatcher:
             count = self._within_budget(following, count, total, handing=plan is not None)
             if count == 0:
                 break
-            whole = count == following.hi - following.lo
+            whole = count == size
             taken = following.seconds(count, each)
             self.waiting.take(following, count)
             parts.append(following if whole else following.part(following.lo, TicketId(following.lo + count)))
@@ -250,7 +252,8 @@ class Dispatcher:
         lease = max(lease, whole)
         if self.consumer_starves and entry.base == self.oldest_place:
             count = self.waiting.samples_of(entry.base)
-            lease = min(lease, max(count, self.intake.pace.batch if lane.even else 0) * each / shares)
+            equal_s = ceil(self.intake.pace.batch / shares) * (entry.cpu or each) if lane.even else 0.0
+            lease = min(lease, max(equal_s, count * each / shares))
         left = self.intake.left(entry.lo)
         if left is None and not whole and lane.slots < MANY_SLOTS:  # else the window shows the end in time
             said = self.intake.left_as_said(entry.lo)

@@ -98,7 +98,7 @@ class Ledger:
         if self.budget is None:
             return count
         if self.sample_bytes == 0:
-            return min(count, max(0, slots - self.running) - taken - reserved)
+            return min(count, 1 - taken, max(0, slots - self.running) - taken - reserved)  # one to each slot
         if handing and self.handed_bytes == 0:
             count = min(count, max(0, slots - self.handing) - taken)
         each = self.sample_bytes + self.handed_bytes * handing

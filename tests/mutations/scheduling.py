@@ -194,4 +194,18 @@ FAULTS = (
         "        if False:",
         ("scheduling/test_pacing.py",),
     ),
+    Fault(
+        "a lease ends with every batch, however small",
+        "scheduling/dispatch.py",
+        " > target < seconds + following.seconds(size, each):",
+        " > target:",
+        ("scheduling/test_pacing.py",),
+    ),
+    Fault(
+        "one slot gets all that memory may hold while sizes are unknown",
+        "scheduling/ledger.py",
+        "            return min(count, 1 - taken, max(",
+        "            return min(count, max(",
+        ("scheduling/test_pacing.py",),
+    ),
 )

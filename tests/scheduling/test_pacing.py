@@ -117,3 +117,22 @@ def test_a_length_that_is_wrong_does_no_harm() -> None:
         scheduler.handle(admitted)
     said = scheduler.handle(m.LaneOpened(0.0, m.CPU, 2, known=EVEN))
     assert all(each.chunk.size >= 1 for each in said if isinstance(each, m.Dispatch)) and said
+
+
+def _leases(policy: Policy, places: int, size: int, slots: int) -> list[int]:
+    """The samples of each lease that all slots of a lane with even costs are given at first."""
+    scheduler = Scheduler(policy)
+    for place in range(places):
+        scheduler.handle(m.Admitted(0.0, SourceBatch(place), 0, TicketId(place * size), size, [0.01] * size))
+    said = scheduler.handle(m.LaneOpened(0.0, m.CPU, slots, known=EVEN))
+    return [each.chunk.size for each in said if isinstance(each, m.Dispatch)]
+
+
+def test_a_lease_does_not_end_with_every_batch_of_one_sample() -> None:
+    """Half a second's eighth is 8 samples of 10 ms; the first lease alone is of the batch that is waited for."""
+    first, *others = _leases(Policy(window=256), 256, 1, 2)
+    assert first == 1 and min(others) >= 7
+
+
+def test_each_slot_gets_one_sample_before_their_size_is_known() -> None:
+    assert _leases(Policy(window=256, budget_bytes=1 << 20), 16, 16, 4)[:4] == [1] * 4

@@ -31,6 +31,20 @@ def test_any_iterable_is_a_sampler(loader_class: Any, num_workers: int, sampler:
     assert len(loader) == (len(sampler) + 1) // 2
 
 
+class Unsized:
+    """A sampler that cannot tell its length, and says so in a way of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([2, 0, 1])
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_sampler_whose_length_raises(loader_class: Any, num_workers: int) -> None:
+    assert numbers_in(loader_class(Numbers(5), sampler=Unsized(), batch_size=2, num_workers=num_workers)) == [2, 0, 1]
+
+
 @pytest.mark.parametrize("kind", ["random", "replacement", "subset", "weighted"])
 def test_pytorchs_samplers(loader_class: Any, num_workers: int, kind: str) -> None:
     data = Numbers(20)
