@@ -144,6 +144,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("of_hits", "of the simulated hits", "{:.3f}"),
         ("epoch_s", "epoch, s", "{:.2f}"),
         ("model_s", "model, s", "{:.2f}"),
+        ("least_s", "the least, s", "{:.2f}"),
         ("of_model", "of the model", "{:.3f}"),
     ),
     "kept_fields": (
