@@ -116,8 +116,8 @@ class Trials:
         most = math.ceil(self._findings.batches_seen * subject.batch_size / size)
         if profile.storage is None or self._declared:
             most = len(batches) or most
-        with _no_advice():
-            loader = subject.in_setting(setting, batches, self._cache_bytes(setting))
+        _no_advice()
+        loader = subject.in_setting(setting, batches, self._cache_bytes(setting))
         self._cool(profile)
         if setting.cache is not None:
             self._check_time(until, most)
@@ -147,8 +147,8 @@ class Trials:
             begin = self._clock()
             try:
                 if source is None:
-                    with _no_advice():
-                        source = iter(loader)
+                    _no_advice()
+                    source = iter(loader)
                 batch = next(source)
             except StopIteration:
                 break
@@ -196,12 +196,10 @@ def _declared_files(subject: Subject) -> list[str]:
     return list(found)
 
 
-@contextmanager
-def _no_advice() -> Iterator[None]:
-    """torch warns of more workers than cores, which is what is to be tried."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+def _no_advice() -> None:
+    """torch warns of more workers than cores, which is what is to be tried. Nothing is restored after it: a thread that
+    restores what it had found itself could undo that just then."""
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
 
 
 @contextmanager
