@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from inspect import signature
 from itertools import islice
@@ -135,6 +136,8 @@ class Subject:
 
     def _made(self, kind: LoaderKind, dataset: Any, **given: Any) -> DataLoader[Value]:
         """A loader that is none of the script's."""
+        # more workers than cores may be what is to be tried; for good, as restoring is not safe beside other threads
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         made: DataLoader[Value] = _KINDS[kind](dataset, **given)
         self._own.add(made)
         return made

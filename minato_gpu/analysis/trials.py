@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -116,7 +115,6 @@ class Trials:
         most = math.ceil(self._findings.batches_seen * subject.batch_size / size)
         if profile.storage is None or self._declared:
             most = len(batches) or most
-        _no_advice()
         loader = subject.in_setting(setting, batches, self._cache_bytes(setting))
         self._cool(profile)
         if setting.cache is not None:
@@ -147,7 +145,6 @@ class Trials:
             begin = self._clock()
             try:
                 if source is None:
-                    _no_advice()
                     source = iter(loader)
                 batch = next(source)
             except StopIteration:
@@ -194,12 +191,6 @@ def _declared_files(subject: Subject) -> list[str]:
             sources = declared(key)
             found |= dict.fromkeys(str(each.path) for each in ((sources,) if isinstance(sources, Source) else sources))
     return list(found)
-
-
-def _no_advice() -> None:
-    """torch warns of more workers than cores, which is what is to be tried. Nothing is restored after it: a thread that
-    restores what it had found itself could undo that just then."""
-    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,14 @@ def test_the_same_batches_again(loader_class: Any, tmp_path: Any) -> None:
     assert generator.get_state().equal(state)  # loaders like it draw nothing of the script's own
     assert (subject.samples, subject.length, subject.batch_size, subject.prefetch) == (10, 3, 4, 2)
     assert subject.kind == ("torch" if loader_class is DataLoader else "minato_gpu")
+
+
+def test_more_workers_than_cores_are_no_news(loader_class: Any, tmp_path: Any) -> None:
+    subject = Subject(loader_class(list(range(8)), 4), str(tmp_path))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        iter(subject.like(workers=16))
+    assert not told
 
 
 def test_batches_of_the_users_own_keep_their_composition(loader_class: Any, tmp_path: Any) -> None:
