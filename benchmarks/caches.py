@@ -29,7 +29,7 @@ Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ from minato_gpu.simulation.caches import (
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
 _SIGMAS = (0.0, 1.0, 2.0)
+_PARTS = ("equal", "drawn", "unlike", "decisions", "measured")
 _COLUMNS = (
     "shards",
     "cache_share",
@@ -91,17 +92,18 @@ class _Drawn:
 @click.command(help=__doc__)
 @report.command
 @click.option("--keys", type=click.IntRange(min=8), help="Items of the set that is simulated; 16,000 unless told.")
-@click.option("--part", type=click.Choice(["simulated", "measured"]), help="Only this; both unless told.")
-def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int | None, part: str | None) -> None:
+@click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this; repeatable.")
+def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int | None, parts: tuple[str, ...]) -> None:
     keys, epochs = keys or (400 if quick else 16_000), 48
     repetitions = repetitions or (1 if quick else 3)
-    rows: list[dict[str, Any]] = []
-    if part != "measured":
-        rows += [*equal_rows(keys, epochs, repetitions), *drawn_rows(keys, epochs, repetitions)]
-        rows += unlike_rows(keys, epochs, repetitions)
-        rows += decision_rows(2_000 if quick else 1_000_000, repetitions)
-    if part != "simulated":
-        rows += measured_rows(quick=quick, repetitions=repetitions, say=report.progress)
+    made: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "equal": lambda: equal_rows(keys, epochs, repetitions),
+        "drawn": lambda: drawn_rows(keys, epochs, repetitions),
+        "unlike": lambda: unlike_rows(keys, epochs, repetitions),
+        "decisions": lambda: decision_rows(2_000 if quick else 1_000_000, repetitions),
+        "measured": lambda: measured_rows(quick=quick, repetitions=repetitions, say=report.progress),
+    }
+    rows = [row for part in _PARTS if part in (parts or _PARTS) for row in made[part]()]
     settings = {"keys": keys, "epochs": epochs, "repetitions": repetitions, "quick": quick}
     report.publish(report.document("caches", settings, rows), json_path, _COLUMNS)
 

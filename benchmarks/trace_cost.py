@@ -34,7 +34,7 @@ _COLUMNS = (
     *("cpu_us", "bytes_per_sample", "pairs"),
 )
 BATCH = 64
-SIZES = {"image_classification": 1152, "object_detection": 480, "segmentation_3d": 128, "speech_recognition": 768}
+SIZES = {"image_classification": 1152, "object_detection": 480, "segmentation_3d": 128, "speech_recognition": 192}
 _NAMES = "trivial", "computed", "slept", *SIZES
 
 

@@ -5,7 +5,7 @@ choice.py) after the current one, and goes if it does not; by the same rule what
 no copy is looked for that might go for a better one, room is made where a copy is used anyhow, and what stays fills the
 room just about. A reach of 2.4 epochs is the next two and the first four tenths of the third.
 
-Simulated, that has 0.99 to 1.00 of the hits that are possible (``python -m benchmarks.caches --part simulated``).
+Simulated, that has 0.99 to 1.00 of the hits that are possible (``python -m benchmarks.caches --part equal``).
 Rejected: whole epochs (0.86 to 1.00: what comes late in the last one takes the room of what comes sooner); the distance
 in accesses (0.87 to 1.00: room is short where epochs meet, see next_use.py).
 """

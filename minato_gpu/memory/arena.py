@@ -122,17 +122,23 @@ class Arena:
     def _join(self, begin: int, end: int) -> int:
         """Put a freed block among the free extents, joined with its neighbours; returns the extent's number."""
         begins, ends, used = self._begins, self._ends, self._used
-        at = bisect_right(begins, begin)
-        begins.insert(at, begin)
-        ends.insert(at, end)
-        used.insert(at, end - begin)
-        for left in (at, at - 1):  # first its right neighbour, then its left one
-            if 0 <= left < len(begins) - 1 and ends[left] == begins[left + 1]:
-                ends[left] = ends.pop(left + 1)
-                used[left] += used.pop(left + 1)
-                del begins[left + 1]
-                at = left
-        return at
+        at = bisect_right(begins, begin)  # of its right neighbour
+        follows, leads = at > 0 and ends[at - 1] == begin, at < len(begins) and begins[at] == end
+        if follows and leads:
+            ends[at - 1] = ends.pop(at)
+            used[at - 1] += end - begin + used.pop(at)
+            del begins[at]
+        elif follows:
+            ends[at - 1] = end
+            used[at - 1] += end - begin
+        elif leads:
+            begins[at] = begin
+            used[at] += end - begin
+        else:
+            begins.insert(at, begin)
+            ends.insert(at, end)
+            used.insert(at, end - begin)
+        return at - follows
 
     @property
     def buffer(self) -> memoryview:

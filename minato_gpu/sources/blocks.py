@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import os
 from itertools import count
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import Arena, rounded
 
-HEAD = 8  # bytes of the stamp
+_STAMP = Struct("Q")  # of this machine's byte order: it is stored as one word
+HEAD = _STAMP.size
 WIPED = 0
 NOWHERE = -1  # in the place of a block: there are no bytes
 IN_PAGE_CACHE = -2  # and there are, where the kernel keeps the file's (page_cache.py)
@@ -60,12 +62,12 @@ class Blocks:
         self._arena.free(block)
 
     def _stamp(self, block: int, stamp: int) -> None:
-        self._arena.buffer[block : block + HEAD] = stamp.to_bytes(HEAD, "little")
+        _STAMP.pack_into(self._arena.buffer, block, stamp)
 
 
 def copy(arena: Arena, block: int, nbytes: int, stamp: int) -> NDArray[np.uint8] | None:
     """A copy of the block's bytes, for any process that has the arena; None where it is not that block."""
-    wanted = stamp.to_bytes(HEAD, "little")
+    wanted = _STAMP.pack(stamp)
     if os.pread(arena.fd, HEAD, block) != wanted:  # of memory that has been given back it would take a page to look
         return None
     data = np.empty(nbytes, np.uint8)

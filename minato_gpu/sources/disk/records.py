@@ -102,7 +102,7 @@ def _crc(key: bytes, body: bytes) -> int:
 def unseal(key: bytes, value: bytes) -> bytes:
     """The body of a stored value. Raises DamagedIndexError where it is not what was stored under this key."""
     body = value[: -_SEAL.size]
-    if len(value) < _SEAL.size or _SEAL.unpack_from(value, len(body))[0] != _crc(key, body):
+    if value[len(body) :] != _SEAL.pack(_crc(key, body)):
         raise DamagedIndexError(f"the index's record {key!r} is not what was written")
     return body
 
