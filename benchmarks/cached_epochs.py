@@ -21,7 +21,7 @@ import mmap
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, sleep
@@ -43,6 +43,7 @@ from minato_gpu.caching.orders import Orders
 from minato_gpu.sampling.look_ahead import DistributedOrders
 from minato_gpu.simulation.caches import Items, run_epoch
 from minato_gpu.sources.blocks import space_of
+from minato_gpu.sources.disk.tier import DiskTier
 
 NBYTES = 50_000
 BATCH = 16
@@ -98,6 +99,11 @@ class Case:
         return 1 if self.shared else self.ranks
 
     @property
+    def on_disk(self) -> bool:
+        """Whether copies lie in a directory, else in memory."""
+        return self.shared and self.ranks > 1
+
+    @property
     def policy(self) -> str:
         """What the loader chooses."""
         return "next-use" if self.shards > 1 and self.share < 1 else "minio"
@@ -109,11 +115,12 @@ class Case:
 
 class Measured(NamedTuple):
     """Of the epochs that count: seconds of each, and reads of each, all ranks together; what a sample took its worker,
-    on average."""
+    on average; of how many of all objects there were copies in the directory at the end, if there was one."""
 
     seconds: list[float]
     reads: list[int]
     prepare_s: float
+    on_disk: float | None = None
 
 
 def measure(case: Case) -> Measured:
@@ -134,15 +141,24 @@ def measure(case: Case) -> Measured:
             found.append(ours.recv())
         for process in ranks:
             process.join()
+        copies = _copies(Path(directory) / "cache") if case.on_disk else None
     seconds = [max(times) for times in zip(*(each.seconds for each in found), strict=True)]
     reads = [sum(some) for some in zip(*(each.reads for each in found), strict=True)]
-    return Measured(seconds, reads, float(np.mean([each.prepare_s for each in found])))
+    prepare_s = float(np.mean([each.prepare_s for each in found]))
+    return Measured(seconds, reads, prepare_s, None if copies is None else copies / case.count)
+
+
+def _copies(directory: Path) -> int:
+    tier = DiskTier(directory, None)
+    copies = sum(1 for _ in tier.entries())
+    tier.close()
+    return copies
 
 
 def _rank(case: Case, rank: int, address: str, directory: str, barrier: Any, end: Connection) -> None:
     objects = Objects(address, case.count, case.prepare_s)
     kept: dict[str, Any] = {"cache": _budget(case, space_of(NBYTES))}
-    if case.shared and case.ranks > 1:
+    if case.on_disk:
         disk = -(-NBYTES // 4096) * 4096
         kept = {"cache": _budget(case, disk) * 128 // 127 + DIRECTORY_OVERHEAD, "cache_dir": Path(directory) / "cache"}
     sampler = DistributedSampler(objects, case.ranks, rank)  # type: ignore[arg-type,var-annotated]
@@ -195,7 +211,7 @@ def expected_reads(case: Case, policy: str) -> list[int]:
 
 def model_s(case: Case, prepare_s: float) -> float:
     """Seconds of an epoch of one rank, which has its share of the storage's rate; of the epochs that count."""
-    samples, on_disk = -(-case.count // case.ranks), case.shared and case.ranks > 1
+    samples, on_disk = -(-case.count // case.ranks), case.on_disk
     there = case.share if on_disk else None  # what any rank reads of the directory is there
     profile = Profile(
         loader="minato_gpu",
@@ -237,8 +253,12 @@ def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
         preparing_s = case.count / case.ranks * prepare_s / WORKERS
         return max(float(np.mean(reads)) * NBYTES / case.rate, preparing_s)
 
+    row = _row(case, case.policy)
+    if case.on_disk:  # about as many copies as were asked for, since the index takes of the budget what it needs
+        row["cache_share"] = float(np.mean([each.on_disk for each in found]))
+        case = replace(case, share=row["cache_share"])
     expected = expected_reads(case, case.policy)
-    row = _row(case, case.policy) | {"model_s": model_s(case, prepare_s), "least_s": least_s(expected)}
+    row |= {"model_s": model_s(case, prepare_s), "least_s": least_s(expected)}
     row |= report.summarise("hit_rate", [1 - float(np.mean(each.reads)) / accesses for each in found])
     hits = accesses - float(np.mean(expected))
     row["of_hits"] = (accesses - float(np.mean([each.reads for each in found]))) / hits

@@ -58,6 +58,11 @@ class Leaf:
         """Bytes of one row."""
         return math.prod(self.shape) * self.raw.itemsize
 
+    @cached_property
+    def is_numpy(self) -> bool:
+        """Whether NumPy has the dtype that the consumer sees, and elements are not stored as integers of their size."""
+        return torch.from_numpy(np.empty(0, self.raw)).dtype is self.dtype
+
 
 Views = list[NDArray[Value] | None]
 """Arrays of a slab, one for each leaf; None for objects."""
@@ -133,9 +138,7 @@ class Layout:
                     raise Mismatch
                 view[row] = value
             elif leaf.kind == "tensor":
-                if value.dtype is not leaf.dtype or value.shape != leaf.shape or not _plain(value):
-                    raise Mismatch
-                view[row] = _as_array(value)
+                view[row] = _fitting(value, leaf)
             else:
                 try:
                     view[row] = value
@@ -144,12 +147,16 @@ class Layout:
         return objects
 
     def writer(self, views: Views) -> Callable[[int, Value], list[Value] | None]:
-        """``write`` bound to a slab; the single-array sample, the most common cheap one, without the detours."""
-        leaf = self.leaves[0]
-        if self.tree != 0 or leaf.kind != "array":
+        """``write`` bound to a slab; samples of a single array or tensor, the most common ones, without the detours."""
+        leaf, view = self.leaves[0], views[0]
+        if self.tree != 0 or view is None or leaf.kind == "scalar":
             return lambda row, sample: self.write(views, row, sample)
-        view, dtype, shape = views[0], leaf.raw, leaf.shape
-        assert view is not None
+        dtype, shape = leaf.raw, leaf.shape
+
+        def write_tensor(row: int, sample: Value) -> None:
+            if type(sample) is not torch.Tensor:
+                raise Mismatch
+            view[row] = _fitting(sample, leaf)
 
         def write_array(row: int, sample: Value) -> None:
             if type(sample) is not np.ndarray or sample.shape != shape:
@@ -158,7 +165,7 @@ class Layout:
                 raise Mismatch
             view[row] = sample
 
-        return write_array
+        return write_array if leaf.kind == "array" else write_tensor
 
     def batch(self, owner: NDArray[np.uint8], rows: int, objects: list[list[Value]]) -> Value:
         """The batch as ``default_collate`` would return it: tensors of shape (rows, *shape) over ``owner``, or copies.
@@ -269,6 +276,25 @@ def _plain(value: torch.Tensor) -> bool:
         and not value.requires_grad
         and not (value.is_conj() or value.is_neg() or value.is_quantized)
     )
+
+
+def _fitting(value: torch.Tensor, leaf: Leaf) -> NDArray[Value]:
+    """The tensor's elements as an array. Raises Mismatch where it is not like those that the leaf was made from.
+
+    Every question to a tensor is one to torch's library, of which a costly sample leaves little in the processor's
+    caches. So where NumPy has the dtype only one is asked: ``numpy`` refuses what is not plain.
+    """
+    try:
+        array = value.numpy() if leaf.is_numpy else None
+    except (TypeError, RuntimeError):
+        array = None
+    if array is None:
+        if value.dtype is not leaf.dtype or not _plain(value):
+            raise Mismatch
+        array = _as_array(value)
+    if array.dtype != leaf.raw or array.shape != leaf.shape:
+        raise Mismatch
+    return array
 
 
 def _as_array(value: torch.Tensor) -> NDArray[Value]:

@@ -233,6 +233,35 @@ def test_the_short_cut_for_single_arrays_refuses_too(other: Any) -> None:
         write(0, other)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(torch.zeros(3, dtype=torch.float64), torch.zeros(2), torch.zeros(3, requires_grad=True), np.zeros(3, "f4")),
+        *(torch.zeros(3).to_sparse(), torch.zeros(3, device="meta"), torch.nn.Parameter(torch.zeros(3)), 1.0),
+    ],
+    ids=str,
+)
+def test_the_short_cut_for_single_tensors_refuses_too(other: Any) -> None:
+    layout = Layout.of(torch.zeros(3))
+    assert layout is not None
+    write = layout.writer(layout.views(np.zeros(64, np.uint8), 0, 1))
+    write(0, torch.ones(3))
+    with pytest.raises(Mismatch):
+        write(0, other)
+
+
+def test_integers_are_not_taken_for_what_is_stored_as_integers() -> None:
+    """NumPy has no bfloat16: its elements are stored as int16."""
+    bfloat, integers = torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.int16)
+    for like, other in ((bfloat, integers), (integers, bfloat)):
+        layout = Layout.of(like)
+        assert layout is not None
+        write = layout.writer(layout.views(np.zeros(64, np.uint8), 0, 1))
+        write(0, like)
+        with pytest.raises(Mismatch):
+            write(0, other)
+
+
 def test_layouts_of_like_samples_are_equal() -> None:
     """The same object in every worker: its pickle is the key by which it is known."""
     first, second = Layout.of(_LIKE), Layout.of({key: _LIKE[key] for key in _LIKE})
