@@ -120,7 +120,7 @@ class Measured(NamedTuple):
     seconds: list[float]
     reads: list[int]
     prepare_s: float
-    on_disk: float | None = None
+    kept_share: float | None = None
 
 
 def measure(case: Case) -> Measured:
@@ -211,8 +211,8 @@ def expected_reads(case: Case, policy: str) -> list[int]:
 
 def model_s(case: Case, prepare_s: float) -> float:
     """Seconds of an epoch of one rank, which has its share of the storage's rate; of the epochs that count."""
-    samples, on_disk = -(-case.count // case.ranks), case.on_disk
-    there = case.share if on_disk else None  # what any rank reads of the directory is there
+    samples = -(-case.count // case.ranks)
+    there = case.share if case.on_disk else None  # what any rank reads of the directory is there
     profile = Profile(
         loader="minato_gpu",
         samples=samples,
@@ -235,10 +235,10 @@ def model_s(case: Case, prepare_s: float) -> float:
         persistent=True,
         shards=case.ranks,
     )
-    run = Run(profile, None if on_disk else Tier(case.share, case.policy), orders=case.orders(0))
+    run = Run(profile, None if case.on_disk else Tier(case.share, case.policy), orders=case.orders(0))
     steps = np.zeros((case.filling + case.epochs, profile.batches))
     drawn = Drawn(np.full(run.set_size, prepare_s), None, steps, np.arange(run.set_size))
-    seeds = range(4 if on_disk else 1)  # other copies are on disk for each
+    seeds = range(4 if case.on_disk else 1)  # other copies are on disk for each
     return float(np.mean([run.simulated(drawn, seed).seconds[case.filling :] for seed in seeds]))
 
 
@@ -255,7 +255,7 @@ def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
 
     row = _row(case, case.policy)
     if case.on_disk:  # about as many copies as were asked for, since the index takes of the budget what it needs
-        row["cache_share"] = float(np.mean([each.on_disk for each in found]))
+        row["cache_share"] = float(np.mean([each.kept_share for each in found]))
         case = replace(case, share=row["cache_share"])
     expected = expected_reads(case, case.policy)
     row |= {"model_s": model_s(case, prepare_s), "least_s": least_s(expected)}

@@ -15,6 +15,7 @@ from typing import Any
 from minato_gpu.analysis.conductor import Conductor
 from minato_gpu.analysis.subject import Subject
 from minato_gpu.samples import Value
+from minato_gpu.sampling.samplers import length_of
 
 _TRIED = 2  # batches
 
@@ -178,7 +179,5 @@ class ScriptEpoch:
 
 
 def _length(loader: Any) -> str:
-    try:
-        return str(len(loader))
-    except TypeError:
-        return "an unknown number of"
+    length = length_of(loader)
+    return "an unknown number of" if length is None else str(length)

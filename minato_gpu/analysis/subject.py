@@ -19,6 +19,7 @@ from minato_gpu.analysis.setting import CannotTry, Setting
 from minato_gpu.analysis.watching import Stopwatch, watched, watched_pipeline
 from minato_gpu.options import Options
 from minato_gpu.samples import Key, Value
+from minato_gpu.sampling.samplers import length_of
 
 _MOST_DRAWN = 20_000  # batches
 _PREFETCH = 2  # PyTorch's default
@@ -44,7 +45,7 @@ class Subject:
         self._options = Options.check(loader) if isinstance(loader, ours.DataLoader) else None
         self.is_stream = isinstance(loader.dataset, IterableDataset)
         self.workers = loader.num_workers
-        self.length = _length(loader)
+        self.length = length_of(loader)
         self._batched = loader.batch_sampler is not None
         drawn = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         found = [] if self.is_stream else list(islice(iter(drawn), _MOST_DRAWN))
@@ -57,7 +58,7 @@ class Subject:
         if loader in self._own:
             return False
         shapes = [
-            (type(each), type(each.dataset), each.batch_size, each.num_workers, _length(each))
+            (type(each), type(each.dataset), each.batch_size, each.num_workers, length_of(each))
             for each in (loader, self.loader)
         ]
         return shapes[0] == shapes[1]
@@ -189,10 +190,3 @@ def _with_workers(given: dict[str, Any], workers: int) -> dict[str, Any]:
     if "max_workers" in given:
         changed["max_workers"] = None
     return changed
-
-
-def _length(loader: DataLoader[Value]) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
