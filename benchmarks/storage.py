@@ -1,16 +1,16 @@
 """Slow storage: how much of its latency every loader hides.
 
 Samples are objects behind a server whose latency is chosen (``benchmarks.throttle``: a median, and one request in a
-hundred takes ten times as long); preparing one takes a fixed time, which is slept, so that more workers than cores can
-be had (emulated preparation). The consumer takes batches for a fixed time. Rate: samples after the first batch by the
-time since. With w workers no loader can be faster than w samples in the time that preparing one takes, which is
-measured:
+hundred takes ten times as long); preparing one takes a fixed time: its bytes are checked, and what is left of that time
+is slept, so that more workers than cores can be had (emulated preparation). The consumer takes batches for a fixed
+time. Rate: samples after the first batch by the time since. With w workers no loader can be faster than w samples in
+the time that preparing one takes, which is measured:
 
     of_bound = rate x seconds of preparation / workers
 
 Peers read by a connection that each worker, or each of the threads in a worker, keeps open. ``16 threads``: the data
-set's ``__getitems__`` reads the samples of a batch with sixteen threads before it prepares them. Every sample's bytes
-are checked. In the case ``latency x 10`` the latency changes so in the middle, and three seconds later it is counted.
+set's ``__getitems__`` reads the samples of a batch with sixteen threads before it prepares them. In the case
+``latency x 10`` the latency changes so in the middle, and three seconds later it is counted.
 """
 
 from __future__ import annotations
@@ -70,10 +70,12 @@ class Objects:
         return np.frombuffer(connection.getresponse().read(), np.uint8)
 
     def _prepared(self, key: int, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        begin = time.perf_counter()
         if not np.array_equal(data, content(key, NBYTES)):
             raise AssertionError(f"object {key} has other bytes")
-        time.sleep(self.prepare_s)
-        return np.array([key, data.sum(dtype=np.int64)], np.int64)
+        sample = np.array([key, data.sum(dtype=np.int64)], np.int64)
+        time.sleep(max(0.0, begin + self.prepare_s - time.perf_counter()))
+        return sample
 
 
 class InThreads(Objects):
