@@ -134,7 +134,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("policy", "policy", "{}"),
         ("hit_rate", "hit rate", "{:.3f}"),
         ("belady", "the most there can be", "{:.3f}"),
-        ("look_ahead", "epochs of look-ahead", "{}"),
+        ("look_ahead", "epochs of look-ahead", "{:.3g}"),
     ),
     "cached_epochs": (
         ("case", "case", "{}"),

@@ -241,9 +241,9 @@ def build_engine(
             apply_sharding(loader.dataset, *ranks)
         else:
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
-    more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable}
-    job = Job.of(loader, base_seed, init, workers=plan.workers, seeds_samples=not options.threads, **more)
     policy = plan.policy
+    more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable, "in_order": policy.fixed}
+    job = Job.of(loader, base_seed, init, workers=plan.workers, seeds_samples=not options.threads, **more)
     with contextlib.ExitStack() as undo:
         fetched = None if kept is None else kept.lend()
         if fetched is None:

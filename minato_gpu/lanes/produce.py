@@ -41,6 +41,7 @@ class Job:
     retries: bool = False  # a sample that raised is tried once more, with the same draws
     cuts: tuple[int, ...] = ()  # the stages before which a sample may be handed over to another lane
     repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
+    in_order: bool = False  # a batch waits for all of its samples: none is of use before the others
 
     @classmethod
     def of(

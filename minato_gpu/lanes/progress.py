@@ -9,6 +9,7 @@ from minato_gpu.lanes.base import Item, Part, Report, Task
 from minato_gpu.lanes.streams import StreamState
 
 TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
+TELL_ROWS_S = 0.1  # the same, of samples in rows of a batch that waits for all of them
 _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
 COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
@@ -34,13 +35,18 @@ class Progress:
         self.told_of_stream: StreamState | None = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
         self.marks = False  # whether marks tell what is finished; see ``by_message``
-        self._every = 0.0 if task.singly else TELL_S
+        self._every = TELL_S
         self.report_at = self.begin + self._every
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
         self.share = 0.0  # seconds of each sample that were spent before, on all of its piece together
         self._delay = delay
         self._before = delay() if self.delayed else 0.0
         self._waited = 0.0
+
+    def tell_every(self, seconds: float) -> None:
+        """What is finished is told after so long."""
+        self._every = seconds
+        self.report_at = self.now + seconds
 
     def add(self, item: Item) -> None:
         """One more sample is ready; ``item`` is its reference."""
@@ -79,9 +85,13 @@ class Progress:
         """The rest of the task is told by messages."""
         self.marks = False
 
-    def told(self, count: int) -> tuple[list[float], float]:
-        """The next ``count`` samples are marked; returns what each took, and all seconds since those before them."""
+    def told(self, count: int) -> tuple[list[float], float | list[float], float]:
+        """The next ``count`` samples are marked; returns what each took, when each was ready (a single time where that
+        is about the same), and all seconds since those before them."""
         times = self.times[:count]
+        ends: float | list[float] = self.now
+        if count > 1 and max(times) > COSTLY_S:
+            ends = self._ends(times)
         del self.items[:count], self.times[:count]
         if self.parts is not None:
             del self.parts[:count]
@@ -89,7 +99,19 @@ class Progress:
         self._waited = 0.0
         self.reported += count
         self.report_at = self.now + self._every
-        return times, elapsed
+        return times, ends, elapsed
+
+    def _ends(self, times: list[float]) -> list[float]:
+        """When each sample was ready, the last one now; cheap ones with the costly one that came next."""
+        waited, end, found = self._waited / len(times), self.now, list[float]()
+        together = end
+        for took in reversed(times):
+            found.append(together)
+            end -= took + waited
+            if took > COSTLY_S:
+                together = end
+        found.reverse()
+        return found
 
     def described(self, worker: int) -> Report:
         """What the first sample looks like, and no sample."""

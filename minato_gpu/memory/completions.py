@@ -149,10 +149,16 @@ class Completions:
     # --- worker -------------------------------------------------------------------------------------------
 
     def record(
-        self, begin: int, took: Sequence[float], end: float, elapsed: float, worker: int, lying: Sequence[Lying] | None
+        self,
+        begin: int,
+        took: Sequence[float],
+        end: float | Sequence[float],
+        elapsed: float,
+        worker: int,
+        lying: Sequence[Lying] | None,
     ) -> None:
-        """What is to be known of those from ``begin`` on, before they are ``set_ready``. ``lying``: None where all are
-        in their rows."""
+        """What is to be known of those from ``begin`` on, before they are ``set_ready``. ``end``: of all, or of each.
+        ``lying``: None where all are in their rows."""
         if len(took) == 1:
             kind, offset, nbytes = IN_ROW if lying is None else lying[0]
             _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind)
@@ -219,7 +225,13 @@ class Bell:
             os.eventfd_write(self._pump, 1)
 
     def publish(
-        self, begin: int, took: Sequence[float], end: float, elapsed: float, worker: int, lying: Sequence[Lying] | None
+        self,
+        begin: int,
+        took: Sequence[float],
+        end: float | Sequence[float],
+        elapsed: float,
+        worker: int,
+        lying: Sequence[Lying] | None,
     ) -> None:
         """Tickets from ``begin`` on are finished (see ``Completions.record``); wake the consumer if that is what it
         waits for."""

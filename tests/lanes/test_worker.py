@@ -445,8 +445,55 @@ def test_an_unseeded_draw_is_never_told(links: WorkerChannels, when: str) -> Non
 
 def test_costly_samples_are_told_one_by_one(links: WorkerChannels, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what each took (fixed work, no clock)."""
+    published = _told_at_a_time(links, monkeypatch)
+    bench = Bench(links, job(_costly))
+    (report,) = bench.run(task(piece(range(6))))
+    assert published == [1] * 6
+    assert values(bench, [report]) == list(range(6))
+    assert report.seconds <= report.end - report.begin + 1e-6
+    assert report.times is not None and len(report.times) == 6 and min(report.times) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "seconds", "told"),
+    [
+        ({"in_order": True}, {}, 1e9, [4, 2]),
+        ({"in_order": True}, {}, 0.0, [1] * 6),
+        ({}, {}, 1e9, [1] * 6),
+        ({"in_order": True}, {"singly": True}, 1e9, [1] * 6),
+        ({"in_order": True}, {"credit": 1 << 30}, 1e9, [1] * 6),
+    ],
+    ids=["together", "after a while", "another may be delivered before", "a worker died at several", "with a credit"],
+)
+def test_costly_samples_of_a_batch_that_waits_for_all_are_told_together(
+    links: WorkerChannels,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    more: dict[str, Any],
+    seconds: float,
+    told: list[int],
+) -> None:
+    """Those of one batch, with what each took and when each was ready."""
+    monkeypatch.setattr("minato_gpu.lanes.worker.TELL_ROWS_S", seconds)
+    published = _told_at_a_time(links, monkeypatch)
+    bench = Bench(links, job(_costly, **changes))
+    slabs = [Slab(links, 1, rows) for rows in (4, 2)]
+    pieces = piece(range(4), slab=slabs[0].offset), piece(range(4, 6), position=4, slab=slabs[1].offset)
+    (report,) = bench.run(task(*pieces, layout=slabs[0].bytes, **more))
+    assert published == told
+    assert [slab.batch().tolist() for slab in slabs] == [[0, 1, 2, 3], [4, 5]]
+    assert report.times is not None and report.ends is not None and len(report.times) == 6
+    assert (np.diff(report.ends) >= np.array(report.times[1:]) - 1e-6).all()
+    assert report.ends[0] - report.times[0] >= report.begin - 1e-6 and report.ends[-1] == report.end
+
+
+def _costly(key: int) -> int:
+    return key if sum(range(200_000)) else -1
+
+
+def _told_at_a_time(links: WorkerChannels, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Will hold how many samples each mark told of."""
     published: list[int] = []
-    bench = Bench(links, job(lambda key: sum(range(200_000)) and key))
     publish = links.bell.publish
 
     def count(begin: int, took: Sequence[float], *rest: Any) -> None:
@@ -454,11 +501,7 @@ def test_costly_samples_are_told_one_by_one(links: WorkerChannels, monkeypatch: 
         publish(begin, took, *rest)
 
     monkeypatch.setattr(links.bell, "publish", count)
-    (report,) = bench.run(task(piece(range(6))))
-    assert published == [1] * 6
-    assert values(bench, [report]) == list(range(6))
-    assert report.seconds <= report.end - report.begin + 1e-6
-    assert report.times is not None and len(report.times) == 6 and min(report.times) > 0
+    return published
 
 
 def test_the_layout_comes_by_message_and_samples_are_marked(links: WorkerChannels) -> None:

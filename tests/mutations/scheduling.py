@@ -101,6 +101,20 @@ FAULTS = (
         ("lanes/test_worker.py", "contracts/test_memory.py"),
     ),
     Fault(
+        "costly samples wait for others to be told, though their batch does not",
+        "lanes/worker.py",
+        "elif self._job.in_order and not (task.credit or self._job.cuts) and",
+        "elif",
+        ("lanes/test_worker.py",),
+    ),
+    Fault(
+        "samples that are told together have all just been finished",
+        "lanes/progress.py",
+        "ends = self._ends(times)",
+        "pass",
+        ("lanes/test_worker.py",),
+    ),
+    Fault(
         "a worker is never told that what it overdrew is known",
         "engine/run.py",
         "self._ended[report.worker] = report.chunk",
