@@ -9,8 +9,8 @@ waits for, a fence, then counts them too: of the two at least one sees all bytes
 Why a worker may be killed at any moment: a byte that is set says that all that was written before it is whole, because
 both sides pass a fence between the two. One that is not set says nothing: the ticket is prepared again, by another
 worker and into the same row, once the death is confirmed; the bytes that a killed worker may have set behind one that
-it had not (it writes several at once for cheap samples) are cleared before. No lock is held over any of this, and no
-counter is shared by writers.
+it had not (it writes several at once) are cleared before. No lock is held over any of this, and no counter is shared by
+writers.
 
 The parent sets a byte to another value when it takes the ticket in, and clears it when the place gets its block.
 """
