@@ -47,6 +47,7 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.timeout(240)
 def test_other_settings_are_verified(tmp_path: Path) -> None:
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
     left, report = tmp_path / "out.json", tmp_path / "out.html"

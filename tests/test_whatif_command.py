@@ -29,6 +29,7 @@ def rows(*arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.timeout(240)
 def test_the_usual_questions(saved: Path) -> None:
     found = rows(str(saved))
     assert {"workers", "step, times", "batch size", "loader"} <= {row["question"] for row in found}

@@ -19,10 +19,12 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from time import monotonic
 
 SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual data set uses
 _FIRST_S = 0.5  # for the first line of a dump; a worker that the kernel holds never answers
-_NEXT_S = 0.05  # a dump that pauses for so long is over: there is no end mark
+_RUNS_S = 10.0  # the same of one that could run, and has no core on a busy machine
+_NEXT_S = 0.25  # a dump that pauses for so long is over: there is no end mark
 _MOST = 1 << 16
 _LAST = b"\0"  # before last words; no stack has it
 
@@ -61,14 +63,26 @@ def of_process(pid: int, end: socket.socket) -> str:
             pass
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, SIGNAL)
-    poll, out, wait = select.poll(), b"", _FIRST_S
+    poll, out, wait, until = select.poll(), b"", _FIRST_S, monotonic() + _RUNS_S
     poll.register(end, select.POLLIN)
-    while len(out) < _MOST and poll.poll(1e3 * wait):
+    while len(out) < _MOST:
+        if not poll.poll(1e3 * wait):
+            if out or monotonic() > until or not _could_run(pid):
+                break
+            continue
         data = end.recv(_MOST)
         if not data:
             break
         out, wait = out + data, _NEXT_S
     return out.decode("utf-8", "replace").rstrip()
+
+
+def _could_run(pid: int) -> bool:
+    """Whether the process waits for nothing but a core: it has been woken by the signal."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"R")
+    except OSError:
+        return False
 
 
 def _listens(pid: int) -> bool:

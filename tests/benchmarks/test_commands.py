@@ -125,7 +125,7 @@ def test_tails() -> None:
 
 
 @pytest.mark.on_request  # see the module\'s head
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_rare() -> None:
     rows = _document("tails", "--case", "rare", "--loader", "in order")["rows"]
     assert {row["case"] for row in rows} == {"rare, 81 %"}
@@ -144,14 +144,14 @@ def _check_tails(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.on_request  # see the module\'s head
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_short_epochs() -> None:
     document = _document("tails", "--case", "short epochs, 105", "--loader", "in order")
     assert {"pytorch in order", "spdl processes in order"} <= {row["loader"] for row in document["rows"]}
 
 
 @pytest.mark.on_request  # see the module\'s head
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_large() -> None:
     document = _document("large")
     assert {row["sampler"] for row in document["rows"]} == {"sequential", "random"}

@@ -82,9 +82,11 @@ def test_as_many_hits_as_simulated(folder: Path, kind: Any, owns: bool, persiste
     assert found[:_EPOCHS] == found[_EPOCHS:]
     orders = [[row[0] for row in got] for got, _, _ in found[:_EPOCHS]]
     best, first = simulated("next-use", orders, 4 * _SAMPLES // len(orders[0])), simulated("minio", orders, 0)
-    # in the first epoch sizes are not known yet; and bytes that are there for another sample count as shared
+    # in the first epoch sizes are not known yet; and bytes that are there for another sample count as shared: there are
+    # more of these the farther workers are behind the reads
     assert tier["policy"] == "next-use"
-    assert hits[-1] - hits[1] + shared == pytest.approx(sum(best[1:]), rel=0.1)
+    assert hits[-1] - hits[1] + shared >= 0.9 * sum(best[1:])
+    assert hits[-1] - hits[1] <= 1.1 * sum(best[1:])
     assert hits[-1] - hits[1] > 1.15 * sum(first[1:])
 
 

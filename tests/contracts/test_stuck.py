@@ -77,3 +77,29 @@ def test_a_worker_that_cannot_answer() -> None:
 
     text = str(error_of(RuntimeError, next, iter(DataLoader(Made(2, stops), num_workers=1, timeout=1.5))))
     assert text.endswith("Worker 0 is at:\n  (it does not answer)")
+
+
+def test_a_worker_that_has_no_core_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for as long as it could run; what stands in for that is that it was stopped, and goes on."""
+    ours, theirs = socket.socketpair()
+    gate = _FORK.Event()
+
+    def stuck_in_here() -> None:
+        stacks.offer(theirs)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        gate.wait()
+
+    def goes_on(pid: int) -> bool:
+        os.kill(pid, signal.SIGCONT)
+        return True
+
+    process = _FORK.Process(target=stuck_in_here)
+    process.start()
+    assert process.pid is not None
+    os.waitpid(process.pid, os.WUNTRACED)
+    monkeypatch.setattr(stacks, "_could_run", goes_on)
+    assert "stuck_in_here" in stacks.of_process(process.pid, ours)
+    gate.set()
+    process.join()
+    ours.close()
+    theirs.close()
