@@ -7,6 +7,7 @@ from time import perf_counter
 
 from minato_gpu.lanes.base import Item, Part, Report, Task
 from minato_gpu.lanes.streams import StreamState
+from minato_gpu.memory.completions import End
 
 TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
 TELL_ROWS_S = 0.1  # the same, of samples in rows of a batch that waits for all of them
@@ -85,11 +86,11 @@ class Progress:
         """The rest of the task is told by messages."""
         self.marks = False
 
-    def told(self, count: int) -> tuple[list[float], float | list[float], float]:
+    def told(self, count: int) -> tuple[list[float], End, float]:
         """The next ``count`` samples are marked; returns what each took, when each was ready (a single time where that
         is about the same), and all seconds since those before them."""
         times = self.times[:count]
-        ends: float | list[float] = self.now
+        ends: End = self.now
         if count > 1 and max(times) > COSTLY_S:
             ends = self._ends(times)
         del self.items[:count], self.times[:count]

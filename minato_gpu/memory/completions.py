@@ -63,6 +63,9 @@ Lying = tuple[int, int, int]
 
 IN_ROW: Lying = ROW, 0, 0
 
+End = float | Sequence[float]
+"""When tickets that are told together were finished: a time for all, or one for each."""
+
 
 class Taken(NamedTuple):
     """Finished tickets: seconds that each took, seconds of all together, when each was finished, and by whom.
@@ -149,16 +152,10 @@ class Completions:
     # --- worker -------------------------------------------------------------------------------------------
 
     def record(
-        self,
-        begin: int,
-        took: Sequence[float],
-        end: float | Sequence[float],
-        elapsed: float,
-        worker: int,
-        lying: Sequence[Lying] | None,
+        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Lying] | None
     ) -> None:
-        """What is to be known of those from ``begin`` on, before they are ``set_ready``. ``end``: of all, or of each.
-        ``lying``: None where all are in their rows."""
+        """What is to be known of those from ``begin`` on, before they are ``set_ready``. ``lying``: None where all are
+        in their rows."""
         if len(took) == 1:
             kind, offset, nbytes = IN_ROW if lying is None else lying[0]
             _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind)
@@ -225,13 +222,7 @@ class Bell:
             os.eventfd_write(self._pump, 1)
 
     def publish(
-        self,
-        begin: int,
-        took: Sequence[float],
-        end: float | Sequence[float],
-        elapsed: float,
-        worker: int,
-        lying: Sequence[Lying] | None,
+        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Lying] | None
     ) -> None:
         """Tickets from ``begin`` on are finished (see ``Completions.record``); wake the consumer if that is what it
         waits for."""
