@@ -66,7 +66,7 @@ def simulated(policy: str, orders: list[list[int]], look_ahead: int) -> list[int
 def test_as_many_hits_as_simulated(folder: Path, kind: Any, owns: bool, persistent: bool) -> None:
     """And what is delivered, and how generators move, is as without a cache."""
     found: list[tuple[Any, Any, Any]] = []
-    hits, shared = [0], 0
+    hits, shared, read = [0], 0, 0
     for cache in (None, _KEPT * PAGE):
         torch.manual_seed(11)
         generator = torch.Generator().manual_seed(5) if owns else None
@@ -77,16 +77,19 @@ def test_as_many_hits_as_simulated(folder: Path, kind: Any, owns: bool, persiste
             if cache is not None:
                 tier = of_tier(loader)
                 hits.append(tier["hits"] if persistent else hits[-1] + tier["hits"])
-                shared = loader.stats()["reads"]["shared"] + (0 if persistent else shared)
+                reads = loader.stats()["reads"]
+                shared = reads["shared"] + (0 if persistent else shared)
+                read = reads["reads"] + (0 if persistent else read)
         close(loader)
     assert found[:_EPOCHS] == found[_EPOCHS:]
     orders = [[row[0] for row in got] for got, _, _ in found[:_EPOCHS]]
     best, first = simulated("next-use", orders, 4 * _SAMPLES // len(orders[0])), simulated("minio", orders, 0)
-    # in the first epoch sizes are not known yet; and bytes that are there for another sample count as shared: there are
-    # more of these the farther workers are behind the reads
+    # in the first epoch sizes are not known yet; bytes that are there for another sample count as shared; and where
+    # workers stay, some of the next epoch may have been read ahead
+    beyond = hits[-1] + shared + read - sum(len(order) for order in orders)
     assert tier["policy"] == "next-use"
-    assert hits[-1] - hits[1] + shared >= 0.9 * sum(best[1:])
-    assert hits[-1] - hits[1] <= 1.1 * sum(best[1:])
+    assert beyond >= 0
+    assert 0.9 * sum(best[1:]) <= hits[-1] - hits[1] + shared <= 1.1 * sum(best[1:]) + beyond
     assert hits[-1] - hits[1] > 1.15 * sum(first[1:])
 
 
