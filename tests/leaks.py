@@ -14,6 +14,7 @@ dead process was left by PyTorch's own loader, in this test or in one beside it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -105,13 +106,17 @@ def _lasts(thread: threading.Thread) -> bool:
 
 def descriptor_kinds() -> list[str]:
     """One word for each open descriptor of this process: memfd, shm, pipe, socket, an anonymous kind, or file."""
-    kinds = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            kinds.append(_kind(str(entry.readlink())))
-        except FileNotFoundError:  # the directory handle of this very listing
-            continue
-    return kinds
+    return [_kind(link) for link in open_links()]
+
+
+def open_links(pid: int | str = "self") -> list[str]:
+    """What each open descriptor of a process leads to, as in ``/proc``; one that is closed meanwhile is left out, as is
+    the folder that this very listing opens."""
+    links = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(str(entry.readlink()))
+    return links
 
 
 def _kind(target: str) -> str:
@@ -157,7 +162,7 @@ def _is_ours(name: str) -> bool:
             continue
         try:
             maps = Path(f"/proc/{process.pid}/maps").read_text()
-            held = [str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir()]
+            held = open_links(process.pid)
         except OSError:
             continue
         if path in maps or any(link.startswith(path) for link in held):

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from minato_gpu import DataLoader, notices
 from minato_gpu.observe.metrics import LoaderCollector
 from minato_gpu.observe.told import Told
-from tests.leaks import check_scenario
+from tests.leaks import check_scenario, open_links
 from tests.observe.made import Speaker, lane, stats
 from tests.observe.test_watching import _forked
 from tests.waiting import wait_until
@@ -191,8 +191,8 @@ def test_copies_and_forked_processes_export_nothing() -> None:
 
     def child() -> list[Any]:
         list(kept[0])
-        held = {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
-        return ["metrics" in kept[0].stats(), len(list(_loader(metrics_port=None))), socket_of_parent in held]
+        held = socket_of_parent in open_links()
+        return ["metrics" in kept[0].stats(), len(list(_loader(metrics_port=None))), held]
 
     assert _forked(child) == "[False, 8, False]"
     assert _of(_scrape(address), "samples_total", loader="range-1") == 32

@@ -21,7 +21,7 @@ from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
 from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.observe.told import PROTOCOL
 from minato_gpu.threads import OwnThread
-from tests.leaks import check_scenario
+from tests.leaks import check_scenario, open_links
 from tests.programs import Program
 from tests.waiting import wait_until
 
@@ -126,8 +126,8 @@ def test_workers_do_not_hold_the_socket(runtime: Path) -> None:
     children = psutil.Process().children(recursive=True)
     assert len(children) >= 3
     for child in children:
-        held = {str(entry.readlink()) for entry in Path(f"/proc/{child.pid}/fd").iterdir()}
-        assert not held & {f"socket:[{inode}]" for inode in inodes}, child
+        held = set(open_links(child.pid))
+        assert held and not held & {f"socket:[{inode}]" for inode in inodes}, child
         assert str(runtime / "minato-gpu") not in held
     assert len(list(iterator)) == 7
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 from socket import socket
 
 import pytest
 
 from minato_gpu.sources.field_transfer import pair, receive, send
+from tests.leaks import open_links
 
 Ends = tuple[socket, socket]
 
@@ -24,7 +24,7 @@ def ends() -> Iterator[Ends]:
 
 
 def open_files() -> int:
-    return sum("minato-fields" in str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
+    return sum("minato-fields" in link for link in open_links())
 
 
 @pytest.mark.parametrize("count", [1, 3, 2000])
