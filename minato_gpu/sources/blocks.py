@@ -42,9 +42,9 @@ class Blocks:
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
         """A block for so many bytes, and where they go. Raises MemoryError when the arena is full."""
-        block = self._arena.allocate(HEAD + nbytes)
-        self._stamp(block, WIPED)
-        return block, self.view(block, nbytes)
+        block, buffer = self._arena.allocate(HEAD + nbytes), self._arena.buffer
+        _STAMP.pack_into(buffer, block, WIPED)
+        return block, buffer[block + HEAD : block + HEAD + nbytes]
 
     def view(self, block: int, nbytes: int) -> memoryview:
         """The bytes of a block."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections import OrderedDict
 from contextlib import suppress
 
 _MOST_OPEN = 128
@@ -41,20 +40,20 @@ class SegmentFiles:
 
     def __init__(self, folder: int) -> None:
         self._folder = folder
-        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._open: dict[int, OpenFile] = {}  # in the order in which they were opened
         self._lock = threading.Lock()
 
     def opened(self, number: int) -> OpenFile:
         """The file, to be held while its ``fd`` is in use. Raises OSError where there is none."""
-        with self._lock:
-            found = self._open.get(number)
-            if found is None:
-                found = self._open[number] = OpenFile(self._file(number))
-                if len(self._open) > _MOST_OPEN:
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(number)
-            return found
+        found = self._open.get(number)  # without the lock, as nearly every time it is there
+        if found is None:
+            with self._lock:
+                found = self._open.get(number)
+                if found is None:
+                    found = self._open[number] = OpenFile(self._file(number))
+                    if len(self._open) > _MOST_OPEN:
+                        del self._open[next(iter(self._open))]
+        return found
 
     def create(self, number: int) -> OpenFile:
         """A new file, with this process as its writer."""

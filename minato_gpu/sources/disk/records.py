@@ -91,18 +91,13 @@ class Verified(NamedTuple):
 
 def seal(key: bytes, body: bytes) -> bytes:
     """The value to store for ``body``."""
-    return body + _SEAL.pack(_crc(key, body))
-
-
-def _crc(key: bytes, body: bytes) -> int:
-    """That of both, one after the other."""
-    return zlib.crc32(body, zlib.crc32(key))
+    return body + _SEAL.pack(zlib.crc32(body, zlib.crc32(key)))
 
 
 def unseal(key: bytes, value: bytes) -> bytes:
     """The body of a stored value. Raises DamagedIndexError where it is not what was stored under this key."""
     body = value[: -_SEAL.size]
-    if value[len(body) :] != _SEAL.pack(_crc(key, body)):
+    if not value.endswith(_SEAL.pack(zlib.crc32(body, zlib.crc32(key)))):
         raise DamagedIndexError(f"the index's record {key!r} is not what was written")
     return body
 
