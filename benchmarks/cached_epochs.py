@@ -36,7 +36,7 @@ from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.analysis.profile import Profile, Storage
-from minato_gpu.analysis.virtual_epochs import Drawn, Run
+from minato_gpu.analysis.virtual_epochs import Drawn, Run, simulated_together
 from minato_gpu.analysis.virtual_storage import Tier
 from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.orders import Orders
@@ -53,6 +53,7 @@ RATE = 4e6  # bytes a second: so little that 17 processes, which stand for four 
 PREPARE_S = 10e-3
 DIRECTORY_OVERHEAD = 2 << 20  # what a directory takes beside the copies
 SHARES = (0.25, 0.5, 0.75, 1.0)
+_SEEDS = 8
 
 
 class Objects:
@@ -210,7 +211,23 @@ def expected_reads(case: Case, policy: str) -> list[int]:
 
 
 def model_s(case: Case, prepare_s: float) -> float:
-    """Seconds of an epoch of one rank, which has its share of the storage's rate; of the epochs that count."""
+    """Seconds of an epoch, of those that count: until the last rank is done."""
+    if case.on_disk:  # ranks miss more or less, and which copies are on disk is chance
+        one = replace(case, filling=0, epochs=1)  # they wait for each other after each
+        runs = [_run(one, rank, case.rate) for rank in range(case.ranks)]
+        drawn = _drawn(one, runs[0], prepare_s)
+        ends = [max(each.seconds[0] for each in simulated_together(runs, drawn, seed)) for seed in range(_SEEDS)]
+        return float(np.mean(ends))
+    run = _run(case, 0, case.rate / case.ranks)  # one stands for all: they have as many hits
+    return float(np.mean(run.simulated(_drawn(case, run, prepare_s), 0).seconds[case.filling :]))
+
+
+def _drawn(case: Case, run: Run, prepare_s: float) -> Drawn:
+    steps = np.zeros((case.filling + case.epochs, run.profile.batches))
+    return Drawn(np.full(run.set_size, prepare_s), None, steps, np.arange(run.set_size))
+
+
+def _run(case: Case, rank: int, rate: float) -> Run:
     samples = -(-case.count // case.ranks)
     there = case.share if case.on_disk else None  # what any rank reads of the directory is there
     profile = Profile(
@@ -231,15 +248,11 @@ def model_s(case: Case, prepare_s: float) -> float:
         transfer_s=0.0,
         loader_s=0.0,
         startup_s=0.0,
-        storage=Storage(case.rate / case.ranks, LATENCY_MS / 1e3, 1.0, NBYTES, 1.0, cached_share=there, remote=True),
+        storage=Storage(rate, LATENCY_MS / 1e3, 1.0, NBYTES, 1.0, cached_share=there, remote=True),
         persistent=True,
         shards=case.ranks,
     )
-    run = Run(profile, None if case.on_disk else Tier(case.share, case.policy), orders=case.orders(0))
-    steps = np.zeros((case.filling + case.epochs, profile.batches))
-    drawn = Drawn(np.full(run.set_size, prepare_s), None, steps, np.arange(run.set_size))
-    seeds = range(4 if case.on_disk else 1)  # other copies are on disk for each
-    return float(np.mean([run.simulated(drawn, seed).seconds[case.filling :] for seed in seeds]))
+    return Run(profile, None if case.on_disk else Tier(case.share, case.policy), orders=case.orders(rank))
 
 
 def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Which of the collected tests the gate runs, and which only ``--all`` (``make test-all``) does.
 
 Of a test with parameters the gate runs cases in which all pairs of their values occur (``covering``). A mode counts as
-two of them, lateness and kind of worker, and as neither where there are no workers. Of the orders in which a fake
-device may do things, two of those that are drawn from a seed are enough.
+two of them, whether batches may be overtaken and the kind of worker, and as neither where there are no workers; by how
+much they may be overtaken only has to occur. Of the orders in which a fake device may do things, two of those that are
+drawn from a seed are enough.
 
 Parameters that a test lists together (``"a, b"``) count as one, unless it is marked ``each_pair``. Where two have many
 values and a case takes long, a test may be marked ``each_value``: then each occurs, but not each pair.
@@ -24,7 +25,8 @@ from tests.covering import Case, pairwise
 
 _SEED = "seed of the device's order"
 _WORKERS = ("workers", "num_workers")
-_OF_WORKERS = ("max_lateness", "worker_kind")
+_LATENESS = "max_lateness"
+_OF_WORKERS = ("bounded", _LATENESS, "worker_kind")
 
 
 def chosen(items: Iterable[pytest.Item]) -> set[pytest.Item]:
@@ -40,7 +42,7 @@ def chosen(items: Iterable[pytest.Item]) -> set[pytest.Item]:
 def _covering(group: list[pytest.Item]) -> list[pytest.Item]:
     """Some of the cases of one test."""
     cases = [factors(item) for item in group]
-    alone = {_SEED}
+    alone = {_SEED, _LATENESS}
     if group[0].get_closest_marker("each_value") is not None:
         alone.update(name for case in cases for name in case)
     return [group[at] for at in pairwise(cases, frozenset(alone))]

@@ -46,18 +46,20 @@ def _modes(*workers: int, modes: Any = MINATO, **more: Any) -> list[_Case]:
     return [_Case({"mode": mode, "workers": count}, **more) for mode, count in product(modes, workers)]
 
 
-def test_lateness_and_kind_of_worker_meet_each_other_and_every_number_of_workers() -> None:
+def test_order_and_kind_of_worker_meet_each_other_and_every_number_of_workers() -> None:
     kept = _chosen(_modes(1, 2, 3))
-    assert len(kept) == 9
+    assert len(kept) == 6
     for number in (1, 2, 3):
         modes = [case["mode"] for case in kept if case["workers"] == number]
-        assert {mode.lateness for mode in modes} == {0, 1, 8} and {mode.processes for mode in modes} == {True, False}
-    assert {case["mode"].name for case in kept} == {mode.name for mode in MINATO}
+        assert {mode.lateness > 0 for mode in modes} == {mode.processes for mode in modes} == {True, False}
+    modes = [case["mode"] for case in kept]
+    assert len({(mode.lateness > 0, mode.processes) for mode in modes}) == 4
+    assert {mode.lateness for mode in modes} == {0, 1, 8}, "how late batches may be occurs, but not in every pair"
 
 
 def test_without_workers_the_mode_makes_no_difference() -> None:
     kept = _chosen(_modes(0, 2))
-    assert [case["workers"] for case in kept].count(0) == 1 and len(kept) == 1 + len(MINATO)
+    assert [case["workers"] for case in kept].count(0) == 1 and len(kept) == 1 + 4
 
 
 def test_pytorchs_own_loader_is_left_out() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from minato_gpu.analysis.predict import Prediction, Predictor
+from minato_gpu.analysis.predict import DRAWS, Prediction, Predictor
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.setting import Setting
 from minato_gpu.samples import JSON
@@ -52,7 +52,7 @@ def points(profile: Profile) -> list[Point]:
     return [point for question in asked for point in question(profile)]
 
 
-def answer(profile: Profile, *, draws: int = 8, chosen: Sequence[Point] | None = None) -> list[dict[str, JSON]]:
+def answer(profile: Profile, *, draws: int = DRAWS, chosen: Sequence[Point] | None = None) -> list[dict[str, JSON]]:
     """A row for each point, ready for ``console.show``: ``question``, ``setting``, ``epoch_s`` with its interval from
     ``low_s`` to ``high_s``, ``first_epoch_s``, ``times_faster`` than the measured setting is predicted to be,
     ``measured`` ("here" marks that one) and ``verified``: that it can be run here, or why not."""
@@ -64,7 +64,7 @@ def answer(profile: Profile, *, draws: int = 8, chosen: Sequence[Point] | None =
     ]
 
 
-def compared(profile: Profile, tried: Iterable[Trial], *, draws: int = 8) -> list[dict[str, JSON]]:
+def compared(profile: Profile, tried: Iterable[Trial], *, draws: int = DRAWS) -> list[dict[str, JSON]]:
     """The rows of ``answer``, with what came of those that were tried: ``measured_s`` (seconds of an epoch, the middle
     of all times it was tried), ``spread_s`` between these times, ``deviation`` of what was predicted, as a share of it;
     ``verified`` says whether that lies in the interval, or why it was not tried."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from minato_gpu.analysis import page
 from minato_gpu.analysis.drawings import Point
-from minato_gpu.analysis.predict import predict
+from minato_gpu.analysis.predict import DRAWS, predict
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.questions import NOT, answer
 from minato_gpu.samples import JSON
@@ -22,7 +22,7 @@ def write(
     what: str,
     profiles: Sequence[Profile],
     document: Mapping[str, JSON],
-    draws: int = 8,
+    draws: int = DRAWS,
     answered: Rows | None = None,
 ) -> None:
     """The page on these ranks, with what the first one's profile answers: ``answered``, where that is known already.

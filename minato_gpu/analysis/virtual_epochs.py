@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.analysis.profile import Profile, Storage
-from minato_gpu.analysis.virtual_storage import Simulated, Tier, VirtualStorage
+from minato_gpu.analysis.virtual_storage import Link, Simulated, Tier, VirtualStorage
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.caches import Shuffles
 from minato_gpu.simulation.cores import ALONE, Cores
 from minato_gpu.simulation.peers import BATCH_IN_ORDER, simulate_peer
-from minato_gpu.simulation.virtual import VirtualLoader
+from minato_gpu.simulation.virtual import VirtualLoader, run_together
 from minato_gpu.simulation.work import Array, Outcome, Work
 
 TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-ups of a process
@@ -93,19 +94,30 @@ class Run:
 
     def simulated(self, drawn: Drawn, seed: int) -> Epochs:
         """The epochs, as many as there are rows of steps; where epochs overlap, one more follows the last of them."""
-        profile, count = self.profile, len(drawn.steps)
+        if self.profile.loader != "torch":
+            return simulated_together([self], drawn, seed)[0]
+        away = self._away(drawn)
+        _, keys = self._keys(len(away), seed)
+        return self._epochs(len(drawn.steps), away, self._torch(drawn, away, keys), np.zeros(len(away)))
+
+    def _away(self, drawn: Drawn) -> Array:
+        """How long the consumer is away after each batch, by epochs."""
+        profile = self.profile
         away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s
         if profile.overlap:
             away = np.concatenate((away, away[-1:]))
         away[:, -1] += profile.between_s  # while workers go on, if epochs overlap
-        orders: Orders = Shuffles(self.set_size, profile.shards, seed)
-        if self.orders is not None and self.samples == profile.samples:
+        return away
+
+    def _keys(self, epochs: int, seed: int) -> tuple[Orders, NDArray[np.int64]]:
+        """The orders of epochs, and what these read, one after the other."""
+        orders: Orders = Shuffles(self.set_size, self.profile.shards, seed)
+        if self.orders is not None and self.samples == self.profile.samples:
             orders = self.orders
-        keys = np.concatenate([self._order(orders, epoch) for epoch in range(len(away))])
-        if profile.loader == "torch":
-            outcome, reads = self._torch(drawn, away, keys), np.zeros(len(away))
-        else:
-            outcome, reads = self._ours(drawn, away, keys, orders, seed)
+        return orders, np.concatenate([self._order(orders, epoch) for epoch in range(epochs)])
+
+    def _epochs(self, count: int, away: Array, outcome: Outcome, reads: Array) -> Epochs:
+        profile = self.profile
         times = outcome.times.reshape(away.shape)[:count]
         ends = times[:, -1] + away[:count, -1]
         seconds = np.diff(ends, prepend=0.0)
@@ -139,10 +151,11 @@ class Run:
         devices = int(device is not None)
         return Work(cpu, told, profile.batch_size, lengths, profile.workers, device, device, devices)
 
-    def _ours(
-        self, drawn: Drawn, away: Array, keys: NDArray[np.int64], orders: Orders, seed: int
-    ) -> tuple[Outcome, Array]:
+    def _loader(
+        self, drawn: Drawn, away: Array, seed: int, link: Link | None
+    ) -> tuple[VirtualLoader, VirtualStorage | None]:
         profile = self.profile
+        orders, keys = self._keys(len(away), seed)
         window = max(1, profile.prefetch) * profile.workers * profile.batch_size
         policy = Policy(window, fixed=profile.in_order, max_lateness=0 if profile.in_order else profile.max_lateness)
         reading = None
@@ -154,21 +167,20 @@ class Run:
                 self.tier,
                 shards=profile.shards,
                 seed=seed,
+                link=link,
             )
-        work, steps = self._work(drawn, away, keys), away.ravel().tolist()
         loader = VirtualLoader(
-            work,
+            self._work(drawn, away, keys),
             policy,
             0.0,
             profile.overlap,
             TRIP_S,
-            steps=steps,
+            steps=away.ravel().tolist(),
             reading=reading,
             precise=True,
             cores=self._short(self.cores),
         )
-        outcome = loader.run()
-        return outcome, np.array([0.0] * len(away) if reading is None else reading.reads, float)
+        return loader, reading
 
     def storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> Simulated:
         """The storage for the samples of the set; their sizes are those of the samples that stand for them."""
@@ -217,6 +229,21 @@ class Run:
         transfer = storage.nbytes / storage.bytes_per_s
         alone = storage.requests * storage.latency_s + transfer
         return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
+
+
+def simulated_together(runs: Sequence[Run], drawn: Drawn, seed: int) -> list[Epochs]:
+    """Of ranks by this loader that begin at the same time and read from one storage, whose rate they share: that of the
+    first one's profile. They do not wait for each other between epochs."""
+    storage = runs[0].profile.storage
+    link = None if storage is None else Link(storage.bytes_per_s)
+    aways = [run._away(drawn) for run in runs]
+    made = [run._loader(drawn, away, seed, link) for run, away in zip(runs, aways, strict=True)]
+    outcomes = run_together([loader for loader, _ in made])
+    found = []
+    for run, away, outcome, (_, reading) in zip(runs, aways, outcomes, made, strict=True):
+        reads = np.zeros(len(away)) if reading is None else np.array(reading.reads, float)
+        found.append(run._epochs(len(drawn.steps), away, outcome, reads))
+    return found
 
 
 def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:

@@ -109,10 +109,23 @@ class _NoBytes(Blocks):
         pass
 
 
+class Link:
+    """The rate of a storage, in bytes a second: one answer comes after the other, whoever has asked."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def transfer_s(self, now: float, nbytes: int) -> float:
+        """How long it takes until so many bytes have come, after all that were asked for before."""
+        self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
+        return self._free_at - now
+
+
 class VirtualStorage:
     """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.reading.Reading``.
 
-    ``known``: the orders of epochs to come can be drawn; ``shards``: an epoch reads one sample in so many.
+    ``shards``: an epoch reads one sample in so many. ``link``: shared with others; else one of its own.
     """
 
     def __init__(
@@ -124,7 +137,9 @@ class VirtualStorage:
         *,
         shards: int = 1,
         seed: int = 0,
+        link: Link | None = None,
     ) -> None:
+        self._link = link or Link(storage.bytes_per_s)
         self.ahead = -(-READ_AHEAD // batch)
         self.reads: list[int] = []  # of each epoch that was begun
         self._storage, self._orders, self._shards, self._rng = storage, orders, shards, Random(seed)
@@ -140,7 +155,7 @@ class VirtualStorage:
         self._sizes: dict[int, int] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._now = self._free_at = self._loop_at = 0.0
+        self._now = self._loop_at = 0.0
         self._timer = _NEVER
         self._told: list[int] = []
         self._order: Integers = self._orders_of(0)
@@ -184,10 +199,12 @@ class VirtualStorage:
         self._service.release(serials)
         self._tell_in(self._telling.look(self._service.there))
 
+    def next_at(self) -> float:
+        return min(self._events[0][0] if self._events else _NEVER, self._timer)
+
     def advance(self, until: float) -> Arrival | None:
         while not self._told:
-            first = self._events[0][0] if self._events else _NEVER
-            at = min(first, self._timer)
+            at = self.next_at()
             if at > until or at == _NEVER:
                 return None
             self._now = at
@@ -254,8 +271,8 @@ class VirtualStorage:
 
     def _transfer(self, number: int, second: bool) -> None:
         if number in self._began:
-            self._free_at = max(self._free_at, self._now) + self._sizes[number] / self._storage.bytes_per_s
-            self._after(self._free_at - self._now, partial(self._arrived, number, second))
+            seconds = self._link.transfer_s(self._now, self._sizes[number])
+            self._after(seconds, partial(self._arrived, number, second))
 
     def _arrived(self, number: int, second: bool) -> None:
         if number in self._began:

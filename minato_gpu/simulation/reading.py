@@ -34,6 +34,9 @@ class Reading(Protocol):
     def release(self, now: float, serials: Iterable[int]) -> None:
         """These have been prepared."""
 
+    def next_at(self) -> float:
+        """When something happens next; infinite where nothing will."""
+
     def advance(self, until: float) -> Arrival | None:
         """Let time pass until the loader is told of something, or until then: None."""
 

@@ -75,19 +75,27 @@ class VirtualLoader:
 
     def run(self) -> Outcome:
         """Simulate until every batch is delivered."""
-        work = self._work
-        for number in range(work.devices):
-            self._push(work.startup_s, "open", f"device:{number}")
-        for time in work.ready_times():
+        return run_together([self])[0]
+
+    def _open(self) -> None:
+        for number in range(self._work.devices):
+            self._push(self._work.startup_s, "open", f"device:{number}")
+        for time in self._work.ready_times():
             self._push(time, "open", m.CPU)
-        while True:
-            self._admit()
-            self._consume()
-            self._share()
-            self._listen()
-            if len(self._delivered) == work.batches:
-                return self._outcome()
-            self._step()
+
+    def _is_done(self) -> bool:
+        """Do all that can be done now; whether every batch has been delivered."""
+        self._admit()
+        self._consume()
+        self._share()
+        self._listen()
+        return len(self._delivered) == self._work.batches
+
+    def _next_at(self) -> float:
+        """When something happens next, here or at the storage."""
+        wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
+        reading = _NEVER if self._reading is None else self._reading.next_at()
+        return min(first, reading, _NEVER if wake is None else wake)
 
     def _share(self) -> None:
         """What runs takes as long as the cores let it now."""
@@ -112,9 +120,11 @@ class VirtualLoader:
         self._number += 1
         heappush(self._events, (time, self._number, kind, what))
 
-    def _step(self) -> None:
+    def _step(self, most: float = _NEVER) -> None:
+        """What happens next, if that is not after ``most``; until then, storage goes on."""
         wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
-        if self._bytes_come(first if wake is None else min(first, wake)):
+        until = first if wake is None else min(first, wake)
+        if self._bytes_come(min(until, most)) or most < until:
             return
         if wake is not None and wake < first:
             self._look(max(wake, self._now))
@@ -306,3 +316,20 @@ class VirtualLoader:
         spans = [span for _, batch in self._delivered for span in batch.spans]
         serials = np.concatenate([np.arange(lo, hi) for lo, hi in spans])
         return Outcome(times, serials)
+
+
+def run_together(loaders: Sequence[VirtualLoader]) -> list[Outcome]:
+    """Simulate loaders that begin at the same time, until each has delivered every batch. What happens first is done
+    first, of them and of what they read from: they may share it."""
+    for each in loaders:
+        each._open()
+    going = [each for each in loaders if not each._is_done()]
+    while len(going) > 1:
+        (_, number), (most, _) = sorted((each._next_at(), number) for number, each in enumerate(going))[:2]
+        going[number]._step(most)
+        if going[number]._is_done():
+            del going[number]
+    for last in going:
+        while not last._is_done():
+            last._step()
+    return [each._outcome() for each in loaders]

@@ -33,7 +33,8 @@ class Mode:
     @property
     def factors(self) -> dict[str, Any]:
         """What it is made of: see tests/selection.py."""
-        return {"max_lateness": self.lateness, "worker_kind": dict(self.arguments).get("worker_kind", "process")}
+        kind = dict(self.arguments).get("worker_kind", "process")
+        return {"bounded": self.lateness > 0, "max_lateness": self.lateness, "worker_kind": kind}
 
     @property
     def processes(self) -> bool:

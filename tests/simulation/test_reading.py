@@ -10,7 +10,7 @@ import pytest
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.peers import BATCH_IN_ORDER, simulate_peer
 from minato_gpu.simulation.reading import Arrival
-from minato_gpu.simulation.virtual import VirtualLoader
+from minato_gpu.simulation.virtual import VirtualLoader, run_together
 from minato_gpu.simulation.work import Outcome, Work
 
 SAMPLES, BATCH, SLOTS = 64, 8, 2
@@ -39,6 +39,9 @@ class OneByOne:
 
     def release(self, now: float, serials: Iterable[int]) -> None:
         self.released += serials
+
+    def next_at(self) -> float:
+        return self._coming[0][0] if self._coming else float("inf")
 
     def advance(self, until: float) -> Arrival | None:
         if not self._coming or self._coming[0][0] > until:
@@ -122,3 +125,37 @@ def test_every_batch_has_a_step_of_its_own(ours: bool) -> None:
     else:
         outcome = simulate_peer(BATCH_IN_ORDER, cheap, 4 * BATCH, 0, steps)
     assert np.diff(outcome.times) == pytest.approx(steps[:-1], abs=1e-3)
+
+
+class Shared(OneByOne):
+    """Tells of what another brings, too."""
+
+    def __init__(self, seconds: float, line: list[float], seen: list[float]) -> None:
+        super().__init__(seconds)
+        self.line, self.seen = line, seen
+
+    def want(self, now: float, place: int, serials: range) -> None:
+        self.seen.append(now)
+        self._free_at = self.line[0]
+        super().want(now, place, serials)
+        self.line[0] = self._free_at
+
+    def release(self, now: float, serials: Iterable[int]) -> None:
+        self.seen.append(now)
+        super().release(now, serials)
+
+    def advance(self, until: float) -> Arrival | None:
+        came = super().advance(until)
+        self.seen += [came.at] if came else []
+        return came
+
+
+def test_what_happens_first_is_done_first_also_among_several() -> None:
+    """Else the one that is simulated ahead would have had of what they share what the other asks for before it."""
+    line, seen = [0.0], list[float]()
+    readings = [Shared(seconds, line, seen) for seconds in (COST_S / 3, COST_S, COST_S / 2)]
+    loaders = [VirtualLoader(work(2), Policy(4 * BATCH), reading=each, overlap=False) for each in readings]
+    outcomes = run_together(loaders)
+    assert seen == sorted(seen) and len(seen) > 3 * SAMPLES
+    assert all(outcome.serials.tolist() == list(range(2 * SAMPLES)) for outcome in outcomes)
+    assert max(each.makespan_s for each in outcomes) >= 2 * SAMPLES * sum(each.seconds for each in readings)
