@@ -25,6 +25,7 @@ from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.hedging import Hedging
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.overdue import SLACK_S
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.source import Key, Source
@@ -255,11 +256,17 @@ class VirtualStorage:
         patience = self._hedging.patience_s
         if patience is not None and not self._storage.files:
             late = self._began[number] + patience - self._now
-            self._after(max(0.0, late), partial(self._ask_again, number))
+            self._after(max(0.0, late), partial(self._takes_long, number))
 
-    def _ask_again(self, number: int) -> None:
-        waits = number in self._began and not self._concurrency.at_its_limit
-        if waits and self._hedging.allows(self._now):
+    def _takes_long(self, number: int) -> None:
+        if number in self._began:
+            self._hedging.overdue(number, self._began[number])
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        now = self._now + SLACK_S
+        at_its_limit = self._concurrency.at_its_limit
+        while (number := self._hedging.next(now, at_its_limit=at_its_limit)) is not None:
             self._twice.add(number)
             self._send(number, second=True)
 
@@ -289,9 +296,10 @@ class VirtualStorage:
         seconds, size = self._now - self._began.pop(number), self._sizes.pop(number)
         self._concurrency.finished(self._now, seconds, full=full)
         patient = self._hedging.patience_s is not None
-        self._hedging.finished(seconds)
+        self._hedging.finished(number, seconds)
         if not patient:  # it may be known by now
             for each in self._began:
                 self._watch(each)
+        self._ask_again()
         self._start()
         self._service.done(number, number, size, None, seconds)

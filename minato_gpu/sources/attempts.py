@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from minato_gpu.sources.hedging import Hedging, Retries, is_expired, is_final, is_refusal
-from minato_gpu.sources.overdue import Overdue
+from minato_gpu.sources.overdue import SLACK_S, Overdue
 from minato_gpu.sources.source import Source
 
 
@@ -58,7 +58,7 @@ class _Request:
 
 
 class Attempts:
-    """``ended`` is told of every read, ``at_its_limit`` whether the storage gives no more: then nothing is asked twice.
+    """``ended`` is told of every read; ``at_its_limit`` tells whether the storage gives no more (hedging.py).
     ``time_out_s``: an attempt that is not answered by then has failed. ``counts``: see ``ReaderPool.stats``."""
 
     def __init__(self, remote: Remote, time_out_s: float, at_its_limit: Callable[[], bool], ended: Ended) -> None:
@@ -66,15 +66,14 @@ class Attempts:
         self._at_its_limit, self._ended = at_its_limit, ended
         self._loop = asyncio.get_running_loop()
         self._hedging, self._retries = Hedging(), Retries()
-        self._reads: set[_Read] = set()
-        self._slow = Overdue[_Read](lambda: self._hedging.patience_s, self._ask_again)
+        self._reads: dict[int, _Read] = {}
+        self._slow = Overdue[_Read](lambda: self._hedging.patience_s, self._takes_long)
         self._dead = Overdue[_Read](lambda: time_out_s, self._time_out)
         self.counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
 
     def submit(self, number: int, source: Source) -> None:
         """Read this now."""
-        read = _Read(number, source, self._loop.time())
-        self._reads.add(read)
+        read = self._reads[number] = _Read(number, source, self._loop.time())
         self._begin(read)
 
     def _begin(self, read: _Read) -> None:
@@ -118,12 +117,13 @@ class Attempts:
         now = self._loop.time()
         seconds = now - read.attempt_begin
         patient = self._hedging.patience_s is not None
-        self._hedging.finished(seconds)
+        self._hedging.finished(read.number, seconds)
         if not patient and self._hedging.patience_s is not None:
             self._slow.look()
         if isinstance(answer, bytes) or not self._tries_again(read, answer):
-            self._reads.discard(read)
+            del self._reads[read.number]
             self._ended(read.number, answer, seconds, now - read.begin)
+        self._ask_again()
 
     def _tries_again(self, read: _Read, error: BaseException) -> bool:
         """Whether there will be one more attempt."""
@@ -143,10 +143,16 @@ class Attempts:
 
     # --- what takes long -------------------------------------------------------------------------------------
 
-    def _ask_again(self, read: _Read) -> None:
-        if not self._at_its_limit() and self._hedging.allows(self._loop.time()):
+    def _takes_long(self, read: _Read) -> None:
+        self._hedging.overdue(read.number, read.attempt_begin)
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """For those that take long, as far as that is allowed now."""
+        now = self._loop.time() + SLACK_S
+        while (number := self._hedging.next(now, at_its_limit=self._at_its_limit())) is not None:
             self.counts["hedges"] += 1
-            self._request(read, is_second=True)
+            self._request(self._reads[number], is_second=True)
 
     def _time_out(self, read: _Read) -> None:
         self._answered(read, TimeoutError(f"{read.source} has not been answered in {self._time_out_s:g} seconds"))
@@ -155,8 +161,8 @@ class Attempts:
         """End what is under way: nobody is told."""
         self._slow.close()
         self._dead.close()
-        requests = [request for read in self._reads for request in read.requests]
-        for read in self._reads:
+        requests = [request for read in self._reads.values() for request in read.requests]
+        for read in self._reads.values():
             read.requests = []
             if read.pause is not None:
                 read.pause.cancel()

@@ -58,8 +58,10 @@ class Concurrency:
             self._since, self._count, self._seconds, self._full = now, 0, 0.0, True
 
     def _evaluate(self, now: float, rate: float, latency_s: float) -> None:
-        slower = latency_s > _LATER * self.latency_s > 0.0
+        slower, first = latency_s > _LATER * self.latency_s > 0.0, self.latency_s == 0.0
         self.latency_s = latency_s
+        if first:  # in which connections were made, and nothing came for as long as the first answer took
+            return
         if not self._full:
             self._before, self._hold_until = None, 0.0  # it gives what is wanted
             return

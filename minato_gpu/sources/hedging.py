@@ -2,8 +2,11 @@
 
 A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
 mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: a share of all requests,
-and none while the storage says that it is asked too much, or gives no more. The share follows what hedges have brought:
-where requests only queue, the first one is answered first, and hardly any second one is sent from then on.
+and none while the storage says that it is asked too much; nor where it gives no more, unless hedges have helped. The
+share follows what they have brought: where requests only queue, the first one is answered first, and hardly any second
+one is sent from then on. A request that takes long while no hedge may be sent goes on being slow: it is asked for again
+as soon as one may be, and of several the one that is needed first. (Forgotten instead, one such request held up the
+first seconds of an epoch by 0.8 s, a fifth of them.)
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ _OVER_MEDIAN = 1.5  # where all take much the same, the slowest are not slow
 _SHARE = 0.05
 _BURST, _FIRST = 16.0, 4.0  # saved up at most, and allowed before anything is known of them
 _REMEMBERED = 4  # hedges that say whether others are worth it
+_UNKNOWN = 0.5  # as if every other one had been
 _FAIR = 0.1  # of hedges answered first: as many make the whole share worth it
 _QUIET_S = 5.0
 
@@ -30,11 +34,13 @@ class Hedging:
         self._since_sorted = _RECENT
         self._patience_s: float | None = None
         self._allowed = _FIRST
-        self._worth = 0.5  # of the last hedges, those that were answered first
+        self._worth = _UNKNOWN  # of the last hedges, those that were answered first
         self._quiet_until = 0.0
+        self._slow: dict[int, float] = {}  # requests that took long when they were looked at, and since when they wait
 
-    def finished(self, latency_s: float) -> None:
+    def finished(self, number: int, latency_s: float) -> None:
         """A request has been answered; of two the time of the one that was."""
+        self._slow.pop(number, None)
         self._recent.append(latency_s)
         self._allowed = min(_BURST, self._allowed + _SHARE * min(1.0, self._worth / _FAIR))
         self._since_sorted += 1
@@ -56,12 +62,24 @@ class Hedging:
         """How long to wait for an answer before asking again; None while that is not known."""
         return self._patience_s
 
-    def allows(self, now: float) -> bool:
-        """Whether a second request may be sent now; if so it is counted."""
-        if now < self._quiet_until or self._allowed < 1.0:
-            return False
-        self._allowed -= 1.0
-        return True
+    def overdue(self, number: int, since: float) -> None:
+        """A request, sent then, has waited for so long. Lower numbers are needed first."""
+        self._slow[number] = since
+
+    def next(self, now: float, *, at_its_limit: bool = False) -> int | None:
+        """The slow request that is to be sent a second time now, if one is; it is counted. It is still slow: where all
+        take longer by now, it is not. ``at_its_limit``: the storage gives no more; then only where most hedges have
+        been answered first."""
+        if not self._slow or now < self._quiet_until or self._allowed < 1.0:
+            return None
+        if at_its_limit and self._worth <= _UNKNOWN:
+            return None
+        latest = now - (self._patience_s or 0.0)
+        number = min((number for number, since in self._slow.items() if since <= latest), default=None)
+        if number is not None:
+            del self._slow[number]
+            self._allowed -= 1.0
+        return number
 
 
 class Retries:

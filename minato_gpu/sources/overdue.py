@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_SLACK_S = 1e-3  # what is due so soon is taken along: the event loop's own clock is no finer
+SLACK_S = 1e-3  # what is due so soon is taken along: the event loop's own clock is no finer
 
 
 class Overdue(Generic[T]):
@@ -39,7 +39,7 @@ class Overdue(Generic[T]):
         after = self._after_s()
         if after is None:
             return
-        limit = self._loop.time() - after + _SLACK_S
+        limit = self._loop.time() - after + SLACK_S
         due = []
         for each, since in self._since.items():
             if since > limit:

@@ -11,8 +11,9 @@ def second_requests(*, won: bool) -> int:
     """How many are sent where each of them is answered first, or none is."""
     hedging, sent = Hedging(), 0
     for number in range(_REQUESTS):
-        hedging.finished(0.05)
-        if hedging.allows(float(number)):
+        hedging.finished(number, 0.05)
+        hedging.overdue(_REQUESTS + number, -1.0)
+        if hedging.next(float(number)) is not None:
             sent += 1
             hedging.hedged(won=won)
     return sent
@@ -29,15 +30,60 @@ def test_hardly_any_where_they_never_are() -> None:
 
 def test_none_while_the_storage_is_asked_too_much() -> None:
     hedging = Hedging()
-    assert hedging.allows(0.0)
+    for number in (1, 2, 3):
+        hedging.overdue(number, -1.0)
+    assert hedging.next(0.0) == 1
     hedging.refused(1.0)
-    assert not hedging.allows(1.5)
-    assert hedging.allows(7.0)
+    assert hedging.next(1.5) is None
+    assert hedging.next(7.0) == 2
+
+
+def test_what_could_not_be_asked_again_at_once_is_as_soon_as_may_be_the_first_needed_first() -> None:
+    hedging = Hedging()
+    for number in range(100, 104):
+        hedging.overdue(number, -1.0)
+    assert [hedging.next(0.0) for _ in range(5)] == [100, 101, 102, 103, None]
+    for number in (9, 8, 7):
+        hedging.overdue(number, -1.0)
+    hedging.finished(7, 0.5)  # it was answered after all
+    found = []
+    for number in range(50):
+        asked = hedging.next(0.0)
+        assert asked is None or number >= 19, "a share of what is answered, not more"
+        found += [] if asked is None else [asked]
+        hedging.finished(1000 + number, 0.05)
+    assert found == [8, 9]
 
 
 def test_nothing_is_slow_before_something_is_known() -> None:
     hedging, patience = Hedging(), []
-    for _ in range(32):
-        hedging.finished(0.05)
+    for number in range(32):
+        hedging.finished(number, 0.05)
         patience.append(hedging.patience_s)
     assert patience[:-1] == [None] * 31 and (patience[-1] or 0.0) > 0.05
+
+
+def test_what_is_not_slow_any_more_is_not_asked_again() -> None:
+    """Since all requests take as long by now: they queue."""
+    hedging = Hedging()
+    for number in range(64):
+        hedging.finished(number, 0.05)
+    hedging.overdue(100, since=0.0)
+    hedging.overdue(99, since=0.2)
+    for number in range(1000, 1512):
+        hedging.finished(number, 0.3)
+    assert hedging.patience_s is not None and 0.3 < hedging.patience_s < 0.5
+    assert hedging.next(0.4) is None
+    assert hedging.next(0.5) == 100, "which is slow even so"
+    assert hedging.next(0.5) is None
+
+
+def test_at_its_limit_a_storage_is_asked_again_only_where_that_has_helped() -> None:
+    for won in (True, False):
+        hedging = Hedging()
+        for number in range(3):
+            hedging.overdue(number, since=-1.0)
+        assert hedging.next(0.0, at_its_limit=True) is None
+        assert hedging.next(0.0) == 0
+        hedging.hedged(won=won)
+        assert hedging.next(0.0, at_its_limit=True) == (1 if won else None)
