@@ -148,7 +148,7 @@ class VirtualLoader:
             self._take_awaited()
 
     def _bytes_come(self, until: float) -> bool:
-        """Whether the scheduler has been told of some by then. What else storage does changes nothing for the loader."""
+        """Whether the scheduler has been told of some by then. What else storage does changes nothing here."""
         while self._reading is not None and (came := self._reading.advance(until)):
             self._now = max(came.at, self._now)
             if spans := self._intake.arrived.came(came.serials):
