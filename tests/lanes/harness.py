@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from minato_gpu.lanes.base import Piece, Report, Task
+from minato_gpu.lanes.base import Failure, Piece, Report, Task
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
@@ -178,3 +178,23 @@ def items_of(reports: Sequence[Report]) -> list[Any]:
 def draws() -> list[Any]:
     """One draw of each global generator."""
     return [torch.rand(()).item(), np.random.random_sample(), random.random()]
+
+
+def values(bench: Bench, reports: list[Report]) -> list[Any]:
+    """The samples that the reports refer to."""
+    return [bench.store.get(item) for item in items_of(reports)]
+
+
+def error_of(item: Any) -> tuple[type[BaseException], str]:
+    """Type and text of a failure."""
+    assert isinstance(item, Failure)
+    try:
+        item.error.reraise()
+    except Exception as error:
+        return type(error), str(error)
+    raise AssertionError("nothing was raised")
+
+
+def a_sample(key: int) -> Any:
+    """One that a slab takes."""
+    return {"x": np.full(3, key, np.float32), "name": f"n{key}"}

@@ -67,7 +67,7 @@ FAULTS = (
         "lanes/worker.py",
         "                self._store.discard(item)\n",
         "                pass\n",
-        ("lanes/test_worker.py",),
+        ("lanes/test_worker_seeds.py", "lanes/test_worker_telling.py"),
     ),
     Fault(
         "an object that cannot be laid down keeps its parts",

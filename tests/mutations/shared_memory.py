@@ -89,7 +89,7 @@ FAULTS = (
         "lanes/worker.py",
         "            fence()\n            unfence()\n            if done >= words[limit]:\n",
         "            if done >= words[limit]:\n",
-        ("lanes/test_worker_order.py", "lanes/test_worker.py"),
+        ("lanes/test_worker_order.py", "lanes/test_worker_telling.py"),
     ),
     Fault(
         "samples are taken back without a fence",
@@ -131,13 +131,13 @@ FAULTS = (
         "lanes/worker.py",
         "            self._words[self._row + CHUNK] = -1\n            self._board.fence()\n",
         "            self._board.fence()\n",
-        ("lanes/test_worker_order.py", "lanes/test_worker.py"),
+        ("lanes/test_worker_order.py", "lanes/test_worker_telling.py"),
     ),
     Fault(
         "a worker names its task and has not forgotten how far the last one came",
         "lanes/worker.py",
         "            words[row + STARTED] = words[row + STAGE] = 0\n",
         "",
-        ("lanes/test_worker_order.py", "lanes/test_worker.py"),
+        ("lanes/test_worker_order.py", "lanes/test_worker_telling.py"),
     ),
 )

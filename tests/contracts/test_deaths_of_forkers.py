@@ -1,0 +1,140 @@
+"""The processes that fork replacements die as well: one takes the other's place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from minato_gpu.engine import deaths
+from tests.contracts.datasets import Costly
+from tests.contracts.deadly import FORK, deadly_loader
+from tests.leaks import child_pids
+from tests.raising import error_of
+from tests.waiting import wait_until
+
+
+def _both(lane: Any) -> list[int]:
+    """The one that forks and its spare, once there are two."""
+    assert wait_until(lambda: len(lane._pool._spawner.pids) == 2)
+    return list(lane._pool._spawner.pids)
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def _kill(lane: Any, pid: int) -> None:
+    """One of the two, until another is in its place."""
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: pid not in lane._pool._spawner.pids)
+    _both(lane)
+
+
+def _kill_worker(lane: Any, number: int) -> None:
+    pid = lane.pids[number]
+    with contextlib.suppress(ProcessLookupError):  # it has ended with the one that forked it
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: lane.pids[number] != pid)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["the one that forks", "its spare"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_one_that_forks_is_killed(
+    times: int, which: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers die before and after: those that it had forked end with it, and all are replaced."""
+    monkeypatch.setattr(deaths, "STARTS", 1000)  # those killed here may not have come to take any work
+    loader = deadly_loader(Costly(100))
+    iterator = iter(loader)
+    received = next(iterator).tolist()
+    lane = iterator._engine.pump.lanes["cpu"]
+    seen = {*_both(lane), *lane.pids}
+    _kill_worker(lane, 0)
+    for _ in range(times):
+        _kill(lane, _both(lane)[which])
+        _kill_worker(lane, 1)
+        seen |= {*_both(lane), *lane.pids}
+    received += [key for batch in iterator for key in batch.tolist()]
+    assert sorted(received) == list(range(100))
+    assert caplog.text.count("A process that starts replacements of workers") == times
+    assert wait_until(lambda: all(_ended(pid) for pid in seen))
+
+
+def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
+    """The other one answers."""
+    iterator = iter(deadly_loader(Costly(100)))
+    received = next(iterator).tolist()
+    lane = iterator._engine.pump.lanes["cpu"]
+    first, spare = _both(lane)
+    _stop(first)
+    pid = lane.pids[0]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: lane._pool._spawner._asked)
+    _kill(lane, first)
+    assert wait_until(lambda: lane.pids[0] != pid)
+    assert psutil.Process(lane.pids[0]).ppid() == spare == _both(lane)[0]
+    received += [key for batch in iterator for key in batch.tolist()]
+    assert sorted(received) == list(range(100))
+
+
+def test_a_loader_that_is_left_at_once_leaves_no_process_that_forks() -> None:
+    """Even if the spare is being forked just then."""
+    iterator = iter(deadly_loader(Costly(400)))
+    iterator._engine.close()
+    assert wait_until(lambda: not child_pids())
+
+
+def test_both_processes_that_fork_are_killed() -> None:
+    """Stopped first, so that neither has time to fork another."""
+    iterator = iter(deadly_loader(Costly(400)))
+    next(iterator)
+    lane = iterator._engine.pump.lanes["cpu"]
+    both = _both(lane)
+    for pid in both:
+        _stop(pid)
+    for pid in (*both, lane.pids[0]):
+        os.kill(pid, signal.SIGKILL)
+    text = str(error_of(RuntimeError, list, iterator))
+    assert "could not be replaced: both processes that start replacements have been killed" in text
+    assert wait_until(lambda: not child_pids())
+
+
+def _parent(pipe: Any, kills: bool) -> None:
+    iterator = iter(deadly_loader(Costly(400)))
+    next(iterator)
+    lane = iterator._engine.pump.lanes["cpu"]
+    if kills:
+        _kill(lane, _both(lane)[0])
+    _kill_worker(lane, 0)
+    pipe.send([*lane.pids, *_both(lane)])
+    signal.pause()
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["both as they were", "one that forks was killed before"])
+def test_nothing_is_left_when_the_parent_is_killed(kills: bool) -> None:
+    mine, theirs = FORK.Pipe()
+    parent = FORK.Process(target=_parent, args=(theirs, kills))
+    parent.start()
+    assert mine.poll(30)
+    processes = [psutil.Process(pid) for pid in mine.recv()]
+    assert len(processes) == 4 and all(process.is_running() for process in processes)
+    parent.kill()
+    parent.join()
+    assert wait_until(
+        lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    )
+    for each in (parent, mine, theirs):
+        each.close()
