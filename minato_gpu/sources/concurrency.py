@@ -2,8 +2,8 @@
 
 Little's law says how many must be for a rate and a latency: rate x latency. Neither is known before, and both change,
 so the limit is doubled while that pays: where too little is there, and reads wait although as many are under way as may
-be. A step that has not brought 5 % more is taken back, because then the storage is at its own limit and only queues. It
-is tried again later.
+be. A step that has not brought 10 % more is taken back, because then the storage is at its own limit and only queues.
+It is tried again later.
 
 Where much of what is wanted is there already, few reads are under way, in order of need. Several readers, such as the
 ranks of a training, may share a storage, and all that one sends for later is answered before what another one needs
@@ -12,7 +12,7 @@ next: four ranks that each missed a fifth of an epoch took 1.6 times as long whe
 
 from __future__ import annotations
 
-_PAYS = 1.05
+_PAYS = 1.1
 _STEP = 2
 _HOLD_S, _LONGEST_HOLD_S = 1.0, 8.0
 _SHORTEST_S = 0.05

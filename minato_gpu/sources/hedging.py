@@ -3,10 +3,10 @@
 A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
 mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: a share of all requests,
 and none while the storage says that it is asked too much; nor where it gives no more, unless hedges have helped. The
-share follows what they have brought: where requests only queue, the first one is answered first, and hardly any second
-one is sent from then on. A request that takes long while no hedge may be sent goes on being slow: it is asked for again
-as soon as one may be, and of several the one that is needed first. (Forgotten instead, one such request held up the
-first seconds of an epoch by 0.8 s, a fifth of them.)
+share follows what they have brought: where requests only queue, the first one is answered first, and a fifth of it is
+left. A request that takes long while no hedge may be sent goes on being slow: it is asked for again as soon as one may
+be, and of several the one that is needed first. (Forgotten instead, one such request held up an epoch by 0.8 s.) The
+second one may take long as well: then there is a third.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _BURST, _FIRST = 16.0, 4.0  # saved up at most, and allowed before anything is k
 _REMEMBERED = 4  # hedges that say whether others are worth it
 _UNKNOWN = 0.5  # as if every other one had been
 _FAIR = 0.1  # of hedges answered first: as many make the whole share worth it
+_LEAST_WORTH = 0.2  # of the share, whatever came of others: when all requests become slower, these are useless once
 _QUIET_S = 5.0
 
 
@@ -42,7 +43,7 @@ class Hedging:
         """A request has been answered; of two the time of the one that was."""
         self._slow.pop(number, None)
         self._recent.append(latency_s)
-        self._allowed = min(_BURST, self._allowed + _SHARE * min(1.0, self._worth / _FAIR))
+        self._allowed = min(_BURST, self._allowed + _SHARE * min(1.0, max(_LEAST_WORTH, self._worth / _FAIR)))
         self._since_sorted += 1
         if self._since_sorted >= _LEAST and len(self._recent) >= _LEAST:
             self._since_sorted = 0
@@ -67,7 +68,7 @@ class Hedging:
         self._slow[number] = since
 
     def next(self, now: float, *, at_its_limit: bool = False) -> int | None:
-        """The slow request that is to be sent a second time now, if one is; it is counted. It is still slow: where all
+        """The slow request that is to be sent once more now, if one is; it is counted. It is still slow: where all
         take longer by now, it is not. ``at_its_limit``: the storage gives no more; then only where most hedges have
         been answered first."""
         if not self._slow or now < self._quiet_until or self._allowed < 1.0:
@@ -75,9 +76,9 @@ class Hedging:
         if at_its_limit and self._worth <= _UNKNOWN:
             return None
         latest = now - (self._patience_s or 0.0)
-        number = min((number for number, since in self._slow.items() if since <= latest), default=None)
+        number = min((number for number, since in self._slow.items() if since < latest), default=None)
         if number is not None:
-            del self._slow[number]
+            self._slow[number] = now  # the second one may take long as well
             self._allowed -= 1.0
         return number
 
