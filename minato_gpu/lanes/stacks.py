@@ -67,7 +67,9 @@ def of_process(pid: int, end: socket.socket) -> str:
     poll.register(end, select.POLLIN)
     while len(out) < _MOST:
         if not poll.poll(1e3 * wait):
-            if out or monotonic() > until or not _could_run(pid):
+            if out or monotonic() > until:
+                break
+            if not _could_run(pid) and not poll.poll(0):  # it may have answered, and rest again, since the last look
                 break
             continue
         data = end.recv(_MOST)
@@ -80,7 +82,7 @@ def of_process(pid: int, end: socket.socket) -> str:
 def _could_run(pid: int) -> bool:
     """Whether the process waits for nothing but a core: it has been woken by the signal."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"R")
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in (b"R", b"D")
     except OSError:
         return False
 
