@@ -10,7 +10,7 @@ FAULTS = (
         "window/assembly.py",
         "            batch.lent = self.holdings.lend(batch.item)\n",
         "            item = batch.item\n            batch.lent = lambda: self.holdings.lend(item)()\n",
-        ("window/test_assembly.py", "engine/test_pump.py", "contracts/test_deaths.py"),
+        ("window/test_assembly.py", "engine/test_pump.py", "contracts/test_deadly_samples.py"),
         "d8baa75",
     ),
     Fault(
