@@ -53,7 +53,7 @@ RATE = 4e6  # bytes a second: so little that 17 processes, which stand for four 
 PREPARE_S = 10e-3
 DIRECTORY_OVERHEAD = 2 << 20  # what a directory takes beside the copies
 SHARES = (0.25, 0.5, 0.75, 1.0)
-_SEEDS = 8
+_SEEDS = 8  # of which copies are on disk, in the model
 
 
 class Objects:

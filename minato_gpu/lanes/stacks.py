@@ -80,7 +80,7 @@ def of_process(pid: int, end: socket.socket) -> str:
 
 
 def _could_run(pid: int) -> bool:
-    """Whether the process waits for nothing but a core: it has been woken by the signal."""
+    """Whether the process waits for nothing but a core or the kernel: it has been woken by the signal."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in (b"R", b"D")
     except OSError:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from minato_gpu.lanes.base import Extra
 from minato_gpu.lanes.leases import Leases, lay_down
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from tests.lanes.harness import marked, open_links, piece, task
-
-
-@pytest.fixture
-def links() -> Iterator[WorkerChannels]:
-    with open_links(2) as links:
-        yield links
+from tests.lanes.harness import marked, piece, task
 
 
 def _add(leases: Leases, links: WorkerChannels, run: int, *chunks: int) -> None:
