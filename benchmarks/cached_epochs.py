@@ -42,6 +42,7 @@ from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.orders import Orders
 from minato_gpu.sampling.look_ahead import DistributedOrders
 from minato_gpu.simulation.caches import Items, run_epoch
+from minato_gpu.simulation.work import Array
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.disk.tier import DiskTier
 
@@ -211,15 +212,19 @@ def expected_reads(case: Case, policy: str) -> list[int]:
 
 
 def model_s(case: Case, prepare_s: float) -> float:
-    """Seconds of an epoch, of those that count: until the last rank is done."""
-    if case.on_disk:  # ranks miss more or less, and which copies are on disk is chance
-        one = replace(case, filling=0, epochs=1)  # they wait for each other after each
-        runs = [_run(one, rank, case.rate) for rank in range(case.ranks)]
-        drawn = _drawn(one, runs[0], prepare_s)
-        ends = [max(each.seconds[0] for each in simulated_together(runs, drawn, seed)) for seed in range(_SEEDS)]
-        return float(np.mean(ends))
-    run = _run(case, 0, case.rate / case.ranks)  # one stands for all: they have as many hits
-    return float(np.mean(run.simulated(_drawn(case, run, prepare_s), 0).seconds[case.filling :]))
+    """Seconds of an epoch, of those that count: until the last rank is done, for which the others wait."""
+    if case.on_disk:  # which copies there are is chance, and nothing else is left of the epochs before
+        one = replace(case, filling=0, epochs=1)
+        return float(np.mean([_together(one, prepare_s, seed) for seed in range(_SEEDS)]))
+    return float(np.mean(_together(case, prepare_s, 0)[case.filling :]))
+
+
+def _together(case: Case, prepare_s: float, seed: int) -> Array:
+    """Seconds of each epoch."""
+    runs = [_run(case, rank) for rank in range(case.ranks)]
+    found = simulated_together(runs, _drawn(case, runs[0], prepare_s), seed, meet=True)
+    ends = np.cumsum([each.seconds for each in found], axis=1).max(axis=0)
+    return np.diff(ends, prepend=0.0)
 
 
 def _drawn(case: Case, run: Run, prepare_s: float) -> Drawn:
@@ -227,7 +232,7 @@ def _drawn(case: Case, run: Run, prepare_s: float) -> Drawn:
     return Drawn(np.full(run.set_size, prepare_s), None, steps, np.arange(run.set_size))
 
 
-def _run(case: Case, rank: int, rate: float) -> Run:
+def _run(case: Case, rank: int) -> Run:
     samples = -(-case.count // case.ranks)
     there = case.share if case.on_disk else None  # what any rank reads of the directory is there
     profile = Profile(
@@ -248,7 +253,7 @@ def _run(case: Case, rank: int, rate: float) -> Run:
         transfer_s=0.0,
         loader_s=0.0,
         startup_s=0.0,
-        storage=Storage(rate, LATENCY_MS / 1e3, 1.0, NBYTES, 1.0, cached_share=there, remote=True),
+        storage=Storage(case.rate, LATENCY_MS / 1e3, 1.0, NBYTES, 1.0, cached_share=there, remote=True),
         persistent=True,
         shards=case.ranks,
     )

@@ -231,14 +231,14 @@ class Run:
         return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
 
 
-def simulated_together(runs: Sequence[Run], drawn: Drawn, seed: int) -> list[Epochs]:
+def simulated_together(runs: Sequence[Run], drawn: Drawn, seed: int, *, meet: bool = False) -> list[Epochs]:
     """Of ranks by this loader that begin at the same time and read from one storage, whose rate they share: that of the
-    first one's profile. They do not wait for each other between epochs."""
+    first one's profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
     storage = runs[0].profile.storage
     link = None if storage is None else Link(storage.bytes_per_s)
     aways = [run._away(drawn) for run in runs]
     made = [run._loader(drawn, away, seed, link) for run, away in zip(runs, aways, strict=True)]
-    outcomes = run_together([loader for loader, _ in made])
+    outcomes = run_together([loader for loader, _ in made], meet=meet)
     found = []
     for run, away, outcome, (_, reading) in zip(runs, aways, outcomes, made, strict=True):
         reads = np.zeros(len(away)) if reading is None else np.array(reading.reads, float)

@@ -69,6 +69,8 @@ class VirtualLoader:
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
         self._asked = False
+        self._meets = False  # others, after each epoch
+        self.met_at: float | None = None  # since when it waits for them
         self._step_s = 0.0  # of the consumer's last step
         self._device_s = 0.0  # device work that the next step will feel
         self.made_on: dict[int, str] = {}  # which device prepared a sample, by serial; the others are the CPU's
@@ -77,7 +79,8 @@ class VirtualLoader:
         """Simulate until every batch is delivered."""
         return run_together([self])[0]
 
-    def _open(self) -> None:
+    def _open(self, *, meets: bool) -> None:
+        self._meets = meets
         for number in range(self._work.devices):
             self._push(self._work.startup_s, "open", f"device:{number}")
         for time in self._work.ready_times():
@@ -305,10 +308,17 @@ class VirtualLoader:
             self._step_s *= self._pace.consumer
             self._device_s = 0.0
             self._consumer_ready = self._now + self._step_s
-            if period:
+            if self._meets and self._work.ends_epoch(order):
+                self.met_at, self._consumer_ready = self._consumer_ready, _NEVER
+            elif period:
                 self._push(self._consumer_ready, "consumer", None)
             self._tell(m.Delivered(self._now, order, step_s))
             self._admit()
+
+    def go_on(self, time: float) -> None:
+        """The others have ended the epoch, too."""
+        self.met_at, self._consumer_ready = None, time
+        self._push(time, "consumer", None)
 
     def _outcome(self) -> Outcome:
         times = np.array([time for time, _ in self._delivered])
@@ -317,18 +327,30 @@ class VirtualLoader:
         return Outcome(times, serials)
 
 
-def run_together(loaders: Sequence[VirtualLoader]) -> list[Outcome]:
+def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> list[Outcome]:
     """Simulate loaders that begin at the same time, until each has delivered every batch. What happens first is done
-    first, of them and of what they read from: they may share it."""
+    first, of them and of what they read from: they may share it. ``meet``: they wait for each other after each epoch,
+    of which all have the same number."""
     for each in loaders:
-        each._open()
+        each._open(meets=meet)
     going = [each for each in loaders if not each._is_done()]
     while len(going) > 1:
+        _let_go_on(going)
         (_, number), (most, _) = sorted((each._next_at(), number) for number, each in enumerate(going))[:2]
         going[number]._step(most)
         if going[number]._is_done():
             del going[number]
     for last in going:
         while not last._is_done():
+            _let_go_on(going)
             last._step()
     return [each._outcome() for each in loaders]
+
+
+def _let_go_on(loaders: Sequence[VirtualLoader]) -> None:
+    """Those that wait for each other, once all do."""
+    times = [each.met_at for each in loaders]
+    if None not in times:
+        last = max(time for time in times if time is not None)
+        for each in loaders:
+            each.go_on(last)

@@ -79,6 +79,10 @@ class Work:
     def batches(self) -> int:
         return len(self.sizes)
 
+    def ends_epoch(self, batch: int) -> bool:
+        """Whether the batch is the last of an epoch after which another comes."""
+        return batch + 1 < self.batches and bool(self.epochs[batch] != self.epochs[batch + 1])
+
     def ready_times(self) -> list[float]:
         """When each CPU worker takes its first chunk."""
         return [self.startup_s + i * self.stagger_s for i in range(self.slots)]
