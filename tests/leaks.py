@@ -109,6 +109,14 @@ def descriptor_kinds() -> list[str]:
     return [_kind(link) for link in open_links()]
 
 
+def gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie has)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def open_links(pid: int | str = "self") -> list[str]:
     """What each open descriptor of a process leads to, as in ``/proc``; one that is closed meanwhile is left out, as is
     the folder that this very listing opens."""

@@ -2,6 +2,11 @@
 
 A thread that is in a system call holds no lock of Python's, so many are under way at once. What they have done is
 handed to the event loop together: it is woken once for all that ended meanwhile.
+
+Of small files that go into the page cache a thread takes several together: it has the kernel begin with all of them,
+and then waits for one after the other. So as many are under way with fewer threads, which would wake each other with
+every call (measured, 95 KB cold: 24 µs of CPU for each file instead of 40, and as many a second). Where one does not
+come, another thread takes over the others.
 """
 
 from __future__ import annotations
@@ -9,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
@@ -22,7 +27,13 @@ from minato_gpu.sources.placing import Cached, Where
 from minato_gpu.sources.source import Source
 
 _MOST_THREADS = 64
+_TOGETHER, _TOGETHER_BYTES = 8, 1 << 20  # so many files, at most, and about so many bytes
+_TELL_S = 2e-3  # what has come waits no longer for others, to be told together
+_STUCK_S = 0.1  # nothing has come for so long: there is to be one more thread
 _OPEN = 64  # files that stay open, because parts of them are read
+
+
+_Task = tuple[int, Source, Where]
 
 Ended = tuple[int, float, int, int, BaseException | None]
 """Number, seconds, block, bytes, or the error."""
@@ -45,10 +56,15 @@ class LocalReads:
         self._blocks = blocks
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[tuple[int, Source, Where] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._held: list[deque[_Task]] = []  # what each has taken and not begun to wait for
         self._under_way = 0
-        self._done: list[Ended] = []  # not told
+        self._together = _TOGETHER // 2  # files that a thread takes at a time: nothing is known of them yet
+        self._ends = 0  # of reads
+        self._watch: asyncio.TimerHandle | None = None
+        self._done: list[Ended] = []  # not taken
+        self._told, self._told_at = False, 0.0  # whether the event loop has been woken for them; when it took the last
         self._lock = threading.Lock()
         self._files = _OpenFiles()
         self._read = read or self._read_file
@@ -58,52 +74,107 @@ class LocalReads:
     def submit(self, number: int, source: Source) -> None:
         """Read this next."""
         self._under_way += 1
-        if self._under_way > len(self._threads) < _MOST_THREADS:
-            thread = threading.Thread(target=self._work, daemon=True, name=f"minato-read-{len(self._threads)}")
-            self._threads.append(thread)
-            thread.start()
-        self._queue.put((number, source, self._where(number)))
+        where = self._where(number)
+        each = self._together if where is Where.PAGE_CACHE else 1
+        if self._under_way > len(self._threads) * each:
+            self._add_thread()
+        self._queue.put((number, source, where))
+        if self._watch is None:
+            self._watch = self._loop.call_later(_STUCK_S, self._look, self._ends)
 
     def close(self) -> None:
         """Let the threads end, without waiting for what storage does not answer."""
+        if self._watch is not None:
+            self._watch.cancel()
         for _ in self._threads:
             self._queue.put(None)
 
-    def _work(self) -> None:
+    def _add_thread(self) -> None:
+        if len(self._threads) < _MOST_THREADS:
+            name, held = f"minato-read-{len(self._threads)}", deque[_Task]()
+            thread = threading.Thread(target=self._work, args=(held,), daemon=True, name=name)
+            self._threads.append(thread)
+            self._held.append(held)
+            thread.start()
+
+    def _look(self, ends: int) -> None:
+        """Nothing may come because threads wait for files that do not: others then take over what is next of them."""
+        self._take()
+        if ends == self._ends:
+            for held in self._held:
+                for task in _popped(held):
+                    self._queue.put(task)
+            if not self._queue.empty():
+                self._add_thread()
+        again = self._under_way > 0
+        self._watch = self._loop.call_later(_STUCK_S, self._look, self._ends) if again else None
+
+    def _work(self, held: deque[_Task]) -> None:
         while (task := self._queue.get()) is not None:
-            number, source, where = task
-            begin = monotonic()
+            tasks = [task, *self._more(task)]
+            held += tasks
+            files = {each[0]: _begun(each) for each in tasks} if len(tasks) > 1 else {}
             try:
-                block, nbytes = self._read(source, where)
-                ended: Ended = number, monotonic() - begin, block, nbytes, None
-            except BaseException as error:
-                ended = number, monotonic() - begin, NOWHERE, 0, error
-            with self._lock:
-                self._done.append(ended)
-                first = len(self._done) == 1
-            if first:
-                try:
-                    self._loop.call_soon_threadsafe(self._take)
-                except RuntimeError:  # the loop has been closed
-                    return
+                for each in _popped(held):
+                    self._do(each, files.pop(each[0], -1), last=not held)
+            except RuntimeError:  # the loop has been closed
+                return
+            for file in files.values():
+                if file >= 0:
+                    os.close(file)
+
+    def _more(self, first: _Task) -> list[_Task]:
+        """What the thread takes together with that."""
+        found: list[_Task] = []
+        while first[2] is Where.PAGE_CACHE and len(found) < self._together - 1:
+            try:
+                task = self._queue.get_nowait()
+            except Empty:
+                break
+            if task is None:  # for another thread
+                self._queue.put(None)
+                break
+            found.append(task)
+        return found
+
+    def _do(self, task: _Task, file: int, *, last: bool) -> None:
+        """``file``: the source's, open, if it is not below 0; ``last``: of those that are told together."""
+        number, source, where = task
+        begin = monotonic()
+        try:
+            block, nbytes = self._read(source, where) if file < 0 else self._read_begun(file, source, where)
+            ended: Ended = number, monotonic() - begin, block, nbytes, None
+        except BaseException as error:
+            ended = number, monotonic() - begin, NOWHERE, 0, error
+        with self._lock:
+            self._done.append(ended)
+            tell = (last or monotonic() > self._told_at + _TELL_S) and not self._told
+            self._told = self._told or tell
+        if tell:
+            self._loop.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
         with self._lock:
-            done, self._done = self._done, []
+            done, self._done, self._told, self._told_at = self._done, [], False, monotonic()
+        if not done:
+            return
+        self._ends += len(done)
         self._under_way -= len(done)
+        self._together = min(_TOGETHER, *(_together(*each[2:4]) for each in done))
         for each in done:
             self._ended(each)
 
     def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
-        path = source.path.removeprefix("file://")
         if source.length is None:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return self._read_open(file, source, where)
-            finally:
-                os.close(file)
-        with self._files.borrowed(path) as file:
+            return self._read_begun(os.open(_path(source), os.O_RDONLY | os.O_CLOEXEC), source, where)
+        with self._files.borrowed(_path(source)) as file:
             return self._read_open(file, source, where)
+
+    def _read_begun(self, file: int, source: Source, where: Where) -> tuple[int, int]:
+        try:
+            return self._read_open(file, source, where)
+        finally:
+            os.close(file)
 
     def _read_open(self, file: int, source: Source, where: Where) -> tuple[int, int]:
         if where is Where.PAGE_CACHE:
@@ -134,6 +205,41 @@ class LocalReads:
             self._blocks.free(block)
             raise
         return block, nbytes
+
+
+def _together(block: int, nbytes: int) -> int:
+    """How many files like the one that lies there a thread takes at a time."""
+    return max(1, _TOGETHER_BYTES // max(nbytes, 1)) if block == IN_PAGE_CACHE else 1
+
+
+def _path(source: Source) -> str:
+    return source.path.removeprefix("file://")
+
+
+def _begun(task: _Task) -> int:
+    """The file, open, with which the kernel has begun; -1 where it is not to be, and what is wrong is found later."""
+    _, source, where = task
+    if source.length is not None or where is not Where.PAGE_CACHE:
+        return -1
+    try:
+        file = os.open(_path(source), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return -1
+    try:
+        os.posix_fadvise(file, source.offset, _TOGETHER_BYTES, os.POSIX_FADV_WILLNEED)
+    except OSError:  # no regular file
+        os.close(file)
+        return -1
+    return file
+
+
+def _popped(tasks: deque[_Task]) -> Iterator[_Task]:
+    """From the left, until there are no more; another thread may do so at the same time."""
+    while tasks:
+        try:
+            yield tasks.popleft()
+        except IndexError:
+            return
 
 
 class _OpenFiles:

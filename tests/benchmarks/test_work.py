@@ -9,13 +9,13 @@ import sys
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from benchmarks.cases import CASES, bursts, kits19, rare, scattered
 from benchmarks.datasets import Costly, WorkLog
 from benchmarks.isolate import MeasurementError, isolated, tree_peak_rss_bytes
 from benchmarks.work import calibrate, work
+from tests.leaks import gone
 from tests.waiting import wait_until
 
 
@@ -109,14 +109,7 @@ def test_an_interrupted_benchmark_takes_its_measurement_with_it() -> None:
         sleeper = int(benchmark.stdout.readline())
         benchmark.terminate()
         assert benchmark.wait(30) == 128 + signal.SIGTERM
-    assert wait_until(lambda: not _runs(sleeper))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    assert wait_until(lambda: gone(sleeper))
 
 
 def test_peak_memory_counts_this_process() -> None:

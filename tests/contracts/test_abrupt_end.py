@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
+from tests.leaks import gone
 from tests.programs import Program
 from tests.waiting import wait_until
 
@@ -45,7 +46,7 @@ def _victim(scenario: str, mode: Mode) -> Iterator[tuple[Program, list[psutil.Pr
 
 
 def _gone(workers: list[psutil.Process]) -> bool:
-    return not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+    return all(gone(worker.pid) for worker in workers)
 
 
 def _left(pid: int) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from minato_gpu.engine import deaths
 from tests.contracts.datasets import Costly
 from tests.contracts.deadly import FORK, deadly_loader
-from tests.leaks import child_pids
+from tests.leaks import child_pids, gone
 from tests.raising import error_of
 from tests.waiting import wait_until
 
@@ -43,13 +43,6 @@ def _kill_worker(lane: Any, number: int) -> None:
     assert wait_until(lambda: lane.pids[number] != pid)
 
 
-def _ended(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.mark.parametrize("which", [0, 1], ids=["the one that forks", "its spare"])
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_one_that_forks_is_killed(
@@ -70,7 +63,7 @@ def test_one_that_forks_is_killed(
     received += [key for batch in iterator for key in batch.tolist()]
     assert sorted(received) == list(range(100))
     assert caplog.text.count("A process that starts replacements of workers") == times
-    assert wait_until(lambda: all(_ended(pid) for pid in seen))
+    assert wait_until(lambda: all(gone(pid) for pid in seen))
 
 
 def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
@@ -129,12 +122,10 @@ def test_nothing_is_left_when_the_parent_is_killed(kills: bool) -> None:
     parent = FORK.Process(target=_parent, args=(theirs, kills))
     parent.start()
     assert mine.poll(30)
-    processes = [psutil.Process(pid) for pid in mine.recv()]
-    assert len(processes) == 4 and all(process.is_running() for process in processes)
+    pids = mine.recv()
+    assert len(pids) == 4 and not any(gone(pid) for pid in pids)
     parent.kill()
     parent.join()
-    assert wait_until(
-        lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
-    )
+    assert wait_until(lambda: all(gone(pid) for pid in pids))
     for each in (parent, mine, theirs):
         each.close()

@@ -31,21 +31,13 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
-from tests.leaks import child_pids
+from tests.leaks import child_pids, gone
 from tests.waiting import wait_until
 
 _LIBC = ctypes.CDLL(None)
 _IN_CREATE = 0x100  # inotify(7)
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-def gone(pid: int) -> bool:
-    """Whether the process has ended (a zombie has)."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def pids_of(lane: Any) -> list[int]:

@@ -22,6 +22,13 @@ FAULTS = (
         ("sources/test_page_cache.py",),
     ),
     Fault(
+        "a file that does not come holds up those that its thread has taken with it",
+        "sources/local.py",
+        "                    self._queue.put(task)\n",
+        "                    held.append(task)\n                    break\n",
+        ("sources/test_local.py",),
+    ),
+    Fault(
         "what memory keeps of files the page cache has as well",
         "sources/local.py",
         "                if where is Where.UNCACHED:\n",

@@ -1,0 +1,132 @@
+"""Files that one thread reads together: each is told of by itself, and large ones are not read so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minato_gpu import Source
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources import local
+from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
+from minato_gpu.sources.local import Ended, LocalReads
+from minato_gpu.sources.placing import Where
+from tests.leaks import open_links
+
+COUNT, NBYTES = 20, 5000
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Source]:
+    found = []
+    for number in range(COUNT):
+        path = tmp_path / f"{number}"
+        path.write_bytes(os.urandom(NBYTES + number))
+        found.append(Source(str(path)))
+    return found
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+@dataclass
+class Reads:
+    """LocalReads that are closed in the end."""
+
+    where: Where = Where.PAGE_CACHE
+
+    async def __aenter__(self) -> Reads:
+        self.arena, self._ended = Arena("test", 1 << 20), asyncio.Queue[Ended]()
+        self.pool = LocalReads(Blocks(self.arena), self._ended.put_nowait, where=lambda number: self.where)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._ended.empty()
+        self.pool.close()
+        for thread in self.pool._threads:
+            thread.join()
+        self.arena.close()
+
+    async def all(self, sources: Iterable[Source], less: int = 0) -> dict[int, Ended]:
+        """What is told of them, by number; of so many nothing is."""
+        count = 0
+        for number, source in enumerate(sources):
+            self.pool.submit(number, source)
+            count += 1
+        return await self.told(count - less)
+
+    async def told(self, count: int) -> dict[int, Ended]:
+        found = [await self._ended.get() for _ in range(count)]
+        return {each[0]: each for each in found}
+
+
+@in_a_loop
+async def test_each_of_several_is_told_of(sources: list[Source]) -> None:
+    async with Reads() as reads:
+        found = await reads.all(sources)
+        assert [each[2:] for _, each in sorted(found.items())] == [
+            (IN_PAGE_CACHE, NBYTES + number, None) for number in range(COUNT)
+        ]
+        assert len(reads.pool._threads) < COUNT / 3
+    assert not any(link.startswith(str(Path(sources[0].path).parent)) for link in open_links())
+
+
+@in_a_loop
+async def test_one_that_cannot_be_read_is_that_one_alone(sources: list[Source]) -> None:
+    """Of several that the kernel has begun with, one is not there, one is a folder, and of one a part is wanted that
+    reaches beyond its end."""
+    path = sources[3].path
+    Path(path).unlink()
+    sources[5] = Source(str(Path(path).parent))
+    sources[7] = Source(sources[7].path, 4000, 2000)
+    sources[9] = Source(sources[9].path, 4000, 1000)
+    async with Reads() as reads:
+        found = await reads.all(sources)
+    failed = {number: type(each[4]) for number, each in found.items() if each[4] is not None}
+    assert failed == {3: FileNotFoundError, 5: IsADirectoryError, 7: EOFError}
+    assert all(found[number][2] == NOWHERE for number in failed) and found[9][2:4] == (IN_PAGE_CACHE, 1000)
+
+
+@in_a_loop
+async def test_those_that_do_not_come_hold_up_no_other(sources: list[Source]) -> None:
+    """Named pipes into which nobody writes yet, more than there are threads, before the files and among them."""
+    pipes = [number for number in range(COUNT) if number < 8 or number % 2]
+    for number in pipes:
+        path = Path(sources[number].path)
+        path.unlink()
+        os.mkfifo(path)
+    async with Reads() as reads:
+        found = await reads.all(sources, less=len(pipes))
+        assert not set(found) & set(pipes)
+        for number in pipes:
+            await asyncio.to_thread(lambda path: path.open("wb").close(), Path(sources[number].path))
+        found = await reads.told(len(pipes))
+        assert sorted(found) == pipes
+
+
+@in_a_loop
+async def test_large_files_and_those_that_threads_copy_have_a_thread_each(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Reads(Where.BLOCK) as reads:
+        await reads.all(sources)
+        assert len(reads.pool._threads) == COUNT
+    monkeypatch.setattr(local, "_TOGETHER_BYTES", 2 * NBYTES + 1)
+    async with Reads() as reads:
+        found = []
+        for number in (0, 19):
+            await reads.all([sources[number]])
+            found.append(reads.pool._together)
+        assert found == [2, 1]
