@@ -53,8 +53,7 @@ class History:
             self._write_each(keys, codes)
             return
         assert self._codes is not None
-        fresh = np.unique(indices[self._codes[indices] == 0])
-        self.recorded += len(fresh)
+        self.recorded += len(set(indices[self._codes[indices] == 0].tolist()))  # np.unique imports for 20 ms first
         self._codes[indices] = codes
 
     @property
