@@ -2,9 +2,7 @@
 
 There are two, as anything may be killed: one forks workers, the other is its spare. When one is gone the other takes
 its place, and forks a new spare. So what is left to fear is that both are killed before either is replaced: the next
-worker's death is an error then. A loader that has begun a second ago is worth a spare, and one of which a worker has
-died: short ones, such as those of a validation set, start with a process less. A worker ends with the process that
-forked it, and is replaced in its turn.
+worker's death is an error then. A worker ends with the process that forked it, and is replaced in its turn.
 
 Each has one thread and waits: for requests of the parent, and for the ends of the workers that it forked, which only it
 can collect. It tells both through a socket, a process with a descriptor that stands for it, so that a signal never
@@ -31,7 +29,6 @@ from minato_gpu.lanes import forking
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
 
-STAYS_S = 1.0  # after which there is to be a spare
 LOST = "both processes that start replacements have been killed"
 _LARGEST = 1 << 16
 
@@ -187,8 +184,6 @@ class Spawner:
         what, *told = pickle.loads(data)
         if what == "runs":
             side.pid, side.sentinel = told[0], fds[0]
-            return None
-        if what == "stays":
             self._have_spare()
             return None
         if what == "ended":
@@ -301,13 +296,8 @@ def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: S
     poll.register(end, select.POLLIN)
     poll.register(parent, select.POLLIN)
     _tell(end, ("runs", os.getpid()), os.pidfd_open(os.getpid()))
-    stays = False
     while True:
-        ready = poll.poll(None if stays else 1e3 * STAYS_S)
-        if not ready:
-            stays = True
-            _tell(end, ("stays",))
-        for fd, _ in ready:
+        for fd, _ in poll.poll():
             if fd in workers:
                 poll.unregister(fd)
                 process = workers.pop(fd)

@@ -11,17 +11,11 @@ import psutil
 import pytest
 
 from minato_gpu.engine import deaths
-from minato_gpu.lanes import spawner
 from tests.contracts.datasets import Costly
 from tests.contracts.deadly import FORK, deadly_loader
 from tests.leaks import child_pids, gone
 from tests.raising import error_of
 from tests.waiting import wait_until
-
-
-@pytest.fixture(autouse=True)
-def _spare_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spawner, "STAYS_S", 0.0)
 
 
 def _both(lane: Any) -> list[int]:
@@ -70,19 +64,6 @@ def test_one_that_forks_is_killed(
     assert sorted(received) == list(range(100))
     assert caplog.text.count("A process that starts replacements of workers") == times
     assert wait_until(lambda: all(gone(pid) for pid in seen))
-
-
-def test_there_is_a_spare_once_a_worker_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the loader has not been there for long."""
-    monkeypatch.setattr(spawner, "STAYS_S", 1000.0)
-    iterator = iter(deadly_loader(Costly(100)))
-    received = next(iterator).tolist()
-    lane = iterator._engine.pump.lanes["cpu"]
-    assert wait_until(lambda: len(lane._pool._spawner.pids) == 1)
-    _kill_worker(lane, 0)
-    assert lane.pids[0] > 0 and len(_both(lane)) == 2
-    received += [key for batch in iterator for key in batch.tolist()]
-    assert sorted(received) == list(range(100))
 
 
 def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
