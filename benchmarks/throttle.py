@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from aiohttp import web
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 SPREAD = 0.1
 
@@ -79,6 +81,8 @@ def _serve(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: 
 
 
 async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: Path | None) -> None:
+    from aiohttp import web
+
     rng, turn = random.Random(seed), _Turn()
     ended = asyncio.Event()
 

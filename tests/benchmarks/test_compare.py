@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from benchmarks.compare.case import Alone, Case
 from benchmarks.compare.content import Reader, same_content
@@ -136,7 +136,7 @@ def test_paired_ratio_and_its_interval() -> None:
     """Against SciPy's own interval of the mean; what slows both by the same factor does not widen it."""
     ours, theirs = [10.0, 12.0, 11.0, 13.0], [5.0, 5.5, 6.0, 6.2]
     logs = np.log(np.divide(ours, theirs))
-    interval = stats.t.interval(0.95, 3, loc=logs.mean(), scale=stats.sem(logs))
+    interval = scipy.stats.t.interval(0.95, 3, loc=logs.mean(), scale=scipy.stats.sem(logs))
     ratio, low, high = paired(ours, theirs)
     assert (ratio, low, high) == pytest.approx((np.exp(logs.mean()), *np.exp(interval)))
     assert paired([10.0, 20.0, 5.0], [5.0, 10.0, 2.5]) == pytest.approx((2.0, 2.0, 2.0))

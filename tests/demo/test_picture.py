@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
 
 from minato_gpu.demo import picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Ten seconds: cpu slot 0 works for six of them, once on a slow sample; the device for half; the consumer waits 1 + 2.
 TIMELINE: dict[str, Any] = {
@@ -31,6 +31,9 @@ def _texts(axis: Axes) -> list[str]:
 
 def _bars(axis: Axes, colour: str) -> list[tuple[float, float]]:
     """(start, end) in seconds of all bars of one colour."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_hex
+
     found = []
     for collection in axis.collections:
         if isinstance(collection, PolyCollection) and to_hex(np.asarray(collection.get_facecolor())[0]) == colour:

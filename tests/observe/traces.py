@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
-
 
 @dataclass
 class Slice:
@@ -42,8 +40,16 @@ class Found:
         return [each for each in self.slices["training loop"] if each.name == "step"]
 
 
+def _schema() -> Any:
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+
+    return perfetto_trace_pb2
+
+
 def read(path: Path) -> Found:
     """What a trace says. Raises AssertionError where it is none: see there."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
     trace = Trace()
     trace.ParseFromString(path.read_bytes())
     tracks: dict[int, str] = {}
@@ -71,12 +77,14 @@ def _found(events: list[tuple[int, int, Any]], tracks: dict[int, str]) -> Found:
     for at, _, event in events:
         track, values = tracks[event.track_uuid], {each.name: _value(each) for each in event.debug_annotations}
         found.counts += event.extra_counter_values
-        if event.type == TrackEvent.TYPE_INSTANT:
+        if event.type == _schema().TrackEvent.TYPE_INSTANT:
             found.instants[track].append(Slice(event.name, at, at, values, list(event.flow_ids)))
-        elif event.type == TrackEvent.TYPE_SLICE_BEGIN:
+        elif event.type == _schema().TrackEvent.TYPE_SLICE_BEGIN:
             under_way[event.track_uuid].append(Slice(event.name, at, at, values, list(event.flow_ids)))
         else:
-            assert event.type == TrackEvent.TYPE_SLICE_END and under_way[event.track_uuid], "an end without a beginning"
+            assert event.type == _schema().TrackEvent.TYPE_SLICE_END and under_way[event.track_uuid], (
+                "an end without a beginning"
+            )
             done = under_way[event.track_uuid].pop()
             done.end = at
             found.slices[track].append(done)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import signal
+import scipy
 
 from minato_gpu import parity
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
@@ -102,7 +102,7 @@ class TestResampling:
     def test_both_implementations_are_scipys(self, up: int, down: int, length: int) -> None:
         audio = noise(length / RATE)
         params = {"up": np.int32(up), "down": np.int32(down)}
-        expected = signal.resample_poly(audio, up, down)
+        expected = scipy.signal.resample_poly(audio, up, down)
         got = speech_resampling.resample({"audio": audio}, params)["audio"]
         assert np.array_equal(got, expected)
         got = speech_resampling.resample_on_device(np, {"audio": audio}, params)["audio"]
