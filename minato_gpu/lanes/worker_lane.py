@@ -38,7 +38,7 @@ class WorkerLane:
         self._answers: list[Message] = [Opened(self.slots)]
         self._faults: list[Exit | Arrived] = []
         self._looks = False  # somebody wants to know how far it all is
-        self._gone: set[int] = set()  # workers that have ended
+        self._gone: set[int] = set()  # workers that have ended, or are being killed
 
     def sleep(self, *, every_task: bool) -> None:
         """See Lane."""

@@ -58,6 +58,14 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return made
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page with everything."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    page.write(path, "train.py", [WHOLE], document({}, []), CURVES)
+    return path.read_text(encoding="utf-8")
+
+
 class Seen(HTMLParser):
     """What of a page matters to who does not see it."""
 
@@ -77,8 +85,7 @@ class Seen(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_it_needs_nothing_else(write: Callable[..., Path]) -> None:
-    text = write().read_text(encoding="utf-8")
+def test_it_needs_nothing_else(text: str) -> None:
     seen = Seen(text)
     assert not any(seen.all(tag) for tag in ("script", "link", "img", "iframe"))
     assert not re.search(r"url\((?!#)|@import", text)
@@ -87,8 +94,8 @@ def test_it_needs_nothing_else(write: Callable[..., Path]) -> None:
     assert len(text) < 1_000_000
 
 
-def test_it_says_what_it_shows(write: Callable[..., Path]) -> None:
-    seen = Seen(write().read_text(encoding="utf-8"))
+def test_it_says_what_it_shows(text: str) -> None:
+    seen = Seen(text)
     levels = [int(tag[1]) for tag, _ in seen.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
     assert seen.all("html")[0]["lang"] == "en" and "width=device-width" in str(seen.all("meta")[1]["content"])
@@ -100,9 +107,9 @@ def test_it_says_what_it_shows(write: Callable[..., Path]) -> None:
     assert NASTY in said and "the page cache could not be looked at" in said and "within the noise" not in said
 
 
-def test_contrasts_suffice(write: Callable[..., Path]) -> None:
+def test_contrasts_suffice(text: str) -> None:
     """WCAG 2.2, AA: 4.5 to 1 of text, 3 to 1 of what is drawn, but of the colour that a label and a table go with."""
-    variables = dict(re.findall(r"--(\w+): (#\w{6})", write().read_text(encoding="utf-8")))
+    variables = dict(re.findall(r"--(\w+): (#\w{6})", text))
     for ink in ("ink", "soft", "lead"):
         for paper in ("paper", "back"):
             assert _contrast(variables[ink], variables[paper]) >= 4.5

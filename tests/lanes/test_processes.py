@@ -72,6 +72,18 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Sign
         assert ("out of memory" in text) == (number is signal.SIGKILL)
 
 
+def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:
+    """It takes some time to end: who looks again meanwhile would take it to hang once more."""
+    never = FORK.Event()
+    with open_lane(lambda key: never.wait()) as lane:
+        lane.send(task(piece([0])))
+        assert wait_until(lambda: lane.at_work())
+        lane.kill(0, "it was here")
+        assert not lane.at_work()
+        [ended] = exits_of(lane)
+        assert (ended.number, ended.code, ended.stuck) == (0, -signal.SIGKILL, "it was here")
+
+
 def _forks(pid: Any) -> Callable[[int], Any]:
     """Samples that leave a process behind which nobody waits for; key 1 then kills its worker."""
 

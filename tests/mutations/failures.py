@@ -6,6 +6,13 @@ from tests.mutations.fault import Fault
 
 FAULTS = (
     Fault(
+        "a hung worker that is being killed is taken to hang once more",
+        "lanes/process_lane.py",
+        "            self._gone.add(worker)  # on a busy machine it takes some time to end, and would be taken to hang once more\n",
+        "",
+        ("lanes/test_processes.py",),
+    ),
+    Fault(
         "the sample after the one that killed is blamed",
         "engine/deaths.py",
         "at = (min(claim.started, stop) if reporting else claim.started) - 1",

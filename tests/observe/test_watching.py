@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -272,8 +273,12 @@ def test_who_hangs_up_or_does_not_read_harms_nobody(runtime: Path, monkeypatch: 
     for _ in range(3):
         folder.connect(os.getpid(), 5.0).close()
     monkeypatch.setattr(listening, "_command", lambda: "x" * (1 << 22))  # more than a socket holds
-    with folder.connect(os.getpid(), 5.0):
-        found = ask(os.getpid())
+    with folder.connect(os.getpid(), 5.0) as reads_nothing:
+        poll = select.poll()
+        poll.register(reads_nothing, 0)  # when the other end has been closed
+        assert poll.poll(30_000)
+        monkeypatch.setattr(listening, "_TIMEOUT_S", 30.0)
+        found = ask(os.getpid(), 30.0)
     assert len(found.command) == 1 << 22
     folder.close()
 
