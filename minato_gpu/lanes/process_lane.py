@@ -176,7 +176,7 @@ class ProcessLane(WorkerLane):
         """See Lane."""
         if self._pool is not None:
             self._stuck[worker] = stuck
-            self._gone.add(worker)  # on a busy machine it takes some time to end, and would be taken to hang once more
+            self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
             self._pool.kill(worker)
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:

@@ -8,7 +8,7 @@ FAULTS = (
     Fault(
         "a hung worker that is being killed is taken to hang once more",
         "lanes/process_lane.py",
-        "            self._gone.add(worker)  # on a busy machine it takes some time to end, and would be taken to hang once more\n",
+        "            self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more\n",
         "",
         ("lanes/test_processes.py",),
     ),
