@@ -28,40 +28,40 @@ def _analyze(*arguments: str, code: int = 0) -> Result:
     return result
 
 
-@pytest.mark.timeout(240)
-def test_a_script_is_analysed_and_other_settings_are_verified(tmp_path: Path) -> None:
+def test_a_script_is_analysed(tmp_path: Path) -> None:
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
-    left, report = tmp_path / "out.json", tmp_path / "out.html"
-    given = ("--seconds", "2", "--verify", "--json", str(left), "--report", str(report))
-    result = _analyze(*given, script, data(tmp_path / "data", 24))
-    said = " ".join(result.output.split())
-    assert "side effects" in said and "for at most 4 s" in said
+    left = tmp_path / "out.json"
+    result = _analyze("--seconds", "2", "--json", str(left), script, data(tmp_path / "data"))
+    assert "side effects" in result.output
+    for said in ("where an epoch's time goes", "preparation stall", "slowest samples", "what was measured"):
+        assert said in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines())
     document: dict[str, Any] = json.loads(left.read_text())
-    _is_analysed(script, document, result.output)
-    _are_verified(document["whatif"], result.output)
-    assert "measured, s" in report.read_text(encoding="utf-8")
-
-
-def _is_analysed(script: str, document: dict[str, Any], output: str) -> None:
-    for said in ("where an epoch's time goes", "preparation stall", "slowest samples", "what was measured"):
-        assert said in output
     assert document["settings"]["script"] == script
     shares = [row["share"] for row in document["rows"] if row["share"] is not None]
     assert sum(shares) == pytest.approx(1.0)
-    assert document["verdict"]["sentence"] in " ".join(output.split())
-    assert profile_from(document["profiles"][0]).samples == 24
+    assert document["verdict"]["sentence"] in " ".join(result.output.split())
+    assert profile_from(document["profiles"][0]).samples == 64
     assert document["results"] == [
         {"rank": 0, "status": "complete", "message": "", "loaders": document["results"][0]["loaders"]}
     ]
 
 
-def _are_verified(rows: list[dict[str, Any]], output: str) -> None:
+@pytest.mark.timeout(240)
+def test_other_settings_are_verified(tmp_path: Path) -> None:
+    script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
+    left, report = tmp_path / "out.json", tmp_path / "out.html"
+    given = ("--seconds", "2", "--verify", "--json", str(left), "--report", str(report))
+    result = _analyze(*given, script, data(tmp_path / "data", 24))
+    assert "for at most 4 s" in " ".join(result.output.split())
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+    rows = json.loads(left.read_text())["whatif"]
     ran = [row for row in rows if "measured_s" in row]
     assert ran and all(row["measured_s"] > 0 and row["deviation"] > -1 for row in ran)
     assert all(row["verified"].startswith("run here" if row in ran else "not ") for row in rows)
     for said in ("as it ran", "predicted", "not verifiable here", "run here"):
-        assert said in output
+        assert said in result.output
+    assert "measured, s" in report.read_text(encoding="utf-8")
 
 
 def test_several_ranks_verify_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
