@@ -41,7 +41,8 @@ _EXAMPLE = 5_000  # ms for one example: an endless one, not one on a busy machin
 
 class _Late:
     """A module that is imported where it is first used, not where test files are collected: what is in memory is copied
-    with each fork of a worker, and let go with each (measured: 45 of the gate's 480 s of CPU, for 100 MB)."""
+    with each fork of a worker, and let go with each (measured: contract tests take 175 s of CPU in processes of 243 MB,
+    and 191 s in those of 315 MB)."""
 
     def __init__(self, name: str) -> None:
         self._name = name

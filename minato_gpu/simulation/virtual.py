@@ -335,14 +335,16 @@ def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> lis
         each._open(meets=meet)
     going = [each for each in loaders if not each._is_done()]
     while len(going) > 1:
-        _let_go_on(going)
+        if meet:
+            _let_go_on(going)
         (_, number), (most, _) = sorted((each._next_at(), number) for number, each in enumerate(going))[:2]
         going[number]._step(most)
         if going[number]._is_done():
             del going[number]
     for last in going:
         while not last._is_done():
-            _let_go_on(going)
+            if meet:
+                _let_go_on(going)
             last._step()
     return [each._outcome() for each in loaders]
 

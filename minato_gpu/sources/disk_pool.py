@@ -229,7 +229,7 @@ def version_of(source: Source) -> bytes:
     declared = _short(source.version) if source.version else b""
     if source.is_remote:
         return declared
-    found = os.stat(source.path.removeprefix("file://"))  # noqa: PTH116  # a Path takes three times as long
+    found = os.stat(source.file)  # noqa: PTH116  # a Path takes three times as long
     return b"%d %d%s" % (found.st_size, found.st_mtime_ns, declared)
 
 

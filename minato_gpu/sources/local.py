@@ -29,7 +29,7 @@ from minato_gpu.sources.source import Source
 _MOST_THREADS = 64
 _TOGETHER, _TOGETHER_BYTES = 8, 1 << 20  # so many files, at most, and about so many bytes
 _TELL_S = 2e-3  # what has come waits no longer for others, to be told together
-_STUCK_S = 0.1  # nothing has come for so long: there is to be one more thread
+_STUCK_S = 0.1  # nothing has come for so long: another thread takes over what is held
 _OPEN = 64  # files that stay open, because parts of them are read
 
 
@@ -160,14 +160,14 @@ class LocalReads:
             return
         self._ends += len(done)
         self._under_way -= len(done)
-        self._together = min(_TOGETHER, *(_together(*each[2:4]) for each in done))
+        self._together = min(_TOGETHER, *(_as_many(*each[2:4]) for each in done))
         for each in done:
             self._ended(each)
 
     def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
         if source.length is None:
-            return self._read_begun(os.open(_path(source), os.O_RDONLY | os.O_CLOEXEC), source, where)
-        with self._files.borrowed(_path(source)) as file:
+            return self._read_begun(os.open(source.file, os.O_RDONLY | os.O_CLOEXEC), source, where)
+        with self._files.borrowed(source.file) as file:
             return self._read_open(file, source, where)
 
     def _read_begun(self, file: int, source: Source, where: Where) -> tuple[int, int]:
@@ -207,13 +207,9 @@ class LocalReads:
         return block, nbytes
 
 
-def _together(block: int, nbytes: int) -> int:
+def _as_many(block: int, nbytes: int) -> int:
     """How many files like the one that lies there a thread takes at a time."""
     return max(1, _TOGETHER_BYTES // max(nbytes, 1)) if block == IN_PAGE_CACHE else 1
-
-
-def _path(source: Source) -> str:
-    return source.path.removeprefix("file://")
 
 
 def _begun(task: _Task) -> int:
@@ -222,7 +218,7 @@ def _begun(task: _Task) -> int:
     if source.length is not None or where is not Where.PAGE_CACHE:
         return -1
     try:
-        file = os.open(_path(source), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = os.open(source.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return -1
     try:

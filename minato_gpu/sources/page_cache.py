@@ -89,7 +89,7 @@ def read(source: Source, nbytes: int) -> NDArray[np.uint8] | None:
     """The bytes of a source that has been brought in: uint8 (nbytes,), the caller's own. None where they are not there
     any more, or the file has changed its size: it does not wait for the disk."""
     try:
-        file = os.open(_path(source), os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(source.file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -118,10 +118,6 @@ def _fill(file: int, view: memoryview, offset: int) -> bool:
     return True
 
 
-def _path(source: Source) -> str:
-    return source.path.removeprefix("file://")
-
-
 @cache
 def _nowhere() -> int:
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -133,5 +129,5 @@ _LOCAL: dict[int, bool] = {}  # by device
 def _is_local(device: int, source: Source) -> bool:
     known = _LOCAL.get(device)
     if known is None:
-        known = _LOCAL[device] = remote_kind(_path(source)) is None
+        known = _LOCAL[device] = remote_kind(source.file) is None
     return known

@@ -101,7 +101,7 @@ def read_now(source: Source) -> NDArray[np.uint8]:
     if source.is_remote:
         data = _read_remote(source)
     else:
-        data = _read_file(source.path.removeprefix("file://"), source.offset, source.length)
+        data = _read_file(source.file, source.offset, source.length)
     if source.length is not None and len(data) != source.length:
         raise EOFError(f"{source} ends {source.length - len(data)} bytes too early")
     return data

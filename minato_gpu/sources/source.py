@@ -61,6 +61,11 @@ class Source:
         """Whether it is read through fsspec, not as a file of this machine."""
         return "://" in self.path and not self.path.startswith("file://")
 
+    @property
+    def file(self) -> str:
+        """The file of this machine where it lies, unless it is remote."""
+        return self.path.removeprefix("file://")
+
     def __str__(self) -> str:
         if self.name:
             return f"{self.path}: {self.name}"

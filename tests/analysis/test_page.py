@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -50,20 +51,21 @@ CURVES = (
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    def made(profiles: Sequence[Profile] = (WHOLE,), curves: Sequence[page.Curve] = CURVES, **more: Any) -> Path:
-        path = tmp_path / "report.html"
-        page.write(path, "train.py", profiles, document({}, []), curves, **more)
-        return path
+    return partial(written, tmp_path)
 
-    return made
+
+def written(
+    folder: Path, profiles: Sequence[Profile] = (WHOLE,), curves: Sequence[page.Curve] = CURVES, **more: Any
+) -> Path:
+    path = folder / "report.html"
+    page.write(path, "train.py", profiles, document({}, []), curves, **more)
+    return path
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page with everything."""
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    page.write(path, "train.py", [WHOLE], document({}, []), CURVES)
-    return path.read_text(encoding="utf-8")
+    return written(tmp_path_factory.mktemp("page")).read_text(encoding="utf-8")
 
 
 class Seen(HTMLParser):

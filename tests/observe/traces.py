@@ -48,9 +48,7 @@ def _schema() -> Any:
 
 def read(path: Path) -> Found:
     """What a trace says. Raises AssertionError where it is none: see there."""
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
-    trace = Trace()
+    trace = _schema().Trace()
     trace.ParseFromString(path.read_bytes())
     tracks: dict[int, str] = {}
     events: list[tuple[int, int, Any]] = []
@@ -74,17 +72,16 @@ def read(path: Path) -> Found:
 def _found(events: list[tuple[int, int, Any]], tracks: dict[int, str]) -> Found:
     found = Found()
     under_way: dict[int, list[Slice]] = defaultdict(list)
+    kinds = _schema().TrackEvent
     for at, _, event in events:
         track, values = tracks[event.track_uuid], {each.name: _value(each) for each in event.debug_annotations}
         found.counts += event.extra_counter_values
-        if event.type == _schema().TrackEvent.TYPE_INSTANT:
+        if event.type == kinds.TYPE_INSTANT:
             found.instants[track].append(Slice(event.name, at, at, values, list(event.flow_ids)))
-        elif event.type == _schema().TrackEvent.TYPE_SLICE_BEGIN:
+        elif event.type == kinds.TYPE_SLICE_BEGIN:
             under_way[event.track_uuid].append(Slice(event.name, at, at, values, list(event.flow_ids)))
         else:
-            assert event.type == _schema().TrackEvent.TYPE_SLICE_END and under_way[event.track_uuid], (
-                "an end without a beginning"
-            )
+            assert event.type == kinds.TYPE_SLICE_END and under_way[event.track_uuid], "an end without a beginning"
             done = under_way[event.track_uuid].pop()
             done.end = at
             found.slices[track].append(done)
