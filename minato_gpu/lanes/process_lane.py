@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import pickle
@@ -17,11 +16,7 @@ import torch.multiprocessing
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.lanes.contract import (
-    Arrived,
-    Exit,
-    Recalled,
-)
+from minato_gpu.lanes.contract import Arrived, Exit, Recalled
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Context
@@ -49,7 +44,6 @@ class ProcessLane(WorkerLane):
         context, method = start_method(context)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
         self._large: dict[tuple[int, int], int] = {}
-        self._stuck: dict[int, str] = {}  # by worker that is being killed: what it was at
         self._pool: Workers | None = Workers(
             context, links, job, links.workers, forks=method == "fork", replaceable=replaceable
         )
@@ -122,7 +116,7 @@ class ProcessLane(WorkerLane):
             elif fd == self._reports:
                 told = True
             else:
-                self._look_for_faults(self._pool)
+                self._faults += self._pool.news()
         for number in self._waiting:
             if self._waiting[number]:
                 self._flush(number)
@@ -148,15 +142,6 @@ class ProcessLane(WorkerLane):
             if report.final:
                 self._free_large(report.run, report.chunk)
 
-    def _look_for_faults(self, pool: Workers) -> None:
-        for each in pool.exits():
-            stuck = self._stuck.pop(each.number, "")
-            error, raised = stacks.last_words(self.links.stack_readers[each.number])
-            self._faults.append(dataclasses.replace(each, stuck=stuck, error=error, raised=raised))
-        arrived, unborn = pool.arrivals()
-        self._gone.difference_update(arrived)
-        self._faults += [*([Arrived(len(arrived))] if arrived else ()), *unborn]
-
     def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
         fault = super()._buried(fault)
         if isinstance(fault, Exit) and not fault.unborn:
@@ -175,14 +160,14 @@ class ProcessLane(WorkerLane):
     def kill(self, worker: int, stuck: str) -> None:
         """See Lane."""
         if self._pool is not None:
-            self._stuck[worker] = stuck
             self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
-            self._pool.kill(worker)
+            self._pool.kill(worker, stuck)
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
         """See Lane."""
         self.links.arenas[worker].forsake(blocks)
         self.links.board.forget(worker)
+        self._gone.discard(worker)
         if self._pool is not None:
             self._pool.replace(worker, blocks)
 
@@ -192,7 +177,7 @@ class ProcessLane(WorkerLane):
 
     def fault_fds(self) -> list[int]:
         """See Lane."""
-        return [] if self._pool is None else self._pool.fds()
+        return [] if self._pool is None else [self._pool.fd()]
 
     def close(self, timeout: float) -> bool:
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""

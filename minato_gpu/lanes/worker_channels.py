@@ -16,7 +16,6 @@ import contextlib
 import os
 import socket
 from multiprocessing import reduction
-from typing import Protocol
 from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
@@ -30,12 +29,6 @@ _LEAST_MARKS = 1 << 12
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
 """Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
-
-
-class Closing(Protocol):
-    """An end of a channel."""
-
-    def close(self) -> None: ...
 
 
 class WorkerChannels:
@@ -79,8 +72,8 @@ class WorkerChannels:
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
-        self.parent_ends: list[Closing] = [*self.task_senders, self.report_receiver, *self.stack_readers]
-        self.late_ends: list[Closing] = []  # those too, but not before the workers have left
+        self.parent_ends = [*self.task_senders, self.report_receiver, *self.stack_readers]
+        self.late_ends: list[socket.socket] = []  # those too, but not before the workers have left
         _open_links.add(self)
 
     def buffer(self, owner: int) -> memoryview:
