@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -16,7 +17,7 @@ import torch.multiprocessing
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.lanes.contract import Arrived, Exit, Recalled
+from minato_gpu.lanes.contract import Message, Number
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Context
@@ -24,7 +25,6 @@ from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
 from minato_gpu.memory import blobs
-from minato_gpu.memory.status_board import RING_FROM
 
 
 def start_method(context: Context | None) -> tuple[Any, str | None]:
@@ -43,7 +43,7 @@ class ProcessLane(WorkerLane):
         super().__init__(links)
         context, method = start_method(context)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
-        self._large: dict[tuple[int, int], int] = {}
+        self._large: dict[Number, int] = {}  # where tasks lie that are too large for a message
         self._pool: Workers | None = Workers(
             context, links, job, links.workers, forks=method == "fork", replaceable=replaceable
         )
@@ -71,31 +71,15 @@ class ProcessLane(WorkerLane):
         queue.append(head + data)
         self._flush(worker % len(self._waiting))
 
-    def recall(self) -> None:
-        """See Lane."""
-        self.links.board.words[RING_FROM] = 0
-        recalled: list[bytes] = []
+    def _taken_back(self) -> list[Number]:
+        taken: list[bytes] = []
         for number, receiver in enumerate(self.links.task_receivers):
-            recalled += self._waiting[number]
+            taken += self._waiting[number]
             self._waiting[number].clear()
-            try:
+            with contextlib.suppress(BlockingIOError):
                 while True:
-                    recalled.append(receiver.recv(BUFFER, socket.MSG_DONTWAIT))
-            except BlockingIOError:
-                pass
-        out = []
-        for data in recalled:
-            run, chunk = HEAD.unpack_from(data)
-            self._free_large(run, chunk)
-            self.leases.drop(run, chunk)
-            out.append((run, chunk))
-        if out:
-            self._answer(Recalled(tuple(out)))
-
-    def _free_large(self, run: int, chunk: int) -> None:
-        offset = self._large.pop((run, chunk), None)
-        if offset is not None:
-            self.links.engine_arena.free(offset)
+                    taken.append(receiver.recv(BUFFER, socket.MSG_DONTWAIT))
+        return [HEAD.unpack_from(data) for data in taken]
 
     def _flush(self, number: int) -> None:
         queue, sender = self._waiting[number], self.links.task_senders[number]
@@ -105,6 +89,13 @@ class ProcessLane(WorkerLane):
             except BlockingIOError:
                 return
             queue.popleft()
+
+    def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
+        """See Lane."""
+        messages = super().receive(only)
+        for task in [each for each in self._large if each not in self.leases] if self._large else ():
+            self.links.engine_arena.free(self._large.pop(task))
+        return messages
 
     def _messages(self) -> list[Report]:
         if self._pool is None:
@@ -137,25 +128,8 @@ class ProcessLane(WorkerLane):
                 self.leases.give_back(worker, offset)
             reports.append(Report(*message))
 
-    def _reported(self, reports: Sequence[Report]) -> None:
-        for report in reports if self._large else ():
-            if report.final:
-                self._free_large(report.run, report.chunk)
-
-    def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
-        fault = super()._buried(fault)
-        if isinstance(fault, Exit) and not fault.unborn:
-            self._free_large(fault.claim.run, fault.claim.chunk)
-        return fault
-
-    def stuck(self) -> str:
-        """See Lane."""
-        pids, readers = self.pids, self.links.stack_readers
-        return stacks.told({number: stacks.of_process(pids[number], readers[number]) for number in self._suspects()})
-
-    def stuck_at(self, worker: int) -> str:
-        """See Lane."""
-        return stacks.told({worker: stacks.of_process(self.pids[worker], self.links.stack_readers[worker])})
+    def _stack_of(self, worker: int) -> str:
+        return stacks.of_process(self.pids[worker], self.links.stack_readers[worker])
 
     def kill(self, worker: int, stuck: str) -> None:
         """See Lane."""
@@ -170,10 +144,6 @@ class ProcessLane(WorkerLane):
         self._gone.discard(worker)
         if self._pool is not None:
             self._pool.replace(worker, blocks)
-
-    def fds(self) -> list[int]:
-        """See Lane."""
-        return [self.links.consumer_wake]
 
     def fault_fds(self) -> list[int]:
         """See Lane."""

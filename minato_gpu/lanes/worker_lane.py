@@ -6,17 +6,9 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report
-from minato_gpu.lanes.contract import (
-    Arrived,
-    AtWork,
-    Exit,
-    Message,
-    Number,
-    Opened,
-    Progress,
-    Revoked,
-)
+from minato_gpu.lanes.contract import Arrived, AtWork, Exit, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ACTIVE, CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
@@ -52,6 +44,19 @@ class WorkerLane:
 
     # --- work ---
 
+    def recall(self) -> None:
+        """See Lane."""
+        self.links.board.words[RING_FROM] = 0
+        tasks = self._taken_back()
+        for task in tasks:
+            self.leases.drop(*task)
+        if tasks:
+            self._answer(Recalled(tuple(tasks)))
+
+    def _taken_back(self) -> list[Number]:
+        """Tasks that no worker has taken, and none will."""
+        raise NotImplementedError
+
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """See Lane."""
         worker = self.links.board.find(run, chunk)
@@ -77,12 +82,9 @@ class WorkerLane:
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
         """See Lane."""
         if only:
-            told = [report for each in only if (report := self.leases.report(*each)) is not None]
-            self._reported(told)
-            return told
+            return [report for each in only if (report := self.leases.report(*each)) is not None]
         messages = self._messages()  # and of the dead: all that they told is there by then
         reports = self.leases.reports(messages, unfinished=self._looks or bool(self._faults))
-        self._reported(reports)
         if not (self._answers or self._faults or self._looks):
             return reports
         out: list[Message] = [*self._answers, *reports]
@@ -95,9 +97,6 @@ class WorkerLane:
     def _messages(self) -> list[Report]:
         """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
         raise NotImplementedError
-
-    def _reported(self, reports: Sequence[Report]) -> None:
-        """These are told."""
 
     def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
         """The same, with what the worker had taken last; all that it told is taken in."""
@@ -118,6 +117,10 @@ class WorkerLane:
                 claim = Claim(words[row + RUN], words[row + CHUNK], words[row + STARTED], words[row + STAGE])
                 found.append(AtWork(worker, claim, words[row + SINCE_NS] / 1e9))
         return tuple(found)
+
+    def fds(self) -> list[int]:
+        """See Lane."""
+        return [self.links.consumer_wake]
 
     # --- faults ---
 
@@ -140,7 +143,15 @@ class WorkerLane:
         """None of its own."""
         return {}
 
-    def _suspects(self) -> list[int]:
-        """The workers that are at a chunk; all of them where none is (they may never have come to take one)."""
+    def stuck(self) -> str:
+        """See Lane. Where none is at work, they may never have come to take a task."""
         busy = [each.worker for each in self.at_work()]
-        return busy or list(range(self.links.workers))
+        return stacks.told({worker: self._stack_of(worker) for worker in busy or range(self.links.workers)})
+
+    def stuck_at(self, worker: int) -> str:
+        """See Lane."""
+        return stacks.told({worker: self._stack_of(worker)})
+
+    def _stack_of(self, worker: int) -> str:
+        """The Python stack of a worker; empty where there is none."""
+        raise NotImplementedError
