@@ -35,7 +35,9 @@ class Progress:
         self.repeated = 0  # samples that had been prepared before
         self.told_of_stream: StreamState | None = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
-        self.marks = False  # whether marks tell what is finished; see ``by_message``
+        self.unseeded = False  # whether its samples are prepared without seeds of their own
+        self.marks = False  # whether marks tell what is finished; else messages do
+        self.shift = 0  # from the number of a sample to its mark
         self._every = TELL_S
         self.report_at = self.begin + self._every
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
@@ -81,10 +83,6 @@ class Progress:
         self._waited = 0.0
         self.done = self.reported
         return items
-
-    def by_message(self) -> None:
-        """The rest of the task is told by messages."""
-        self.marks = False
 
     def told(self, count: int) -> tuple[list[float], End, float]:
         """The next ``count`` samples are marked; returns what each took, when each was ready (a single time where that

@@ -127,11 +127,12 @@ class Worker:
             progress.tell_every(0.0)
         elif self._job.in_order and not (task.credit or self._job.cuts) and all(p.slab >= 0 for p in task.pieces):
             progress.tell_every(TELL_ROWS_S)
-        unseeded = self._producer.begin_unseeded(progress.size)
-        if not self._attempt(task, progress, unseeded):
+        progress.unseeded = self._producer.begin_unseeded(progress.size)
+        if not self._attempt(task, progress):
             for item in progress.rewind():
                 self._store.discard(item)
-            self._attempt(task, progress, False)
+            progress.unseeded = False
+            self._attempt(task, progress)
         if task.credit:
             self._overdrawn = task.run, task.chunk, progress.nbytes - task.credit
         return ""
@@ -145,10 +146,11 @@ class Worker:
 
     def _inspect(self, task: Task, progress: Progress) -> str:
         for piece in task.pieces:
+            produce = self._producer.of(task, piece, False)
             for at in range(len(piece.keys)):
                 self._show(progress.done + 1)
                 try:
-                    item: Item = self._producer.inspect(task, piece, at)
+                    item: Item = produce(at)
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
@@ -200,55 +202,42 @@ class Worker:
 
     # --- samples -------------------------------------------------------------------------------------------
 
-    def _attempt(self, task: Task, progress: Progress, unseeded: bool) -> bool:
-        """Prepare what is not reported; False when it must be done again because unseeded samples drew."""
-        skip, before = progress.reported, 0
+    def _attempt(self, task: Task, progress: Progress) -> bool:
+        """Prepare what is not done; False when it must be done again because unseeded samples drew."""
+        words, stage, end = self._words, self._row + STAGE, 0
         for piece in task.pieces:
-            size = len(piece.keys)
-            if skip >= size:
-                skip, before = skip - size, before + size
+            begin, end = end, end + len(piece.keys)
+            if progress.done >= end:
                 continue
-            whole = self._joins(piece)
+            whole, fetches_many = self._joins(piece), self._producer.fetches_many(task)
             samples: list[Value] = []
             start = len(progress.items)
-            if self._producer.fetches_many(task):
+            progress.shift, progress.share = piece.marks - begin, 0.0
+            if fetches_many:
                 self._show(progress.done + 1, FETCHING)
-            produce = self._producer.of(task, piece, unseeded)
-            progress.share = 0.0
-            if self._words[self._row + STAGE] == FETCHING:
-                progress.fetched(size - skip)
-            self._words[self._row + STAGE] = 0
+            produce = self._producer.of(task, piece, progress.unseeded)
+            if fetches_many:
+                progress.fetched(end - progress.done)
+            words[stage] = 0
             put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
             elif self._job.cuts:
                 put = _unless_handed(put)
-            if not self._go_on(progress, piece, skip, produce, put, unseeded, before, to_end=whole):
+            if not self._go_on(progress, piece, progress.done - begin, produce, put, to_end=whole):
                 return False
-            before, skip = before + size, 0
             if whole:
                 self._show(progress.done, JOINING)
                 self._placement.join(progress, piece, start, samples)
                 progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
-                self._words[self._row + STAGE] = 0
-                if progress.now > progress.report_at and not self._publish(progress, unseeded, piece, before):
+                words[stage] = 0
+                if progress.now > progress.report_at and not self._publish(progress):
                     return False
-            if progress.done < before or 0 < task.credit <= progress.nbytes:
+            if progress.done < end or 0 < task.credit <= progress.nbytes:
                 break  # the rest was taken back, or is given back
-        return progress.reported == progress.done or not (unseeded and self._moved())
+        return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
 
-    def _go_on(
-        self,
-        progress: Progress,
-        piece: Piece,
-        first: int,
-        produce: Produce,
-        put: Put,
-        unseeded: bool,
-        before: int,
-        *,
-        to_end: bool,
-    ) -> bool:
+    def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and
         ``_publish`` those that are due; returns what that does. Nothing is called that need not be: cheap samples come
         by the hundred, and what a costly one has swept out of the processor's caches is slow to call."""
@@ -287,34 +276,27 @@ class Worker:
                 if progress.nbytes >= credit:
                     break
             if now > progress.report_at and not to_end:
-                if not self._publish(progress, unseeded, piece, before):
+                if not self._publish(progress):
                     return False
                 # a message has taken the lists along
                 ready, took, parts = progress.items.append, progress.times.append, progress.parts
-        return not progress.marks or not progress.times or self._publish(progress, unseeded, piece, before)
+        return not progress.marks or not progress.times or self._publish(progress)
 
     # --- reports -------------------------------------------------------------------------------------------
 
-    def _moved(self) -> bool:
-        seeder = self._producer.seeder
-        return seeder is not None and seeder.moved()
-
-    def _publish(self, progress: Progress, unseeded: bool, piece: Piece, before: int) -> bool:
-        """Tell what is finished so far; False when samples prepared without seeds drew, and must not be told.
-
-        ``piece``: which these are of, ``before`` so many that come before it.
-        """
-        if unseeded and self._moved():
+    def _publish(self, progress: Progress) -> bool:
+        """Tell what is finished so far; False where it must not be told, as it drew without seeds."""
+        if progress.unseeded and self._producer.drew():
             return False
         if progress.marks:
-            self._mark(progress, piece.marks - before)
+            self._mark(progress)
         if not progress.marks and progress.done < progress.size and progress.now > progress.report_at:
             self._report(progress, final=False)
         return True
 
-    def _mark(self, progress: Progress, shift: int) -> None:
+    def _mark(self, progress: Progress) -> None:
         """Mark what is finished; if a mark cannot tell it, it and the rest are told by messages."""
-        items, first = progress.items, progress.reported + shift
+        items, first = progress.items, progress.reported + progress.shift
         lying: list[Lying] | None = None
         if progress.layout is not None:
             send(self._channel, progress.described(self._number), progress.task, self._store, self._producer.who)
@@ -327,7 +309,7 @@ class Worker:
                     lying.append(lay_down(item, part, first + at, self._store, self._links))
             except Exception:
                 traceback.clear_frames(sys.exc_info()[2])  # they hold what was to be sent, perhaps most of the memory
-                progress.by_message()
+                progress.marks = False
             self._show_stage(-1)
         count = len(items) if lying is None else len(lying)
         if count:
