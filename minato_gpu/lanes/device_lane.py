@@ -98,7 +98,7 @@ class DeviceLane:
         self._ahead = BuildAhead({split: self._executors[split] for split in sorted(needed)})
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
-        store = Store(-1, links, None, links.board)
+        store = Store(-1, links)
         self._outlet = DeviceOutput(store, transfers)
         self._work = DeviceWork(
             pipeline,

@@ -86,7 +86,7 @@ def _work(number: int, job: Job, links: WorkerChannels) -> None:
         id=number, num_workers=job.num_workers, seed=job.base_seed + number, dataset=job.dataset
     )
     torch_worker._worker_info = info
-    store = Store(number, links, links.arenas[number], links.board)
+    store = Store(number, links, links.arenas[number])
     if store.handover is not None:
         store.handover.serve()
     Worker(number, job, SocketChannel(links, number), store, links).run()

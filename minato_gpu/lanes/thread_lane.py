@@ -48,7 +48,7 @@ class ThreadLane(WorkerLane):
         self._threads: list[threading.Thread] = []
         for number in range(links.workers):
             channel = self._channels[number % len(self._channels)]
-            args = (number, job, channel, Store(number, links, None, links.board))
+            args = (number, job, channel, Store(number, links))
             thread = OwnThread(target=self._main, args=args, name=f"minato-worker-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)

@@ -25,7 +25,7 @@ from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
 from minato_gpu.lanes.report_sending import send
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.stream_tasks import StreamTasks
+from minato_gpu.lanes.streams import Stream, share_seed
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import Lying
@@ -42,11 +42,12 @@ from minato_gpu.memory.status_board import (
     REPORTING,
     RING_FROM,
     RUN,
+    SAVES,
     SINCE_NS,
     STAGE,
     STARTED,
 )
-from minato_gpu.samples import Value
+from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
@@ -71,7 +72,8 @@ class Worker:
         if job.pipeline is not None and links.fields is not None:
             self._producer.keeping = Keeping(job.pipeline, links.fields[1])
         self._placement = Placement(job, store, self._producer.who)
-        self._streams = StreamTasks(number, job, store, self._producer, self._placement, board)
+        self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
+        self._stream_of: tuple[int, int] | None = None
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
@@ -84,7 +86,7 @@ class Worker:
             delay.close()
 
     def _serve(self, delay: RunQueueDelay) -> None:
-        kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._streams.next}
+        kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
         words, row = self._words, self._row
         while (task := self._next_task()) is not None:
             progress = Progress(task, delay)
@@ -185,6 +187,42 @@ class Worker:
             return [self._store.get(item) for item in task.items]
         except Exception:
             return None
+
+    def _next(self, task: Task, progress: Progress) -> str:
+        """The next batch of the worker's own stream, as PyTorch's worker would fetch it; returns "exhausted" where
+        there is none."""
+        status, failed = "", False
+        item: Item = None
+        try:
+            no_end(self._producer.check_started, "worker_init_fn")()
+            if self._stream_of != (task.run, task.epoch):
+                self._open(task)
+            if self._stream is None:
+                raise StopIteration
+            item = self._store.put(self._stream.fetch(task.samples), collated=True)
+        except StopIteration:
+            if self._stream is not None:
+                progress.told_of_stream = self._stream.told()
+            status, self._stream = "exhausted", None
+        except Exception as error:
+            failed = True  # nobody knows how far into the batch
+            item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
+        if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
+            progress.told_of_stream = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+        progress.add(item)
+        return status
+
+    def _open(self, task: Task) -> None:
+        self._stream_of, self._stream = (task.run, task.epoch), None
+        if task.shared_seed is not None:
+            share_seed(self._job.dataset, task.shared_seed)
+        opened = no_end(Stream, "iter() of the data set")
+        self._stream = opened(self._job, task.start, task.samples, self._goes_on)
+
+    def _goes_on(self) -> bool:
+        """One more sample of a stream that is read again: whether the parent still wants it."""
+        self._words[self._row + SINCE_NS] = int(1e9 * perf_counter())
+        return bool(self._words[self._row + LIMIT] > 0)
 
     def _show_stage(self, number: int) -> None:
         self._words[self._row + STAGE] = number + 1

@@ -124,8 +124,10 @@ class WorkerChannels:
         return {**self.__dict__, **nothing, "report_receiver": None, "bell": None, "fds": fds}
 
     def __setstate__(self, state: dict[str, Value]) -> None:
-        self.wake, self.consumer_wake, *rests = [fd.detach() for fd in state.pop("fds")]
-        self.__dict__.update(state, rests=dict(zip(state["rests"], rests, strict=True)))
+        fds = [fd.detach() for fd in state.pop("fds")]
+        self.__dict__.update(state)
+        self.wake, self.consumer_wake, *rests = fds
+        self.rests = dict(zip(self.rests, rests, strict=True))
         self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
 
 

@@ -59,7 +59,7 @@ class Assembly:
         self._joins_whole = joins_whole
         self._skips = skips
         self.window = Window()
-        self._store = Store(-1, links, None, links.board)
+        self._store = Store(-1, links)
         self.stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
         self.samples = Samples(self.window, self.holdings, self.stacking, self._store)
         self._batches: dict[OutputBatch, Batch] = {}

@@ -184,7 +184,7 @@ def test_the_rows_of_a_whole_place_are_announced_where_a_piece_of_it_is_left(mac
         loading = Loading([Transfers(device, host, DeviceBudget(1 << 20))], host)
         loading.admit(whole.part(2, 5))
         assert whole.part(2, 5).rows == 3 and loading.transfers[0].rows == 8
-        store = Store(-1, links, None, links.board)
+        store = Store(-1, links)
         outlet = DeviceOutput(store, loading.transfers[0])
         given = piece(range(3), slab=0)
         outlet.reserve(task(given, layout=pickle.dumps(LAYOUT)), frozenset({"x"}), 3)

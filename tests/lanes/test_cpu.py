@@ -44,7 +44,7 @@ def started(lane: Any, chunk: int) -> int:
 def test_waiting_tasks_are_recalled_and_the_others_done(threads: bool) -> None:
     gate, make = gated()
     with open_lane(make, threads=threads) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         lane.send(task(piece([5]), chunk=1))
         assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
         for chunk in range(2, 9):
@@ -63,7 +63,7 @@ def test_waiting_tasks_are_recalled_and_the_others_done(threads: bool) -> None:
 def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
     gate, make = gated()
     with open_lane(make, 2, threads=threads) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         assert lane.receive() == [Opened(2)]
         lane.revoke(1, 7, 0)
         lane.look()

@@ -47,7 +47,7 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
     with open_links(1) as links:
         host = Host(links.engine_arena, device)
         transfers = Transfers(device, host, DeviceBudget(1 << 20))
-        outlet = DeviceOutput(Store(-1, links, None, links.board), transfers)
+        outlet = DeviceOutput(Store(-1, links), transfers)
         asked = task(piece(range(COUNT)), layout=layout)
         issued = []
         for _ in range(2):
@@ -90,7 +90,7 @@ def test_what_a_gpus_stage_leaves_on_the_host_stays_there(monkeypatch: pytest.Mo
     with open_links(1) as links:
         host = Host(links.engine_arena, device)
         transfers = Transfers(device, host, DeviceBudget(None))
-        outlet = DeviceOutput(Store(-1, links, None, links.board), transfers)
+        outlet = DeviceOutput(Store(-1, links), transfers)
         asked = task(piece(range(1)))
         with outlet.working():
             item = outlet.put(asked, asked.pieces[0], 0, sample(3), MADE)

@@ -126,7 +126,7 @@ def test_the_other_workers_go_on() -> None:
         return key
 
     with open_lane(make, 2) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         lane.send(task(piece([13]), chunk=1))
         exits_of(lane)
         found = reports_of(lane, *(task(piece([chunk + 20]), chunk=chunk) for chunk in range(2, 20)))
@@ -215,7 +215,7 @@ def test_workers_are_what_pytorchs_are() -> None:
         return [info.id, info.num_workers, info.seed, torch.get_num_threads(), os.getpid()]
 
     with open_lane(make, 2, addressed=True) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         pids = pids_of(lane)
         for worker in (0, 1):
             found = reports_of(lane, task(piece([0]), chunk=worker + 1), worker=worker)

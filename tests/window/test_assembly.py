@@ -48,7 +48,7 @@ class Floor:
         self.links = links
         self.leases = Loans()
         self.assembly = Assembly(links, self.leases, stacks=stacks, joins_whole=joins_whole)
-        self.worker = Store(0, links, links.arenas[0], links.board)
+        self.worker = Store(0, links, links.arenas[0])
         for place in range(places):
             keys = [f"k{serial}" for serial in range(4 * place, 4 * place + 4)]
             self.assembly.admit(Record(0, TicketId(4 * place), positions(4 * place, 4 * place + 4), keys, None))
