@@ -44,18 +44,13 @@ class ProcessLane(WorkerLane):
         context, method = start_method(context)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
         self._large: dict[Number, int] = {}  # where tasks lie that are too large for a message
-        self._pool: Workers | None = Workers(
-            context, links, job, links.workers, forks=method == "fork", replaceable=replaceable
-        )
+        pool = Workers(context, links, job, links.workers, forks=method == "fork", replaceable=replaceable)
+        self._pool: Workers | None = pool
+        self.pids = pool.pids
         self._watch = select.epoll()  # one question tells what there is to be read
         self._reports = links.report_receiver.fileno()
         for fd in (*self.fds(), *self.fault_fds(), self._reports):
             self._watch.register(fd, select.EPOLLIN)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers by number."""
-        return [] if self._pool is None else self._pool.pids
 
     def send(self, task: Task, worker: int = 0) -> None:
         """See Lane."""

@@ -96,10 +96,10 @@ class Worker:
             words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
-            status = kinds[task.kind](task, progress)
+            kinds[task.kind](task, progress)
             if self._reads_ahead and AT_HAND.direct:
                 self._count_reads()
-            self._end(progress, status)
+            self._end(progress)
             del task, progress
 
     def _next_task(self) -> Task | None:
@@ -116,12 +116,12 @@ class Worker:
 
     # --- kinds of task -------------------------------------------------------------------------------------
 
-    def _prepare(self, task: Task, progress: Progress) -> str:
+    def _prepare(self, task: Task, progress: Progress) -> None:
         """Samples of a map-style data set, with or without a pipeline."""
         if task.credit:
             progress.nbytes = self._owed(task)
             if progress.nbytes >= task.credit:
-                return ""
+                return
         if self._job.cuts:
             progress.parts = []
         progress.marks = all(piece.marks >= 0 and not self._joins(piece) for piece in task.pieces)
@@ -137,7 +137,6 @@ class Worker:
             self._attempt(task, progress)
         if task.credit:
             self._overdrawn = task.run, task.chunk, progress.nbytes - task.credit
-        return ""
 
     def _owed(self, task: Task) -> int:
         """Bytes that this worker has prepared beyond its credit, of which nobody knew as the task was dispatched. So
@@ -146,7 +145,7 @@ class Worker:
         known = task.ended is None or task.ended.get(self._number, -1) >= chunk
         return 0 if run != task.run or known else max(nbytes, 0)
 
-    def _inspect(self, task: Task, progress: Progress) -> str:
+    def _inspect(self, task: Task, progress: Progress) -> None:
         for piece in task.pieces:
             produce = self._producer.of(task, piece, False)
             for at in range(len(piece.keys)):
@@ -156,16 +155,15 @@ class Worker:
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
-        return ""
 
-    def _collate(self, task: Task, progress: Progress) -> str:
+    def _collate(self, task: Task, progress: Progress) -> None:
         """Join samples that other workers prepared, or that could not be sent between processes."""
         piece = task.pieces[0]
         lying = self._lying(task)
         if lying is not None:
             self._show(0, JOINING)
             progress.add(self._placement.joined(lying, task.epoch, piece))
-            return ""
+            return
         progress.repeated = 0 if task.items is None else len(piece.keys)
         produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
         for at in range(len(piece.keys)):
@@ -176,7 +174,6 @@ class Worker:
                 bad.append(self._producer.failure(task, piece, at, error))
         self._show(len(piece.keys), JOINING)
         progress.add(self._placement.alone(task, samples, bad))
-        return ""
 
     def _lying(self, task: Task) -> list[Item] | None:
         """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
@@ -188,11 +185,10 @@ class Worker:
         except Exception:
             return None
 
-    def _next(self, task: Task, progress: Progress) -> str:
-        """The next batch of the worker's own stream, as PyTorch's worker would fetch it; returns "exhausted" where
-        there is none."""
-        status, failed = "", False
+    def _next(self, task: Task, progress: Progress) -> None:
+        """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
         item: Item = None
+        failed = False  # so that nobody knows how far into the batch
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
@@ -203,14 +199,13 @@ class Worker:
         except StopIteration:
             if self._stream is not None:
                 progress.told_of_stream = self._stream.told()
-            status, self._stream = "exhausted", None
+            progress.status, self._stream = "exhausted", None
         except Exception as error:
-            failed = True  # nobody knows how far into the batch
+            failed = True
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
         if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
             progress.told_of_stream = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
         progress.add(item)
-        return status
 
     def _open(self, task: Task) -> None:
         self._stream_of, self._stream = (task.run, task.epoch), None
@@ -313,11 +308,8 @@ class Worker:
                 progress.nbytes += item.nbytes
                 if progress.nbytes >= credit:
                     break
-            if now > progress.report_at and not to_end:
-                if not self._publish(progress):
-                    return False
-                # a message has taken the lists along
-                ready, took, parts = progress.items.append, progress.times.append, progress.parts
+            if now > progress.report_at and not to_end and not self._publish(progress):
+                return False
         return not progress.marks or not progress.times or self._publish(progress)
 
     # --- reports -------------------------------------------------------------------------------------------
@@ -354,7 +346,7 @@ class Worker:
             times, ends, elapsed = progress.told(count)
             self._bell.publish(first, times, ends, elapsed, self._number, lying)
 
-    def _end(self, progress: Progress, status: str) -> None:
+    def _end(self, progress: Progress) -> None:
         """The worker is through with its task: if every sample is marked, nothing is left to be said."""
         if progress.marks and progress.reported == progress.size:
             self._words[self._row + CHUNK] = -1
@@ -362,14 +354,14 @@ class Worker:
             if progress.task.chunk >= self._words[RING_FROM]:
                 self._bell.ring()
         else:
-            self._report(progress, final=True, status=status)
+            self._report(progress, final=True)
 
-    def _report(self, progress: Progress, *, final: bool, status: str = "") -> None:
+    def _report(self, progress: Progress, *, final: bool) -> None:
         words, row = self._words, self._row
         words[row + STAGE] = REPORTING
         if final:
             words[row + CHUNK] = -1
-        report = progress.report(self._number, final=final, status=status)
+        report = progress.report(self._number, final=final)
         send(self._channel, report, progress.task, self._store, self._producer.who)
         words[row + STAGE] = 0
 

@@ -29,6 +29,7 @@ class WorkerLane:
         self.leases = Leases(links)
         self._answers: list[Message] = [Opened(self.slots)]
         self._faults: list[Exit | Arrived] = []
+        self.pids = [os.getpid()] * links.workers  # by worker
         self._looks = False  # somebody wants to know how far it all is
         self._gone: set[int] = set()  # workers that have ended, or are being killed
 
@@ -129,11 +130,6 @@ class WorkerLane:
 
     def kill(self, worker: int, stuck: str) -> None:
         """Nobody can be."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The process of each worker."""
-        return [os.getpid()] * self.links.workers
 
     def who(self, worker: int) -> str:
         """See Lane."""
