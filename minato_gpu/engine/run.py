@@ -276,7 +276,7 @@ class Run:
         sent = self.sent.get(revoked.chunk)
         if sent is not None:
             sent.stop = min(revoked.keep, sent.stop)
-            self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep))
+            self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep, revoked.nbytes))
 
     def progress(self, each: AtWork, now: float) -> None:
         """A worker is at a sample of a chunk that holds more of them, or may hand it over."""

@@ -67,11 +67,13 @@ class Offers:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """No sample of the task from ``keep`` on will be started."""
+    """No sample of the task from ``keep`` on will be started. ``nbytes``: what those before it hold that are ready and
+    in no rows, where the task has a credit."""
 
     run: int
     chunk: int
     keep: int
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

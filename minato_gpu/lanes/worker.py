@@ -31,6 +31,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import Lying
 from minato_gpu.memory.status_board import (
     ACTIVE,
+    BYTES,
     CHUNK,
     DIRECT,
     DIRECT_NS,
@@ -92,7 +93,7 @@ class Worker:
             progress = Progress(task, delay)
             words[row + HAND] = -1
             words[row + LIMIT] = NO_LIMIT
-            words[row + STARTED] = words[row + STAGE] = 0
+            words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0
             words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
@@ -263,6 +264,7 @@ class Worker:
                 self._show(progress.done, JOINING)
                 self._placement.join(progress, piece, start, samples)
                 progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
+                words[self._row + BYTES] = progress.nbytes
                 words[stage] = 0
                 if progress.now > progress.report_at and not self._publish(progress):
                     return False
@@ -278,7 +280,7 @@ class Worker:
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
         ready, took, parts = progress.items.append, progress.times.append, progress.parts
-        credit = progress.task.credit
+        credit, nbytes = progress.task.credit, self._row + BYTES
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -306,6 +308,7 @@ class Worker:
             progress.done = done
             if credit and item is not None and not to_end:
                 progress.nbytes += item.nbytes
+                words[nbytes] = progress.nbytes
                 if progress.nbytes >= credit:
                     break
             if now > progress.report_at and not to_end and not self._publish(progress):

@@ -61,10 +61,12 @@ class WorkerLane:
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """See Lane."""
         worker = self.links.board.find(run, chunk)
-        kept = None if worker is None else self.links.board.revoke(worker, chunk, keep)
+        if worker is None:
+            return
+        kept = self.links.board.revoke(worker, chunk, keep)
         if kept is not None and (run, chunk) in self.leases:  # else it is finished, and its worker not quite through
             self.leases.revoked(run, chunk, kept)
-            self._answer(Revoked(run, chunk, kept))
+            self._answer(Revoked(run, chunk, kept, self.links.board.nbytes(worker)))
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """See Lane."""
