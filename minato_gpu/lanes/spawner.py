@@ -95,11 +95,6 @@ class Spawner:
         theirs.close()
         os.close(parent)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of those that have said that they run: first the one that forks, then its spare."""
-        return [side.pid for side in self._sides if side.pid >= 0]
-
     def fileno(self) -> int:
         """Readable when there is news."""
         return self._watch.fileno()
@@ -122,14 +117,11 @@ class Spawner:
         return found
 
     def _receive(self, side: _Side) -> tuple[int, Adopted | Exception] | None:
-        try:
-            data, fds, _, _ = socket.recv_fds(side.end, _LARGEST, 1)
-        except OSError:
-            data, fds = b"", []
-        if not data:
+        message, fds = _heard(side.end)
+        if message is None:
             self._lose(side)
             return None
-        what, number, told = pickle.loads(data)
+        what, number, told = message
         if what == "runs":
             side.pid, side.sentinel = told, fds[0]
             self._have_spare()
@@ -223,6 +215,15 @@ def _tell(end: socket.socket, what: object, *fds: int) -> None:
         socket.send_fds(end, [pickle.dumps(what)], list(fds))
 
 
+def _heard(end: socket.socket) -> tuple[Any, list[int]]:
+    """What the other tells, with its descriptors; None where it has closed, be it with news unread."""
+    try:
+        data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
+    except OSError:
+        return None, []
+    return pickle.loads(data) if data else None, fds
+
+
 # --- in a spawner -------------------------------------------------------------------------------------------------
 
 
@@ -254,16 +255,12 @@ def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: S
                 process.close()
                 os.close(fd)
                 continue
-            data, fds = b"", list[int]()
-            if fd != parent:
-                with contextlib.suppress(ConnectionError):  # the parent has closed with news unread
-                    data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
-            if not data:
+            number, fds = (None, []) if fd == parent else _heard(end)
+            if number is None:
                 for process in workers.values():
                     process.kill()
                     process.join()
                 return
-            number = pickle.loads(data)
             if number == _A_SPARE:
                 _fork_spare(context, socket.socket(fileno=fds[0]), links, start, parent)
             else:
