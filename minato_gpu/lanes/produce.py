@@ -81,7 +81,7 @@ class Producer:
         worker = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self.who = worker if job.num_workers else "in the main process"
         self._job = job
-        self._shelf = store
+        self._store = store
         # whether the current sample is to go to another lane before this stage
         self.handing_over: Callable[[int], bool] = lambda cut: False
         self.keeping: Keeping | None = None  # where fields may be kept
@@ -105,11 +105,6 @@ class Producer:
             self._init_error = ExceptionWrapper(where=self.who)
         if self.seeder is not None:
             self.seeder.after_init_fn()
-
-    @property
-    def _store(self) -> Store:
-        assert self._shelf is not None, "only lanes hand over parts of samples"
-        return self._shelf
 
     def check_started(self) -> None:
         """Raise what ``worker_init_fn`` raised."""
@@ -180,6 +175,7 @@ class Producer:
     def _put(self, fields: Value, cut: int) -> Laid:
         """What the stages from ``cut`` on need, laid down for them."""
         wanted = self._wanted[cut]
+        assert self._store is not None, "only lanes hand over parts of samples"
         return self._store.put({name: value for name, value in fields.items() if name in wanted})
 
     def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
@@ -220,6 +216,7 @@ class Producer:
         assert pipeline is not None
         left = None if piece.sources is None else piece.sources[at]
         if left is not None:
+            assert self._store is not None, "only lanes take up parts of samples"
             start = pipeline.host_prefix
             if isinstance(left, Failure):
                 raise KnownFailure(left)

@@ -240,8 +240,8 @@ def _main(*arguments: Any) -> None:
 def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
     forking.begin()
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+    for each in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(each, signal.SIG_DFL)
     close_inherited_ends()
     links.late_ends.append(end)  # what is forked from here closes it
     workers: dict[int, BaseProcess] = {}  # by descriptor
