@@ -10,13 +10,11 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from minato_gpu.lanes.base import Blob, Item, Part, Report, Task
+from minato_gpu.lanes.contract import Number
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, READY, ROW, Lying
-
-Number = tuple[int, int]
-"""Run and chunk."""
 
 
 def lay_down(item: Item, part: Part | None, mark: int, store: Store, links: WorkerChannels) -> Lying:
