@@ -74,7 +74,8 @@ class Dispatcher:
         flight = self.flights.pop(number)
         self.intake.router.promised -= flight.promised
         self.lanes[flight.chunk.lane].remove(flight.chunk)
-        self._ledger.promised -= flight.promised_bytes
+        if flight.credit:
+            self._ledger.promised -= flight.promised_bytes
         return flight
 
     def told(self, flight: Flight, nbytes: int) -> None:

@@ -206,7 +206,8 @@ class Scheduler:
             lane.measured(event.seconds, fresh)
             if lane.is_device:
                 self.harm.worked(event.seconds)
-            self._work.told(flight, event.nbytes + event.handed_bytes)
+            if flight.credit:
+                self._work.told(flight, event.nbytes + event.handed_bytes)
             if event.handed:
                 self._hand_on(flight, event)
             else:

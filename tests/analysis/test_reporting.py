@@ -53,7 +53,7 @@ def test_what_was_tried_is_on_the_curves(tmp_path: Path) -> None:
         SMALL, [Trial(Setting(workers=4), (12.34, 12.36, 99.0)), Trial(Setting(loader="minato_gpu"), (56.7,))], draws=1
     )
     path = tmp_path / "report.html"
-    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered)
+    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered, draws=2)
     text = re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     workers = text[text.index("<h3>workers</h3>") :]
     assert "12.4 s (4)" in workers[: workers.index("</figure>")]
