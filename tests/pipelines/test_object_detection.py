@@ -305,6 +305,12 @@ class TestBatches:
         assert torch.equal(again["image"], batch["image"]) and torch.equal(again["boxes"][1], batch["boxes"][1])
 
 
+@pytest.fixture(scope="module")
+def inline(data: Any) -> dict[str, Any]:
+    """What is delivered without workers, by the kind of masks."""
+    return {masks: delivered(data, masks, num_workers=0) for masks in object_detection.MASKS}
+
+
 def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, dict[str, Any]]:
     """What a loader delivers, by image: the picture without its padding and the targets."""
     torch.manual_seed(11)
@@ -336,8 +342,8 @@ def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, 
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
 )
-def test_every_loader_delivers_the_same(data: Any, settings: dict[str, Any]) -> None:
-    expected = delivered(data, settings.get("masks", "polygons"), num_workers=0)
+def test_every_loader_delivers_the_same(data: Any, inline: dict[str, Any], settings: dict[str, Any]) -> None:
+    expected = inline[settings.get("masks", "polygons")]
     levels = 3 * LEVEL if "lanes" in settings else 0.0
     for number, sample in delivered(data, **settings).items():
         assert sample.keys() == expected[number].keys()
