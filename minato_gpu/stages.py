@@ -147,6 +147,10 @@ class CupyFunction:
     function: Callable[[ModuleType, Fields, Params], Fields]
     kind = "cupy"
 
+    def on_cpu(self, fields: Fields, params: Params) -> Fields:
+        """The same over NumPy: for a stage's ``cpu``, where that needs nothing of its own."""
+        return self.function(np, fields, params)
+
 
 @dataclass(frozen=True)
 class TorchFunction:

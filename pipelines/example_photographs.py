@@ -27,8 +27,9 @@ SUBSAMPLING = (
 )
 
 
-def write(directory: Path) -> None:
+def write(directory: str | Path) -> None:
     """Write the files as ``directory``/class/name.jpg (.png, .webp). Existing files of those names are replaced."""
+    directory = Path(directory)
     for number, name in enumerate((*COLOUR, *GREY)):
         folder = directory / Path(name).stem
         folder.mkdir(parents=True, exist_ok=True)
