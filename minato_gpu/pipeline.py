@@ -123,6 +123,18 @@ class Pipeline:
             needed.update(stage.reads, stage.meta)
         return frozenset(needed)
 
+    def written(self, stages: range) -> tuple[str, ...]:
+        """Names of the fields that these stages write."""
+        return tuple(dict.fromkeys(name for number in stages for name in self.stages[number].writes))
+
+    def taken(self, stages: range) -> tuple[str, ...]:
+        """Names of the fields that these stages read, and take from outside."""
+        found: dict[str, None] = {}
+        for number in stages:
+            made = self.written(range(stages.start, number))
+            found.update(dict.fromkeys(name for name in self.stages[number].reads if name not in made))
+        return tuple(found)
+
     def draw(self, number: int, fields: Fields, seed: int) -> Params:
         """The parameters of stage ``number`` for the sample with this seed: NumPy values by name, or empty.
 

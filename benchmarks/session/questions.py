@@ -20,7 +20,7 @@ from benchmarks.session import loaders
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
 from minato_gpu import DataLoader, nvjpeg
-from minato_gpu.lanes.device import DeviceExecutor, build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.pipeline import Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from pipelines import decoding, image_classification
@@ -67,7 +67,7 @@ def photographs(settings: Settings, count: int) -> tuple[Pipeline, int, list[tup
 
 
 def executor_of(settings: Settings, pipeline: Pipeline, split: int, count: int) -> DeviceExecutor:
-    return build_executor(pipeline, split, device=settings.device, max_batch=count, threads=4)
+    return DeviceExecutor(pipeline, split, device=settings.device, max_batch=count, threads=4)
 
 
 def _synchronise(settings: Settings) -> None:

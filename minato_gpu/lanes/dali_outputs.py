@@ -18,14 +18,32 @@ import ctypes
 import importlib
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from minato_gpu.lanes.dali_types import Output
 from minato_gpu.memory.accelerator import Event, Stream
 from minato_gpu.samples import Value
+
+
+class Output(Protocol):
+    """One output of a run, ``TensorListCPU`` or ``TensorListGPU``: a micro-batch of one field."""
+
+    @property
+    def dtype(self) -> object:
+        """One of DALI's types."""
+
+    def shape(self) -> Iterable[Sequence[int]]:
+        """Of each sample."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> object: ...
+
+    def copy_to_external(self, into: object, stream: object = None, *, non_blocking: bool = False) -> None:
+        """Copy all samples, one behind the other."""
 
 
 def on_host(output: Output) -> Iterator[npt.NDArray[Value]]:

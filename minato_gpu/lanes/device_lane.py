@@ -41,7 +41,7 @@ from minato_gpu.lanes.contract import (
     Retired,
 )
 from minato_gpu.lanes.current_step import CurrentStep
-from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork, Unreported
 from minato_gpu.lanes.graph_prebuild import BuildAhead
@@ -89,7 +89,7 @@ class DeviceLane:
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
         at, trim = CurrentStep(), None if transfers is None else transfers.accelerator.trim
         self._executors = {
-            split: build_executor(
+            split: DeviceExecutor(
                 pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at, trim=trim
             )
             for split in (pipeline.host_prefix, *pipeline.cuts)

@@ -12,7 +12,7 @@ import torch
 
 from minato_gpu import DataLoader, Pipeline
 from minato_gpu.lanes.base import Failure
-from minato_gpu.lanes.device import DeviceExecutor, build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory.accelerator import is_out_of_memory
@@ -43,7 +43,7 @@ def results(executor: DeviceExecutor, count: int) -> list[Any]:
 
 
 def test_micro_batches_shrink_until_they_fit_and_stay_small(capacity: list[int]) -> None:
-    executor = build_executor(PIPELINE, 1, max_batch=16)
+    executor = DeviceExecutor(PIPELINE, 1, max_batch=16)
     capacity[0] = 3
     for n, result in enumerate(results(executor, 16), 20):
         assert np.allclose(result["x"], expected(n, n)["x"], atol=1e-6)
@@ -55,7 +55,7 @@ def test_micro_batches_shrink_until_they_fit_and_stay_small(capacity: list[int])
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error_of_memory(capacity: list[int]) -> None:
-    executor = build_executor(PIPELINE, 1, max_batch=4)
+    executor = DeviceExecutor(PIPELINE, 1, max_batch=4)
     capacity[0] = 0
     found = results(executor, 2)
     assert all(isinstance(one, StageError) and is_out_of_memory(one) for one in found)

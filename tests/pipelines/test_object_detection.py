@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from minato_gpu import DataLoader
 from minato_gpu.cli import main
-from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.parity import check
 from minato_gpu.samples import StageError
 from pipelines import detection_stages, object_detection
@@ -82,7 +82,7 @@ def on_lane(pipeline: Any, lane: str, item: Any, seed: int = 0) -> Any:
     if lane == "cpu":
         return pipeline.run(item, seed)
     split = pipeline.host_prefix
-    executor = build_executor(pipeline, split)
+    executor = DeviceExecutor(pipeline, split)
     result = executor.run([(pipeline.run(item, seed, stop=split), seed)])[0]
     executor.close()
     assert not isinstance(result, StageError), result
