@@ -30,10 +30,9 @@ def making(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 class LiveBars:
-    """A watcher of the training that keeps one bar for each epoch. A context manager."""
+    """Keeps one bar for each epoch of the training. A context manager."""
 
     def __init__(self, console: Console, epochs: int) -> None:
-        self._console = console
         self._epochs = epochs
         self._task: TaskID | None = None
         self._shown_at = 0.0
@@ -53,21 +52,18 @@ class LiveBars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def on_batch(self, tally: Tally, loader: DataLoader[Any]) -> None:
+    def watch(self, tally: Tally, loader: DataLoader[Any], over: bool) -> None:
+        """See ``training.Watch``."""
         now = perf_counter()
-        if self._task is None or now - self._shown_at >= _EVERY_S:
-            self._shown_at = now
-            self._show(tally, loader.stats())
-
-    def on_epoch(self, tally: Tally, stats: Mapping[str, JSON]) -> None:
-        self._show(tally, stats)
-        self._task = None
-
-    def _show(self, tally: Tally, stats: Mapping[str, JSON]) -> None:
+        if self._task is not None and not over and now - self._shown_at < _EVERY_S:
+            return
+        self._shown_at = now
         if self._task is None:
             name = f"{tally.epoch + 1}/{self._epochs}"
             self._task = self._progress.add_task("", total=tally.samples_expected, epoch=name, figures="")
-        self._progress.update(self._task, completed=tally.samples, figures=figures(tally, stats))
+        self._progress.update(self._task, completed=tally.samples, figures=figures(tally, loader.stats()))
+        if over:
+            self._task = None
 
 
 def figures(tally: Tally, stats: Mapping[str, JSON]) -> str:

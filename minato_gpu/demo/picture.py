@@ -122,16 +122,15 @@ def _panel(
 def _strip(axis: Axes, row: int, lane: str, spans: Sequence[Span], own: int | None) -> None:
     """One slot's work. Slow work is drawn last and marked above the strip, so that a short one is seen too."""
     low = row - _ROW_HEIGHT / 2
-    groups = (
-        ([span for span in spans if not span.slow and span.epoch == own], _BUSY.get(lane, "#888888")),
-        ([span for span in spans if not span.slow and span.epoch != own], _BUSY_AHEAD.get(lane, "#cccccc")),
-        ([span for span in spans if span.slow], _SLOW),
-    )
-    for group, colour in groups:
+    slow = [span for span in spans if span.slow]
+    usual = [span for span in spans if not span.slow]
+    for group, colour, edge in (
+        ([span for span in usual if span.epoch == own], _BUSY.get(lane, "#888888"), "none"),
+        ([span for span in usual if span.epoch != own], _BUSY_AHEAD.get(lane, "#cccccc"), "none"),
+        (slow, _SLOW, "white"),
+    ):
         bars = [(span.start, span.end - span.start) for span in group]
-        edge = "white" if group is groups[2][0] else "none"
         axis.broken_barh(bars, (low, _ROW_HEIGHT), facecolors=colour, edgecolors=edge, linewidth=0.4, zorder=2)
-    slow = groups[2][0]
     middles = [(span.start + span.end) / 2 for span in slow]
     axis.plot(middles, [low - 0.02] * len(slow), linestyle="", marker=7, markersize=5, color=_SLOW, zorder=4)
 

@@ -34,7 +34,7 @@ def run(
     settings = Settings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
     console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
     with display.LiveBars(console, epochs) as bars:
-        outcome = train(settings, bars)
+        outcome = train(settings, bars.watch)
     document = summary.document(outcome, _said(settings, size if data is None else None))
     out.mkdir(parents=True, exist_ok=True)
     report.write(document, out / "summary.json")
