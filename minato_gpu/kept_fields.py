@@ -149,25 +149,23 @@ class KeepableFields:
     ) -> tuple[dict[str, Value], Fields | None, float, float]:
         """A stage whose part is kept: the fields then, the part, the seconds that it saves, and those that it took more
         than the stage as it is."""
-        pipeline, part = self._pipeline, self._parts[number]
-        fused_s = 0.0
-        began = perf_counter()
-        if self._compared < _COMPARED:  # the first samples go both ways
-            pipeline.run_stage(number, known, seed)
-            fused_s = perf_counter() - began
-        middle = perf_counter()
-        made = pipeline.run_stage(number, known, seed, lambda fields, _: part.make(fields), part.writes)
-        after = perf_counter()
+        run, part, began = self._pipeline.run_stage, self._parts[number], perf_counter()
+        fused_s = _timed(lambda: run(number, known, seed))[1] if self._compared < _COMPARED else 0.0
+        made, made_s = _timed(lambda: run(number, known, seed, lambda fields, _: part.make(fields), part.writes))
         kept = _copied(made)
-        began_again = perf_counter()
-        written = pipeline.run_stage(number, {**known, **made}, seed, part.cpu)
-        end = perf_counter()
-        if fused_s:
+        written, rest_s = _timed(lambda: run(number, {**known, **made}, seed, part.cpu))
+        if fused_s:  # the first samples go both ways
             self._compared += 1
             self._fused_s += fused_s
-            self._made_s += after - middle
-        usual_s = self._fused_s / max(self._made_s, 1e-9) * (after - middle)
-        return {**known, **written}, kept, max(0.0, usual_s - (end - began_again)), end - began - usual_s
+            self._made_s += made_s
+        usual_s = self._fused_s / max(self._made_s, 1e-9) * made_s
+        return {**known, **written}, kept, max(0.0, usual_s - rest_s), perf_counter() - began - usual_s
+
+
+def _timed(run: Callable[[], Fields]) -> tuple[Fields, float]:
+    """What it returns, and the seconds that it took."""
+    began = perf_counter()
+    return run(), perf_counter() - began
 
 
 def _copied(fields: Fields) -> Fields | None:

@@ -215,21 +215,13 @@ class Stage:
         if not (isinstance(name, str) and name):
             raise TypeError(f"a stage needs a name that is a non-empty string, got {name!r}")
         for part in ("reads", "meta", "feature_names"):
-            object.__setattr__(self, part, self._names(part))
+            object.__setattr__(self, part, names_in(f"stage {self.name!r}: {part}", getattr(self, part)))
         check_values(f"stage {self.name!r}: writes", self.writes, Field)
         check_tolerance(f"stage {self.name!r}: tolerance", self.tolerance)
         object.__setattr__(self, "writes", dict(self.writes))
         object.__setattr__(self, "tolerance", dict(self.tolerance))
         self._check_values()
         self._check_agreement()
-
-    def _names(self, part: str) -> tuple[str, ...]:
-        names = getattr(self, part)
-        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
-            raise TypeError(f"stage {self.name!r}: {part} must be a sequence of names, got {names!r}")
-        if len(set(names)) != len(tuple(names)):
-            raise ValueError(f"stage {self.name!r}: {part} names a field twice: {tuple(names)}")
-        return tuple(names)
 
     def _check_values(self) -> None:
         if not self.writes:
@@ -262,6 +254,15 @@ class Stage:
         unknown = set(keep.reads) - set(self.reads)
         if unknown:
             raise ValueError(f"stage {self.name!r}: keep.reads {sorted(unknown)} are not among its reads")
+
+
+def names_in(what: str, names: object) -> tuple[str, ...]:
+    """Raise TypeError or ValueError unless ``names`` are different names."""
+    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+        raise TypeError(f"{what} must be a sequence of names, got {names!r}")
+    if len(set(names)) != len(tuple(names)):
+        raise ValueError(f"{what} names a field twice: {tuple(names)}")
+    return tuple(names)
 
 
 def check_values(what: str, values: object, kind: type) -> None:
