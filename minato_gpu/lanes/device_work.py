@@ -23,10 +23,9 @@ from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, fa
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.device_output import DeviceOutput
+from minato_gpu.lanes.device_output import DeviceOutput, Issued
 from minato_gpu.lanes.device_run import DeviceRun, Part
 from minato_gpu.lanes.graph_prebuild import BuildAhead
-from minato_gpu.lanes.issued import Issued
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.values import Result
 from minato_gpu.memory.accelerator import is_out_of_memory
@@ -138,8 +137,8 @@ class DeviceWork:
         if not run.through:
             self._current = run
             self._at.enter(samples=len(run.tickets))
-        for part in run.parts:
-            self._settle(run, part)
+        while run.parts:
+            self._settle(run, run.parts.popleft())
         if self._current is not current:
             self._current = current
             self._at.enter()
@@ -190,10 +189,11 @@ class DeviceWork:
             issued = Issued(self._without_device(run, split, numbers, short))
         passed, core_s = perf_counter() - begin, self._core_s() - used
         part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed, run.given)
-        run.parts.append(part)
         run.usual = run.usual and self._unusual(split) == unusual
         if self._depth == 1 or issued.beyond:
             self._settle(run, part)
+        else:
+            run.parts.append(part)
 
     def _unusual(self, split: int) -> tuple[int, int]:
         """What makes a part take longer than others, as often as it has happened."""
@@ -233,15 +233,12 @@ class DeviceWork:
         return items
 
     def _settle(self, run: DeviceRun, part: Part) -> None:
-        """Wait until the device is through with the part, if that has not been done."""
-        issued = part.issued
-        if issued is None:
-            return
+        """Wait until the device is through with the part."""
         found: list[Item] | None = None
         seconds: float | None = None
         with contextlib.suppress(Exception):  # of the device: not a sample's own
-            found = self._outlet.settle(issued)
-            seconds = self._outlet.seconds(issued)
+            found = self._outlet.settle(part.issued)
+            seconds = self._outlet.seconds(part.issued)
         if found is None:
             found = self._without_device(run, part.split, part.numbers)
         run.settle(part, found, seconds)
