@@ -294,17 +294,20 @@ class DeviceLane:
             error = error.why
             traceback.clear_frames(error.__traceback__)
         self._work.abandon()
-        if not self._may_retire:
-            self.retired = True
-            self._tell(Broken(error))
-            return
-        self._give_up()
-        LOGGER.warning("the %s lane has broken down; %s (%r)", self.name, self._others(), error)
-        for task in list(self._begun.values()):
+        self._end_for(error, "has broken down")
+        for task in list(self._begun.values()) if self._may_retire else ():
             self._report(_refused(task))
 
+    def _end_for(self, error: BaseException, what: str) -> None:
+        """Others do what is left, and what is still sent; where there are none, whoever waits is told."""
+        if self._may_retire:
+            LOGGER.warning("the %s lane %s; %s (%r)", self.name, what, self._others(), error)
+            self._give_up()
+        else:
+            self.retired = True
+            self._tell(Broken(error))
+
     def _give_up(self) -> None:
-        """Others do what is left, and what is still sent."""
         if not self.retired:
             self.retired = True
             self._tell(Retired())
@@ -324,12 +327,7 @@ class DeviceLane:
                 self._give_up()
             return not self._may_retire
         except Exception as error:
-            if self._may_retire:
-                LOGGER.warning("the %s lane cannot be opened; %s (%r)", self.name, self._others(), error)
-                self._give_up()
-            else:
-                self.retired = True
-                self._tell(Broken(error))
+            self._end_for(error, "cannot be opened")
             return False
         if self._takes_parts:
             self.bytes_per_s = self._rate()
