@@ -23,7 +23,8 @@ import numpy as np
 
 from minato_gpu.extras import from_extra
 from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.values import to_numpy
+from minato_gpu.lanes.values import Result, to_numpy
+from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, StageError, sample_seed
 from minato_gpu.stages import Field, Fields, Tolerance
@@ -193,8 +194,19 @@ def _compare(
         for first in range(0, len(seeded), MAX_BATCH):
             batch = seeded[first : first + MAX_BATCH]
             items = [(pipeline.run(fields, seed, 0, stages.start), seed) for fields, seed in batch]
-            for (fields, seed), got in zip(items, executor.run(items), strict=True):
+            for (fields, seed), got in zip(items, _run(executor, items), strict=True):
                 known = pipeline.run(fields, seed, stages.start, stages.stop)
                 into.add({name: known[name] for name in executor.makes}, got, declared)
     finally:
         executor.close()
+
+
+def _run(executor: DeviceExecutor, items: Sequence[tuple[Fields, int]]) -> list[Result]:
+    """The results, of fewer samples at once where the device has no memory for all."""
+    try:
+        return executor.run(items)
+    except Exception as error:
+        half = len(items) // 2
+        if not half or not is_out_of_memory(error):
+            raise
+    return [*_run(executor, items[:half]), *_run(executor, items[half:])]

@@ -12,7 +12,7 @@ Decisions:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from minato_gpu.lanes.current_step import CurrentStep
@@ -34,9 +34,8 @@ class DeviceExecutor:
     """Runs stages ``start`` to ``stop`` (None: the last) of a pipeline by their device implementations, on ``device``
     ("cpu", "cuda" or "cuda:N"). For one thread at a time.
 
-    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. ``trim``: frees
-    what pools of the device's memory hold and do not use, if it has pools. Graphs are built by the first run, if not by
-    ``build`` before.
+    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. Graphs are
+    built by the first run, if not by ``build`` before.
 
     ``makes``: names of the fields in a result; ``made``: of those that device stages wrote; ``batches``: micro-batches,
     how large they are and how they fail; ``at``: what it is at.
@@ -54,7 +53,6 @@ class DeviceExecutor:
         max_batch: int = 64,
         threads: int = 1,
         at: CurrentStep | None = None,
-        trim: Callable[[], None] | None = None,
     ) -> None:
         if stop is None and start not in pipeline.splits:
             raise ValueError(f"{start} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
@@ -62,7 +60,7 @@ class DeviceExecutor:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
         device_number(device)
         self.pipeline, self.device = pipeline, device
-        self.batches = MicroBatches(self._through, self._failure, max_batch, trim)
+        self.batches = MicroBatches(self._through, self._failure, max_batch)
         self._first_runs = 0
         self._stages = range(start, len(pipeline.stages) if stop is None else stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
@@ -109,6 +107,7 @@ class DeviceExecutor:
         where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
         wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
         a CUDA stream that is the calling thread's current one, they are ready there, and the host has not waited.
+        Raises an error that ``is_out_of_memory`` knows where there is no memory for a micro-batch.
         """
         for segment in self._segments:
             segment.stream = None if self.device == "cpu" else stream

@@ -87,11 +87,9 @@ class DeviceLane:
         self._device = device
         self._cuts = pipeline.cuts
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
-        at, trim = CurrentStep(), None if transfers is None else transfers.accelerator.trim
+        at = CurrentStep()
         self._executors = {
-            split: DeviceExecutor(
-                pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at, trim=trim
-            )
+            split: DeviceExecutor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
             for split in (pipeline.host_prefix, *pipeline.cuts)
         }
         needed = {pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())}
@@ -110,6 +108,7 @@ class DeviceLane:
             counts_cores=device == "cpu",  # a GPU's time is not that of cores
             ahead=self._ahead,
             no_memory=self._retire,
+            trim=None if transfers is None else transfers.accelerator.trim,
             report=self._report,
         )
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
