@@ -73,7 +73,7 @@ def _jpeg(data: bytes) -> Header:
                 raise ValueError("broken JPEG header: no frame header before the first scan")
             if data.rfind(b"\xff\xd9", at) < 0:
                 raise ValueError("the JPEG file is cut off: it has no end marker")
-            return Header(*size, orientation, progressive)
+            return Header(size[0], size[1], orientation, progressive)
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # frame header
             size = struct.unpack(">HH", data[body + 1 : body + 5]) if len(data) >= body + 5 else None
             progressive = marker & 3 == 2

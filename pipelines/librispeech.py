@@ -58,7 +58,7 @@ class LibriSpeech:
             texts = chapter.texts()
             chapter_of.append(np.full(len(texts), len(self._chapters), np.int32))
             utterances.append(np.array(list(texts), np.int16))
-            tokens += [_tokens(text, line, chapter.transcript, alphabet, numbers) for line, text in texts.values()]
+            tokens += [_tokens(text, line, chapter.transcript, numbers) for line, text in texts.values()]
             self._chapters.append(str(folder / chapter.name))
         if not tokens:
             raise FileNotFoundError(f"{str(root)!r} holds no FLAC files; the layout is {_LAYOUT}")
@@ -150,24 +150,20 @@ class _Chapter:
         return found
 
 
-def _numbers(alphabet: str) -> NDArray[np.uint8]:
-    """The token of every Unicode code point, 0 for those outside of the alphabet."""
+def _numbers(alphabet: str) -> dict[str, int]:
+    """The tokens of its characters."""
     if not alphabet or len(set(alphabet)) != len(alphabet) or alphabet != alphabet.lower():
         raise ValueError(f"an alphabet consists of different characters, in lower case, got {alphabet!r}")
     if len(alphabet) > _LARGEST:
         raise ValueError(f"an alphabet has at most {_LARGEST} characters, this one has {len(alphabet)}")
-    numbers = np.zeros(0x110000, np.uint8)
-    numbers[[ord(character) for character in alphabet]] = np.arange(1, len(alphabet) + 1)
-    return numbers
+    return {character: token for token, character in enumerate(alphabet, start=1)}
 
 
-def _tokens(text: str, line: int, transcript: Path, alphabet: str, numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    found = numbers[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
-    outside = np.flatnonzero(found == 0)
-    if len(outside):
-        character = text[outside[0]]
+def _tokens(text: str, line: int, transcript: Path, numbers: dict[str, int]) -> NDArray[np.uint8]:
+    try:
+        return np.frombuffer(bytes(map(numbers.__getitem__, text)), np.uint8)
+    except KeyError as error:
         raise ValueError(
-            f"{str(transcript)!r}, line {line}: the character {character!r} is not in the alphabet {alphabet!r}; "
-            "give LibriSpeech an alphabet that has it, or change the line"
-        )
-    return found
+            f"{str(transcript)!r}, line {line}: the character {error.args[0]!r} is not in the alphabet "
+            f"{''.join(numbers)!r}; give LibriSpeech an alphabet that has it, or change the line"
+        ) from None

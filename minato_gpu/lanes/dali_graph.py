@@ -171,9 +171,8 @@ class DaliGraph(Segment):
         feed = {}
         for n, name in enumerate(self._reads):
             if name in self._resident:
-                torch = importlib.import_module("torch")  # DALI takes nothing strided
-                made = self.at.each(batch)
-                feed[f"field{n}"] = [as_tensor(torch, fields[name], self._device).contiguous() for fields in made]
+                made = self.at.each(batch)  # DALI takes nothing strided
+                feed[f"field{n}"] = [as_tensor(fields[name], self._device).contiguous() for fields in made]
                 continue
             declared = np.dtype(self._known[name].dtype)
             dtype = None if declared == np.dtype(object) else declared

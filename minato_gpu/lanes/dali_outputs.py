@@ -23,6 +23,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from minato_gpu.memory.accelerator import Event, Stream
 from minato_gpu.samples import Value
@@ -54,7 +55,6 @@ def on_host(output: Output) -> Iterator[npt.NDArray[Value]]:
 def on_device(output: Output, device: str, stream: Stream | None) -> Sequence[Value]:
     """The samples of an output as torch tensors on ``device`` ("cpu" in tests). With ``stream``, the calling thread's
     current one, they are ready there, and ``output`` must stay until then; without one they are ready."""
-    torch = importlib.import_module("torch")
     types = importlib.import_module("nvidia.dali.types")
     dtype = torch.from_numpy(np.empty(0, types.to_numpy_type(output.dtype))).dtype
     shapes = [tuple(shape) for shape in output.shape()]

@@ -30,7 +30,6 @@ from time import perf_counter
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
-    AtWork,
     Broken,
     Message,
     Number,
@@ -172,19 +171,15 @@ class DeviceLane:
         told = [self._told.popleft() for _ in range(len(self._told))]
         if self._looks:
             self._looks = False
-            told.append(Progress(self.at_work()))
+            told.append(Progress(self._work.at_work()))
         return told
 
     def _tell_offers(self) -> None:
         splits = frozenset(split for split in self._cuts if self.offers(split))
-        if (splits, self.bytes_per_s) != (self._offered.splits, self._offered.bytes_per_s):
-            self._offered = Offers(splits, self.bytes_per_s)
-            self._told.append(self._offered)
-
-    def at_work(self) -> tuple[AtWork, ...]:
-        """Since when the thread has been at its current step, and what that is."""
-        found = self._work.at_work()
-        return () if found is None else (AtWork(0, found[1], found[0], self._work.together),)
+        offers = Offers(splits, self.bytes_per_s)
+        if offers != self._offered:
+            self._offered = offers
+            self._told.append(offers)
 
     def sleep(self, *, every_task: bool) -> None:
         """It is told of each task that is through."""
@@ -214,7 +209,7 @@ class DeviceLane:
 
     def stuck(self) -> str:
         """See Lane."""
-        return f"\n{self.who(0)} is at work.{self._stack()}" if self.at_work() else ""
+        return f"\n{self.who(0)} is at work.{self._stack()}" if self._work.at_work() else ""
 
     def _stack(self) -> str:
         thread = self._thread

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, failure
+from minato_gpu.lanes.contract import AtWork
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.device import DeviceExecutor
@@ -97,19 +98,14 @@ class DeviceWork:
         if self._cores is not None:
             self._cores.close()
 
-    def at_work(self) -> tuple[float, Claim] | None:
+    def at_work(self) -> tuple[AtWork, ...]:
         """From another thread: since when this one has been at its current step, and what that is."""
         run, step = self._current, self._at.step
         if run is None:
-            return None
+            return ()
         sample, given = self._at.number(step), run.given
         started = 0 if sample is None or sample >= len(given) else given[sample] + 1
-        return step.since, Claim(run.task.run, run.task.chunk, started, step.stage + 1)
-
-    @property
-    def together(self) -> int:
-        """How many samples the current step is at, at once."""
-        return self._at.step.samples
+        return (AtWork(0, Claim(run.task.run, run.task.chunk, started, step.stage + 1), step.since, step.samples),)
 
     @property
     def under_way(self) -> bool:

@@ -84,7 +84,7 @@ class FunctionSegment(Segment):
             return _on_device(self._xp(), value, copies=self._device == "cpu" and name not in self._made)
         if self._device == "cpu" and name in self._made and _lendable(value):
             return torch.utils.dlpack.from_dlpack(value)
-        return as_tensor(torch, value, self._device)
+        return as_tensor(value, self._device)
 
 
 def _lendable(value: Value) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from minato_gpu.samples import StageError, Value
 
@@ -29,7 +30,7 @@ def plain(value: Value, dtype: npt.DTypeLike | None = None) -> Value:
     return np.asarray(to_numpy(value), dtype, order="C")
 
 
-def as_tensor(torch: Value, value: Value, device: str) -> Value:
+def as_tensor(value: Value, device: str) -> Value:
     """As a torch tensor on ``device``."""
     if isinstance(value, torch.Tensor):
         return value
