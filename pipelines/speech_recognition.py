@@ -106,27 +106,18 @@ def _spectral_stages(rate: int, speeds: tuple[float, ...], mels: int) -> tuple[S
 
 
 def _resample_stage(rate: int, speeds: tuple[float, ...], audio: Field) -> Stage:
-    stage = partial(
-        Stage,
-        name="resample",
+    only = speeds[0] if len(speeds) == 1 else None  # nothing to draw: a cache may keep all that comes before the masks
+    return Stage(
+        "resample",
+        reads=("audio",) if only is None else ("audio", "rate"),
         writes={"audio": audio},
+        cpu=partial(speech_resampling.resample, rate=rate, speed=only),
+        device=CupyFunction(partial(speech_resampling.resample_on_device, rate=rate, speed=only)),
+        draw=partial(speech_resampling.draw_speed, rate=rate, speeds=speeds) if only is None else None,
+        meta=("rate",) if only is None else (),
         features=speech_stages.cost_features,
         feature_names=("samples",),
         tolerance=_RESAMPLED,
-    )
-    if len(speeds) == 1:  # nothing to draw: a cache may keep all that comes before the masks
-        here: dict[str, Any] = {"rate": rate, "speed": speeds[0]}
-        return stage(
-            reads=("audio", "rate"),
-            cpu=partial(speech_resampling.resample_at, **here),
-            device=CupyFunction(partial(speech_resampling.resample_at_on_device, **here)),
-        )
-    return stage(
-        reads=("audio",),
-        cpu=speech_resampling.resample,
-        device=CupyFunction(speech_resampling.resample_on_device),
-        draw=partial(speech_resampling.draw_speed, rate=rate, speeds=speeds),
-        meta=("rate",),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -59,14 +60,6 @@ def _made(console: Console, folder: Path, count: int, seed: int) -> Path:
 
 def _said(settings: Settings, made: int | None) -> dict[str, JSON]:
     """The settings as they go into the document: without the path of the user's data."""
-    return {
-        "command": "demo",
-        "photographs_made": made,
-        "epochs": settings.epochs,
-        "batch_size": settings.batch_size,
-        "crop_pixels": settings.crop,
-        "workers": settings.workers,
-        "seed": settings.seed,
-        "device": settings.device or "cpu",
-        "learning_rate": settings.learning_rate,
-    }
+    said = {"command": "demo", "photographs_made": made, **asdict(settings), "device": settings.device or "cpu"}
+    del said["data"]
+    return said

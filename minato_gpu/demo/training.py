@@ -27,12 +27,12 @@ LANES = ("cpu", "device")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``crop`` in pixels; ``device``: where batches and the model live, None for the CPU."""
+    """``device``: where batches and the model live, None for the CPU."""
 
     data: Path
     epochs: int = 2
     batch_size: int = 32
-    crop: int = 96
+    crop_pixels: int = 96
     workers: int = 2
     seed: int = 0
     device: str | None = None
@@ -104,7 +104,7 @@ def train(settings: Settings, watch: Watch) -> Outcome:
             num_workers=settings.workers,
             persistent_workers=True,
             generator=torch.Generator().manual_seed(settings.seed),
-            pipeline=image_classification.build(size=settings.crop),
+            pipeline=image_classification.build(size=settings.crop_pixels),
             device=settings.device,
             lanes=LANES,
             epochs=settings.epochs,
