@@ -241,19 +241,18 @@ class Stage:
             raise ValueError(f"stage {self.name!r} names meta fields but has no draw")
         if (self.features is None) != (not self.feature_names):
             raise ValueError(f"stage {self.name!r}: features and feature_names go together")
-        unknown = set(getattr(self.device, "host_reads", ())) - set(self.reads)
-        if unknown:
-            raise ValueError(f"stage {self.name!r}: host_reads {sorted(unknown)} are not among its reads")
-        if self.keep is not None:
-            self._check_keep(self.keep)
-
-    def _check_keep(self, keep: object) -> None:
-        if not isinstance(keep, Keepable):
+        self._check_read("host_reads", getattr(self.device, "host_reads", ()))
+        keep: object = self.keep
+        if not isinstance(keep, Keepable | None):
             raise TypeError(f"stage {self.name!r}: keep must be a Keepable, got {keep!r}")
-        check_values(f"stage {self.name!r}: keep.writes", keep.writes, Field)
-        unknown = set(keep.reads) - set(self.reads)
+        if keep is not None:
+            check_values(f"stage {self.name!r}: keep.writes", keep.writes, Field)
+            self._check_read("keep.reads", keep.reads)
+
+    def _check_read(self, what: str, names: Iterable[str]) -> None:
+        unknown = set(names) - set(self.reads)
         if unknown:
-            raise ValueError(f"stage {self.name!r}: keep.reads {sorted(unknown)} are not among its reads")
+            raise ValueError(f"stage {self.name!r}: {what} {sorted(unknown)} are not among its reads")
 
 
 def names_in(what: str, names: object) -> tuple[str, ...]:
