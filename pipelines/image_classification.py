@@ -129,7 +129,7 @@ def build(
     )
 
 
-pipeline, dataset = build, ImageFolder
+pipeline, dataset = build, ImageFolder  # with their default settings: see ``minato_gpu.pipelines``
 
 
 def _host_stages(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Stage, Stage]:

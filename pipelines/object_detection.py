@@ -87,7 +87,7 @@ def build(
     )
 
 
-pipeline, dataset = build, CocoDetection.in_folder
+pipeline, dataset = build, CocoDetection.in_folder  # with their default settings: see ``minato_gpu.pipelines``
 
 
 def _host_stages(shorter: int, longest: int, flip: float, masks: str) -> tuple[Stage, ...]:

@@ -113,7 +113,7 @@ def build(
     return Pipeline(stages, outputs=("image", "label"), name="segmentation_3d", inputs=inputs)
 
 
-pipeline, dataset = build, CaseFolder
+pipeline, dataset = build, CaseFolder  # with their default settings: see ``minato_gpu.pipelines``
 
 
 def _check(

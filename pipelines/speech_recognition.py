@@ -81,7 +81,7 @@ def build(
     return Pipeline(stages, outputs=outputs, name="speech_recognition", inputs=inputs)
 
 
-pipeline, dataset = build, LibriSpeech
+pipeline, dataset = build, LibriSpeech  # with their default settings: see ``minato_gpu.pipelines``
 
 
 def _spectral_stages(rate: int, speeds: tuple[float, ...], mels: int) -> tuple[Stage, ...]:
