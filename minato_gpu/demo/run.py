@@ -34,8 +34,8 @@ def run(
     folder = data if data is not None else _made(console, out / "data", size, seed)
     settings = Settings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
     console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
-    with display.LiveBars(console, epochs) as bars:
-        outcome = train(settings, bars.watch)
+    with display.training(console, epochs) as watch:
+        outcome = train(settings, watch)
     document = summary.document(outcome, _said(settings, size if data is None else None))
     out.mkdir(parents=True, exist_ok=True)
     report.write(document, out / "summary.json")

@@ -37,7 +37,7 @@ def as_tensor(value: Value, device: str) -> Value:
     if isinstance(value, (np.ndarray, np.generic)):
         # A copy, because torch refuses read-only and mirrored arrays, and the function may work in place.
         return torch.tensor(plain(value), device=device)
-    return torch.from_dlpack(value) if hasattr(value, "__dlpack__") else value
+    return torch.utils.dlpack.from_dlpack(value) if hasattr(value, "__dlpack__") else value
 
 
 def device_number(device: str) -> int | None:
