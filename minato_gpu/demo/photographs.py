@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from statistics import NormalDist
 
@@ -34,6 +35,8 @@ from minato_gpu.samples import JSON
 
 with from_extra("demo"):
     import cv2
+
+    import_module("PIL")  # which reads the photographs: missed now, not in the midst of it
 
 # The threads here are one for each core. And a forked worker would inherit a pool of OpenCV's without its threads, for
 # which ``cv2.setNumThreads`` would then wait for ever (seen with OpenCV 5.0).

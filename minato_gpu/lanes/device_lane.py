@@ -257,10 +257,27 @@ class DeviceLane:
         work.close()
 
     def _open(self) -> None:
+        """Import what stages need, and build graphs. Without that the CPU's implementations prepare the samples, in the
+        lane there is."""
         self._settle_in()  # and so do DALI's threads, which start from here
         self._work.open()
-        if self._load():
-            self._tell(Opened(self.slots))
+        try:
+            for executor in self._executors.values():
+                executor.load()
+            self._ahead.open()
+            self._built.set()
+        except ImportError as error:
+            how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
+            say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
+            if self._may_retire:
+                self._give_up()
+                return
+        except Exception as error:
+            self._end_for(error, "cannot be opened")
+            return
+        if self._takes_parts:
+            self.bytes_per_s = self._rate()
+        self._tell(Opened(self.slots))
 
     def _go_on(self) -> bool:
         """Begin the next task, or end the one that has been under way for longest; whether no other will come."""
@@ -304,27 +321,6 @@ class DeviceLane:
         if not self.retired:
             self.retired = True
             self._tell(Retired())
-
-    def _load(self) -> bool:
-        """Import what stages need; whether the lane can begin. Without it the CPU's implementations prepare the
-        samples, in the lane there is."""
-        try:
-            for executor in self._executors.values():
-                executor.load()
-            self._ahead.open()
-            self._built.set()
-        except ImportError as error:
-            how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
-            say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
-            if self._may_retire:
-                self._give_up()
-            return not self._may_retire
-        except Exception as error:
-            self._end_for(error, "cannot be opened")
-            return False
-        if self._takes_parts:
-            self.bytes_per_s = self._rate()
-        return True
 
     def _rate(self) -> float:
         """How fast values come to the device; a guess where that cannot be measured, which is no reason to stop."""
