@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "a field that depends on a draw is taken for one that does not",
         "kept_fields.py",
-        "        drawn.update(stage.writes)\n",
-        "",
+        "name not in writer or writer[name] in self._fixed",
+        "True",
         ("test_kept_fields.py",),
     ),
     Fault(
