@@ -87,14 +87,14 @@ FAULTS = (
     Fault(
         "where a disk takes no holes, copies go all the same",
         _DISK + "freeing.py",
-        "return len(freed) == sum(number not in whole for number, _ in doomed)",
-        "return True",
+        "    return gives_back",
+        "    return True",
         ("sources/test_disk_pool_following.py",),
     ),
     Fault(
         "a copy on disk goes that has been used since it was listed",
         _DISK + "ledger.py",
-        "            if entry.used_at >= before:\n                continue\n",
+        " and each.used_at < before",
         "",
         ("sources/disk/test_upkeep.py",),
     ),
@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "a dead writer's lease on disk is never given back",
         _DISK + "ledger.py",
-        "            self._set_total(transaction, _CHARGED, sum(segment.live + segment.doomed"
-        " for segment in accounts.values()))\n",
+        "            self._index.totals.put(transaction, Total(_CHARGED, sum(each.charged"
+        " for each in accounts.values())))\n",
         "",
         ("sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
     ),
