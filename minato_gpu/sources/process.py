@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import signal
 import socket
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +19,7 @@ from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.notices import LOGGER, say_once
-from minato_gpu.sources import field_transfer, parcels
+from minato_gpu.sources import field_transfer
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
@@ -31,11 +29,11 @@ from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.parcels import Parcels
 from minato_gpu.sources.placing import Cached, Placing, Where
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.telling import Telling
-from minato_gpu.sources.unsaid import TICKETS
 
 _STATS_S = 0.5
 
@@ -113,11 +111,9 @@ class _Link:
         settings: ReaderSettings,
         ended: asyncio.Event,
     ) -> None:
-        end.setblocking(False)
-        self._end, self._ring, self._ended = end, ring, ended
+        self._parcels, self._ring, self._ended = Parcels(end), ring, ended
         self._loop = asyncio.get_running_loop()
         self._telling = Telling()
-        self._unsent: deque[bytes] = deque()
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
@@ -164,18 +160,13 @@ class _Link:
             os.close(found.file)
 
     def _receive(self) -> None:
-        while True:
-            try:
-                message = parcels.receive(self._end)
-            except BlockingIOError:
-                return
-            except OSError:
-                message = b""
-            if not message:
-                self._loop.remove_reader(self._end.fileno())
-                self._ended.set()
-                return
-            kind, run, what = pickle.loads(message)
+        try:
+            found = self._parcels.receive()
+        except OSError:
+            self._loop.remove_reader(self._parcels.end.fileno())
+            self._ended.set()
+            return
+        for kind, run, what in found:
             if run != self._run:
                 self._service.drop()
                 self._run, self._telling = run, Telling()
@@ -202,8 +193,9 @@ class _Link:
             self._disk.finish()
         if self._memory is not None:
             self._arena.forsake(_blocks_of(self._memory))  # what has been written by now, too
+        self._parcels.put((self._run, [], self._counts(fully=True)))
         with contextlib.suppress(OSError):
-            parcels.send(self._end, pickle.dumps((self._run, [], self._counts(fully=True)), 5))
+            self._parcels.flush()
         if self._disk is not None:
             self._disk.close()
 
@@ -219,10 +211,9 @@ class _Link:
     def _send(self) -> None:
         self._timer = None
         told = self._telling.take()
-        for at in range(0, len(told), TICKETS):
-            counts = self._counts(fully=self._loop.time() >= self._stats_at)
-            self._unsent.append(pickle.dumps((self._run, told[at : at + TICKETS], counts), 5))
-        self._flush()
+        if told:
+            self._parcels.put((self._run, told, self._counts(fully=self._loop.time() >= self._stats_at)))
+            self._flush()
 
     def _counts(self, *, fully: bool) -> dict[str, Any]:
         """What has been done so far; ``fully``: with what takes longer to tell."""
@@ -236,17 +227,15 @@ class _Link:
 
     def _flush(self) -> None:
         try:
-            while self._unsent:
-                parcels.send(self._end, self._unsent[0])
-                self._unsent.popleft()
-        except BlockingIOError:  # the loader is busy: it will have been rung for
-            self._loop.add_writer(self._end.fileno(), self._flush)
-            return
+            is_sent = self._parcels.flush()
         except OSError:
             self._ended.set()
             return
-        self._loop.remove_writer(self._end.fileno())
-        self._ring()
+        if is_sent:
+            self._loop.remove_writer(self._parcels.end.fileno())
+            self._ring()
+        else:  # the loader is busy: it will have been rung for
+            self._loop.add_writer(self._parcels.end.fileno(), self._flush)
 
 
 def _say_off(why: str) -> None:

@@ -238,8 +238,8 @@ FAULTS = (
     Fault(
         "a large message to the reader process arrives as its marker alone",
         "sources/parcels.py",
-        "    if data != _ELSEWHERE:\n",
-        "    if data:\n",
+        "        if data == _ELSEWHERE:\n",
+        "        if not data:\n",
         ("sources/test_parcels.py", "contracts/test_cache_orders.py"),
     ),
 )
