@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from minato_gpu.sources.hedging import Hedging, Retries, is_expired, is_final, is_refusal
 from minato_gpu.sources.overdue import SLACK_S, Overdue
@@ -43,18 +43,8 @@ class _Read:
         self.begin = self.attempt_begin = now
         self.failures = 0
         self.renewed = False
-        self.requests: list[_Request] = []  # that are not answered
+        self.requests: dict[asyncio.Task[None], bool] = {}  # that are not answered; whether it was asked a second time
         self.pause: asyncio.TimerHandle | None = None  # until the next attempt
-
-
-class _Request:
-    """One request of an attempt; ``is_second``: the other one took long."""
-
-    __slots__ = ("is_second", "read", "task")
-
-    def __init__(self, read: _Read, *, is_second: bool) -> None:
-        self.read, self.is_second = read, is_second
-        self.task: asyncio.Task[None]
 
 
 class Attempts:
@@ -85,24 +75,21 @@ class Attempts:
         self._request(read, is_second=False)
 
     def _request(self, read: _Read, *, is_second: bool) -> None:
-        request = _Request(read, is_second=is_second)
-        read.requests.append(request)
-        request.task = self._loop.create_task(self._run(request))
+        read.requests[self._loop.create_task(self._run(read))] = is_second
 
-    async def _run(self, request: _Request) -> None:
-        read = request.read
+    async def _run(self, read: _Read) -> None:
         answer: Answer
         try:
             answer = await self._remote.read(read.source)
         except (Exception, asyncio.CancelledError) as error:
             answer = error
-        if request not in read.requests:  # the other one was answered first, or it took too long
+        is_second = read.requests.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
+        if is_second is None:  # the other one was answered first, or it took too long
             return
-        read.requests.remove(request)
         if isinstance(answer, bytes):
-            if request.is_second or read.requests:
-                self.counts["hedges_won"] += request.is_second
-                self._hedging.hedged(won=request.is_second)
+            if is_second or read.requests:
+                self.counts["hedges_won"] += is_second
+                self._hedging.hedged(won=is_second)
             self._answered(read, answer)
         elif not read.requests:
             self._answered(read, answer)
@@ -110,8 +97,8 @@ class Attempts:
     def _answered(self, read: _Read, answer: Answer) -> None:
         """The attempt has ended."""
         for request in read.requests:
-            request.task.cancel()
-        read.requests = []
+            request.cancel()
+        read.requests = {}
         self._slow.remove(read)
         self._dead.remove(read)
         now = self._loop.time()
@@ -163,10 +150,10 @@ class Attempts:
         self._dead.close()
         requests = [request for read in self._reads.values() for request in read.requests]
         for read in self._reads.values():
-            read.requests = []
+            read.requests = {}
             if read.pause is not None:
                 read.pause.cancel()
         for request in requests:
-            request.task.cancel()
-        await asyncio.gather(*(request.task for request in requests), return_exceptions=True)
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
         await self._remote.close()

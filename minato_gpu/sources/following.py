@@ -9,6 +9,7 @@ reads something else, or does not say what, nothing goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ class Following:
         if not self._is_on:
             self.why = "minio: the order of epochs to come is not known, so what came first is as good"
             return
-        self.may = _May(self.part, ranks)
+        self.may = partial(_may_only, self.part, ranks)
         who = f"ranks {', '.join(map(str, sorted(ranks)))} read" if len(ranks) > 1 else "this host reads"
         self.why = f"next-use: what {who} again within {epochs:.2f} epochs stays, by the orders of epochs to come"
 
@@ -147,15 +148,10 @@ def _ranks(mine: Part | None, beside: Sequence[Part | None]) -> frozenset[int] |
     return frozenset(ranks)
 
 
-class _May:
-    """Copies may go as long as only these ranks read side by side."""
-
-    def __init__(self, part: Part | None, ranks: frozenset[int]) -> None:
-        self._part, self._ranks = part, ranks
-
-    def __call__(self, beside: Sequence[Part | None]) -> bool:
-        found = _ranks(self._part, beside)
-        return found is not None and found <= self._ranks
+def _may_only(mine: Part | None, ranks: frozenset[int], beside: Sequence[Part | None]) -> bool:
+    """Whether no others than these ranks read side by side: else no copy may go."""
+    found = _ranks(mine, beside)
+    return found is not None and found <= ranks
 
 
 def _nothing_goes(beside: Sequence[Part | None]) -> bool:

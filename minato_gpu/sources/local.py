@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
+from minato_gpu.sources.disk.files import OpenFile
 from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes
 from minato_gpu.sources.page_cache import PageCache
 from minato_gpu.sources.placing import Cached, Where
@@ -167,8 +168,8 @@ class LocalReads:
     def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
         if source.length is None:
             return self._read_begun(os.open(source.file, os.O_RDONLY | os.O_CLOEXEC), source, where)
-        with self._files.borrowed(source.file) as file:
-            return self._read_open(file, source, where)
+        file = self._files.opened(source.file)
+        return self._read_open(file.fd, source, where)
 
     def _read_begun(self, file: int, source: Source, where: Where) -> tuple[int, int]:
         try:
@@ -243,48 +244,21 @@ class _OpenFiles:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._files: OrderedDict[str, tuple[tuple[int, ...], OpenFile]] = OrderedDict()
 
-    def borrowed(self, path: str) -> _File:
-        """The file, open; to be used as a context."""
+    def opened(self, path: str) -> OpenFile:
+        """The file, to be held while its ``fd`` is in use."""
         found = Path(path).stat()
         version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         with self._lock:
-            file = self._files.get(path)
-            if file is not None and file.version == version:
+            before, file = self._files.get(path, (None, None))
+            if file is not None and before == version:
                 self._files.move_to_end(path)
-                file.users += 1
                 return file
-        opened = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC), version, self._lock)  # which may take its time
+        file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # which may take its time
         with self._lock:
-            before = self._files.pop(path, None)
-            if before is not None:
-                before.leave()
-            self._files[path] = opened
-            opened.users += 1
-            while len(self._files) > _OPEN:
-                self._files.popitem(last=False)[1].leave()
-        return opened
-
-
-class _File:
-    """An open file; closed by the last who leaves it. Its count is changed with the lock of all files held."""
-
-    def __init__(self, descriptor: int, version: tuple[int, ...], lock: threading.Lock) -> None:
-        self.version = version
-        self.users = 1
-        self._descriptor = descriptor
-        self._lock = lock
-
-    def __enter__(self) -> int:
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.leave()
-
-    def leave(self) -> None:
-        """One fewer uses it."""
-        self.users -= 1
-        if not self.users:
-            os.close(self._descriptor)
+            self._files[path] = version, file
+            self._files.move_to_end(path)
+            if len(self._files) > _OPEN:
+                self._files.popitem(last=False)
+        return file

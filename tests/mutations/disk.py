@@ -52,7 +52,7 @@ FAULTS = (
     Fault(
         "a copy on disk goes that a rank beside this one will need",
         "sources/following.py",
-        "return found is not None and found <= self._ranks",
+        "return found is not None and found <= ranks",
         "return True",
         ("sources/test_following.py", "sources/test_disk_pool_following.py"),
     ),
@@ -122,8 +122,8 @@ FAULTS = (
     ),
     Fault(
         "a fork's copy of a tier goes on as if it were the parent's",
-        _DISK + "forks.py",
-        "        one.forked()\n",
+        _DISK + "tier.py",
+        "        tier.forked()\n",
         "        pass\n",
         ("sources/disk/test_tier.py",),
     ),
