@@ -24,7 +24,6 @@ from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done
-from minato_gpu.sources.field_choice import FieldChoice
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
@@ -141,8 +140,8 @@ class _Link:
         else:
             service.pool = make_pool(service.done)
         if fields is not None and self._memory is not None:
-            choice = FieldChoice(self._memory.budget, settings.samples, settings.workers)
-            service.fields = FieldKeeping(self._memory, choice, lambda: self._pool.bytes_per_s)
+            samples, workers = settings.samples, settings.workers
+            service.fields = FieldKeeping(self._memory, samples, workers, lambda: self._pool.bytes_per_s)
             self._loop.add_reader(fields.fileno(), self._take_fields, fields)
         self._loop.add_reader(end.fileno(), self._receive)
 

@@ -327,10 +327,10 @@ class Service:
         memory, fields = self._memory, self.fields
         if memory is None or fields is None:
             return
-        fields.choice.observe(nbytes, saved_s, prepare_s)
+        fields.observe(nbytes, saved_s, prepare_s)
         if fields.is_due:
             self._choose()
-        if not memory.may_keep(sample, nbytes) or not fields.choice.wants(sample):
+        if not memory.may_keep(sample, nbytes) or not fields.wants(sample):
             return
         block, view = self._blocks.allocate(nbytes)
         fill(view)
@@ -388,7 +388,7 @@ class Service:
         } | ({} if self._memory is None else {"memory": self._memory.counts() | self._kept()})
 
     def _kept(self) -> dict[str, Any]:
-        return {} if self.fields is None else {"kept": self.fields.choice.why()}
+        return {} if self.fields is None else {"kept": self.fields.why()}
 
     def _told(self, ticket: WantedTicket) -> None:
         self.there += 1
