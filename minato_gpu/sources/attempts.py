@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from minato_gpu.sources.hedging import Hedging, Retries, is_expired, is_final, is_refusal
+from minato_gpu.sources.hedging import ATTEMPTS, Hedging, is_expired, is_final, is_refusal, pause_s
 from minato_gpu.sources.overdue import SLACK_S, Overdue
 from minato_gpu.sources.source import Source
+
+_TIME_OUT_S = 60.0  # an attempt that is not answered by then has failed
 
 
 class Remote(Protocol):
@@ -49,16 +51,15 @@ class _Read:
 
 class Attempts:
     """``ended`` is told of every read; ``at_its_limit`` tells whether the storage gives no more (hedging.py).
-    ``time_out_s``: an attempt that is not answered by then has failed. ``counts``: see ``ReaderPool.stats``."""
+    ``counts``: see ``ReaderPool.stats``."""
 
-    def __init__(self, remote: Remote, time_out_s: float, at_its_limit: Callable[[], bool], ended: Ended) -> None:
-        self._remote, self._time_out_s = remote, time_out_s
-        self._at_its_limit, self._ended = at_its_limit, ended
+    def __init__(self, remote: Remote, at_its_limit: Callable[[], bool], ended: Ended) -> None:
+        self._remote, self._at_its_limit, self._ended = remote, at_its_limit, ended
         self._loop = asyncio.get_running_loop()
-        self._hedging, self._retries = Hedging(), Retries()
+        self._hedging = Hedging()
         self._reads: dict[int, _Read] = {}
         self._slow = Overdue[_Read](lambda: self._hedging.patience_s, self._takes_long)
-        self._dead = Overdue[_Read](lambda: time_out_s, self._time_out)
+        self._dead = Overdue[_Read](lambda: _TIME_OUT_S, self._time_out)
         self.counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
 
     def submit(self, number: int, source: Source) -> None:
@@ -119,13 +120,13 @@ class Attempts:
             self.counts["refused"] += 1
             self._hedging.refused(self._loop.time())
         expired = is_expired(error) and not read.renewed
-        if read.failures == self._retries.attempts or (is_final(error) and not expired):
+        if read.failures == ATTEMPTS or (is_final(error) and not expired):
             return False
         if expired:
             read.renewed = True
             self._remote.renew(read.source)
         self.counts["retries"] += 1
-        read.pause = self._loop.call_later(self._retries.pause_s(read.failures), self._begin, read)
+        read.pause = self._loop.call_later(pause_s(read.failures), self._begin, read)
         return True
 
     # --- what takes long -------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Attempts:
             self._request(self._reads[number], is_second=True)
 
     def _time_out(self, read: _Read) -> None:
-        self._answered(read, TimeoutError(f"{read.source} has not been answered in {self._time_out_s:g} seconds"))
+        self._answered(read, TimeoutError(f"{read.source} has not been answered in {_TIME_OUT_S:g} seconds"))
 
     async def close(self) -> None:
         """End what is under way: nobody is told."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minato_gpu.sources import parcels
+from minato_gpu.sources.disk.filesystem import read_into
 
 _HEAD = struct.Struct("<qdd")
 _ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
@@ -30,7 +31,7 @@ class Received(NamedTuple):
 
     def fill(self, view: memoryview) -> None:
         """Copy them to ``view``, of ``nbytes`` bytes."""
-        parcels.fill(self.file, view)
+        read_into(self.file, view, 0)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

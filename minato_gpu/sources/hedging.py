@@ -25,6 +25,8 @@ _UNKNOWN = 0.5  # as if every other one had been
 _FAIR = 0.1  # of hedges answered first: as many make the whole share worth it
 _LEAST_WORTH = 0.2  # of the share, whatever came of others: when all requests become slower, these are useless once
 _QUIET_S = 5.0
+ATTEMPTS = 5
+_FIRST_PAUSE_S = 0.1
 
 
 class Hedging:
@@ -83,18 +85,10 @@ class Hedging:
         return number
 
 
-class Retries:
-    """How often, and how long after, to try again. ``seed``: of the spread, which keeps many from trying at once."""
-
-    attempts = 5
-    first_s = 0.1
-
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-
-    def pause_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures."""
-        return float(self.first_s * 2 ** (failures - 1) * self._random.uniform(0.5, 1.5))
+def pause_s(failures: int) -> float:
+    """Seconds to wait after so many failures of a read before it is tried again, spread, so that many do not try at
+    once."""
+    return float(_FIRST_PAUSE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.5)
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -22,9 +22,9 @@ from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.disk.files import OpenFile
-from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes
+from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into
 from minato_gpu.sources.page_cache import PageCache
-from minato_gpu.sources.placing import Cached, Where
+from minato_gpu.sources.placing import Placing, Where
 from minato_gpu.sources.source import Source
 
 _MOST_THREADS = 64
@@ -42,17 +42,15 @@ Ended = tuple[int, float, int, int, BaseException | None]
 
 class LocalReads:
     """``ended`` is called in the event loop for every read. ``read``, in a thread: block and bytes of a source; else
-    they come from its file. ``where``: to where a read, by its number, is to go; the page cache is that where the file
-    system is such that workers find them there. ``cached`` is told what it has of files that are read past it."""
+    they come from its file. ``placing``: where they are to go; to the page cache where the file system is such that
+    workers find them there."""
 
     def __init__(
         self,
         blocks: Blocks,
         ended: Callable[[Ended], None],
         read: Callable[[Source, Where], tuple[int, int]] | None = None,
-        *,
-        where: Callable[[int], Where] = lambda _: Where.BLOCK,
-        cached: Cached | None = None,
+        placing: Placing | None = None,
     ) -> None:
         self._blocks = blocks
         self._ended = ended
@@ -69,13 +67,12 @@ class LocalReads:
         self._lock = threading.Lock()
         self._files = _OpenFiles()
         self._read = read or self._read_file
-        self._where, self._cached = where, cached
-        self._page_cache, self._uncached = PageCache(), Uncached()
+        self._placing, self._page_cache, self._uncached = placing, PageCache(), Uncached()
 
     def submit(self, number: int, source: Source) -> None:
         """Read this next."""
         self._under_way += 1
-        where = self._where(number)
+        where = Where.BLOCK if self._placing is None else self._placing.where(number)
         each = self._together if where is Where.PAGE_CACHE else 1
         if self._under_way > len(self._threads) * each:
             self._add_thread()
@@ -184,8 +181,8 @@ class LocalReads:
                 return IN_PAGE_CACHE, brought
         length = source.length
         nbytes = os.fstat(file).st_size - source.offset if length is None else length
-        if where is Where.UNCACHED and self._cached is not None and self._cached.is_wanted:
-            self._cached.add(nbytes, cached_bytes(file, source.offset, nbytes))
+        if where is Where.UNCACHED and self._placing is not None and self._placing.is_open:
+            self._placing.had(nbytes, cached_bytes(file, source.offset, nbytes))
         return self._fill(file, source, nbytes, where)
 
     def _fill(self, file: int, source: Source, nbytes: int, where: Where) -> tuple[int, int]:
@@ -193,15 +190,10 @@ class LocalReads:
             raise EOFError(f"{source} begins {-nbytes} bytes after the end")
         block, view = self._blocks.allocate(nbytes)
         try:
-            at = 0
-            while at < nbytes:
-                if where is Where.UNCACHED:
-                    read = self._uncached.read(file, view[at:], source.offset + at)
-                else:
-                    read = os.preadv(file, [view[at:]], source.offset + at)
-                if not read:
-                    raise EOFError(f"{source} ends {nbytes - at} bytes too early")
-                at += read
+            read = self._uncached.read if where is Where.UNCACHED else read_into
+            found = read(file, view, source.offset)
+            if found < nbytes:
+                raise EOFError(f"{source} ends {nbytes - found} bytes too early")
         except BaseException:
             self._blocks.free(block)
             raise

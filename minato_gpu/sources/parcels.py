@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from minato_gpu.sources.disk.filesystem import read_into
+
 LARGEST = 64 << 10  # bytes of a message that goes as it is
 _ELSEWHERE = b"\0"  # a message of this alone says that it is in a file
 _AT_ONCE = 512  # buffers of one system call
@@ -87,17 +89,10 @@ def receive(end: socket.socket, most: int) -> tuple[bytes, int]:
     return data, files[0] if files else -1
 
 
-def fill(file: int, view: memoryview) -> None:
-    """Copy what a file holds to a view of as many bytes."""
-    at = 0
-    while at < len(view):
-        at += os.preadv(file, [view[at:]], at)
-
-
 def _contents(file: int) -> bytearray:
     try:
         whole = bytearray(os.fstat(file).st_size)
-        fill(file, memoryview(whole))
+        read_into(file, memoryview(whole), 0)
     finally:
         os.close(file)
     return whole

@@ -29,7 +29,7 @@ from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.parcels import Parcels
-from minato_gpu.sources.placing import Cached, Placing, Where
+from minato_gpu.sources.placing import Placing
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.telling import Telling
@@ -124,15 +124,11 @@ class _Link:
         self._disk: DiskPool | None = None
 
         def make_pool(done: Done) -> ReaderPool:
-            self._pool = ReaderPool(blocks, done, behind=service.behind, where=where, cached=cached)
+            self._pool = ReaderPool(blocks, done, behind=service.behind, placing=placing)
             return self._pool
 
-        tier, cached = _opened(settings, parent), Cached()
-        placing = Placing(self._memory, copies=tier is not None, cached=cached, say=_say_off)
-
-        def where(number: int) -> Where:
-            return placing.where(*service.expected(number))
-
+        tier = _opened(settings, parent)
+        placing = Placing(self._memory, service.expected, copies=tier is not None, say=_say_off)
         if tier is not None:
             self._disk = service.pool = service.disk = DiskPool(
                 tier, blocks, service.done, make_pool, Following(settings.samples, settings.memory_bytes)

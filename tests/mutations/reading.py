@@ -31,8 +31,8 @@ FAULTS = (
     Fault(
         "what memory keeps of files the page cache has as well",
         "sources/local.py",
-        "                if where is Where.UNCACHED:\n",
-        "                if where is None:\n",
+        "if where is Where.UNCACHED else read_into",
+        "if where is None else read_into",
         ("sources/test_placing.py",),
     ),
     Fault(
