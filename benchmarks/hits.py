@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -85,7 +84,7 @@ class _Nothing:
         """It is a miss."""
         self._done(number, -1, 0, AssertionError(f"{source} has no copy"), 0.0)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
+    def cancel(self, number: int) -> None:
         """There is nothing to cancel."""
 
 

@@ -234,7 +234,7 @@ class VirtualStorage:
         heappush(self._queue, (number, source))
         self._start()
 
-    def cancel(self, numbers: Iterable[int]) -> None:
+    def cancel(self, number: int) -> None:
         """Nothing is cancelled here: epochs are read to their end."""
 
     def _start(self) -> None:

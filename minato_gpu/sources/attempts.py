@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from minato_gpu.sources.hedging import ATTEMPTS, Hedging, is_expired, is_final, is_refusal, pause_s
@@ -35,18 +36,19 @@ Ended = Callable[[int, Answer, float, float], None]
 """Number, the bytes or why there are none, and seconds: of the attempt that was answered, and of all."""
 
 
+@dataclass(slots=True, eq=False)
 class _Read:
     """One source: the attempt that runs (``begin``, ``requests``), and what those before it have come to."""
 
-    __slots__ = ("attempt_begin", "begin", "failures", "number", "pause", "renewed", "requests", "source")
-
-    def __init__(self, number: int, source: Source, now: float) -> None:
-        self.number, self.source = number, source
-        self.begin = self.attempt_begin = now
-        self.failures = 0
-        self.renewed = False
-        self.requests: dict[asyncio.Task[None], bool] = {}  # that are not answered; whether it was asked a second time
-        self.pause: asyncio.TimerHandle | None = None  # until the next attempt
+    number: int
+    source: Source
+    begin: float
+    attempt_begin: float
+    failures: int = 0
+    renewed: bool = False
+    # that are not answered; whether it was asked a second time
+    requests: dict[asyncio.Task[None], bool] = field(default_factory=dict)
+    pause: asyncio.TimerHandle | None = None  # until the next attempt
 
 
 class Attempts:
@@ -64,7 +66,8 @@ class Attempts:
 
     def submit(self, number: int, source: Source) -> None:
         """Read this now."""
-        read = self._reads[number] = _Read(number, source, self._loop.time())
+        now = self._loop.time()
+        read = self._reads[number] = _Read(number, source, now, now)
         self._begin(read)
 
     def _begin(self, read: _Read) -> None:

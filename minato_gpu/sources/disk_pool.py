@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from asyncio import AbstractEventLoop, CancelledError, TimerHandle, get_running_loop
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -79,15 +79,12 @@ class DiskPool:
         self._looking[number] = source
         self._reads.submit(number, source)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
-        """These are not needed any more."""
-        rest = []
-        for number in numbers:
-            if number in self._looking:
-                self._cancelled.add(number)
-            else:
-                rest.append(number)
-        self._pool.cancel(rest)
+    def cancel(self, number: int) -> None:
+        """This is not needed any more."""
+        if number in self._looking:
+            self._cancelled.add(number)
+        else:
+            self._pool.cancel(number)
 
     def _read(self, source: Source, _: Where) -> tuple[int, int]:
         """In a thread: the block that holds the copy, and its bytes."""

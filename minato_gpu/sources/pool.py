@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from statistics import quantiles
 from typing import Any
 
@@ -55,9 +55,9 @@ class ReaderPool:
         heapq.heappush(lane.queue, (number, source))
         self._start(lane)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
-        """These are not needed any more: those that have not begun are ended as cancelled."""
-        self._cancelled.update(numbers)
+    def cancel(self, number: int) -> None:
+        """This is not needed any more: if it has not begun, it is ended as cancelled."""
+        self._cancelled.add(number)
 
     def _start(self, lane: _Lane) -> None:
         while lane.queue and lane.under_way < lane.concurrency.allowed(behind=self._behind()):

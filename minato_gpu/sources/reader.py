@@ -30,14 +30,7 @@ class Reader:
         ends.append(self.end)
         self.counts: dict[str, Any] = {}
         with theirs:
-            self._process = start(theirs)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        pid = self._process.pid
-        assert pid is not None
-        return int(pid)
+            self.process = start(theirs)
 
     def begin(self, run: int, begun: Begun) -> None:
         """An epoch begins: what is wanted from now on is wanted by that."""
@@ -72,19 +65,19 @@ class Reader:
 
     def say_lost(self) -> None:
         """Log that the process has ended, and what follows from it."""
-        self._process.join(_LEAVE_S)
+        self.process.join(_LEAVE_S)
         LOGGER.warning(
             "The process that reads ahead (pid %d) has ended with exit code %s. Workers read from storage themselves "
             "until workers are started anew; nothing is lost.",
-            self._process.pid,
-            self._process.exitcode,
+            self.process.pid,
+            self.process.exitcode,
         )
 
     def close(self) -> None:
         """End the process, and hear what it has to say last. Idempotent."""
-        if self._process is None:
+        if self.process is None:
             return
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         with contextlib.suppress(OSError):
             self.end.shutdown(socket.SHUT_WR)
         process.join(_LEAVE_S)

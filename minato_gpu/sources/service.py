@@ -37,8 +37,8 @@ class Pool(Protocol):
     def submit(self, number: int, source: Source) -> None:
         """Read this, after those of lower numbers."""
 
-    def cancel(self, numbers: Iterable[int]) -> None:
-        """These are not needed any more. They are done all the same, sooner or later."""
+    def cancel(self, number: int) -> None:
+        """This is not needed any more. It is done all the same, sooner or later."""
 
 
 class Writer(Protocol):
@@ -178,7 +178,7 @@ class Service:
         if each.done:
             self._free(each)
         elif each.started:
-            self.pool.cancel([each.number])
+            self.pool.cancel(each.number)
         else:
             each.done = True  # still queued
 
@@ -348,30 +348,19 @@ class Service:
     def _gone(self, going: Iterable[Copy]) -> None:
         """What the tier lets go of: the disk may have room for it."""
         for gone in going:
+            version = gone.version
             live = self._bytes.get(gone.key)
             if live is not None and live.kept and live.block == gone.block:  # of use until it is released
                 live.kept = False
-                self._ahead += live.nbytes
-                self._write(live, gone.version)
-            elif not self._write_gone(gone):
-                self._blocks.free(gone.block)
-
-    def _write_gone(self, gone: Copy) -> bool:
-        """Whether it is copied to disk, after which it is freed; nobody uses it."""
-        if self.disk is None or gone.version is None or (self._memory is not None and self._memory.holds(gone.key)):
-            return False
-        if not self.disk.stays(gone.sample, self._epoch):
-            return False
-
-        def written() -> None:
-            self._ahead -= gone.nbytes
-            self._blocks.free(gone.block)
-            self._start()
-
-        seconds = self._costs.seconds(gone.nbytes)
-        is_written = self.disk.write(gone.key, gone.version, gone.block, gone.nbytes, seconds, written)
-        self._ahead += gone.nbytes * is_written
-        return is_written
+            else:
+                live = SourceBytes(gone.key, -1, -1, gone.sample, self._epoch, done=True)
+                live.block, live.nbytes = gone.block, gone.nbytes
+                if self._memory is not None and self._memory.holds(gone.key):  # a newer one
+                    version = None
+            self._ahead += live.nbytes
+            self._write(live, version)
+            if not live.users:
+                self._let_go(live)
 
     def behind(self) -> bool:
         """Whether less than half of what is wanted is there."""
@@ -379,16 +368,14 @@ class Service:
 
     def counts(self) -> dict[str, Any]:
         """What has been done since the process began."""
+        kept: dict[str, Any] = {} if self.fields is None else {"kept": self.fields.why()}
         return {
             "reads": self.reads,
             "bytes": self.read_bytes,
             "failed": self.failed,
             "shared": self.shared,
             "bytes_ahead": self._ahead,
-        } | ({} if self._memory is None else {"memory": self._memory.counts() | self._kept()})
-
-    def _kept(self) -> dict[str, Any]:
-        return {} if self.fields is None else {"kept": self.fields.why()}
+        } | ({} if self._memory is None else {"memory": self._memory.counts() | kept})
 
     def _told(self, ticket: WantedTicket) -> None:
         self.there += 1

@@ -163,7 +163,9 @@ def test_the_death_of_a_process_changes_nothing(folder: Path, dies: str) -> None
         for at, batch in enumerate(loader):
             if number == at == 1:
                 pump = loader._session.engine.pump
-                os.kill(pump.lanes["cpu"].pids[0] if dies == "worker" else pump.reads.pid, signal.SIGKILL)
+                os.kill(
+                    pump.lanes["cpu"].pids[0] if dies == "worker" else pump.reads.reader.process.pid, signal.SIGKILL
+                )
             got += [(int(key), *x.tolist()) for key, x in zip(batch["key"], batch["x"], strict=True)]
         assert got == expected
     if dies == "worker":

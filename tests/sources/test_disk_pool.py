@@ -109,9 +109,9 @@ class Bench:
         self.sources[number] = source
         self.asked.put_nowait(number)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
+    def cancel(self, number: int) -> None:
         """As the pool behind it."""
-        self.cancelled += numbers
+        self.cancelled.append(number)
 
     def _told(self, number: int, block: int, nbytes: int, error: Any, seconds: float, **more: Any) -> None:
         data = b"" if block < 0 else bytes(self.blocks.view(block, nbytes))
@@ -228,7 +228,7 @@ def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source, ha
     async def act(bench: Bench) -> None:
         tier.may_find.clear()
         bench.pool.submit(0, source)
-        bench.pool.cancel([0])
+        bench.pool.cancel(0)
         assert bench.cancelled == []
         tier.may_find.set()
         found = await bench.told.get()
@@ -250,7 +250,7 @@ def test_what_is_cancelled_after_that_is_the_pools_to_cancel(source: Source) -> 
         for number in range(2):
             bench.pool.submit(number, source)
             assert await bench.asked.get() == number
-        bench.pool.cancel([1])
+        bench.pool.cancel(1)
         assert bench.cancelled == [1]
         bench.done(1, -1, 0, CancelledError(), 0.0)
         assert isinstance((await bench.told.get())["error"], CancelledError)
