@@ -66,7 +66,7 @@ class Policy:
         self._bytes[key] = nbytes
         self.used_bytes += nbytes
         self._entered(key, earns, now)
-        return Verdict(True, going)
+        return Verdict(True, going) if going else KEEP
 
     def used(self, key: int, now: int) -> None:
         """An item that is kept was hit at ``now``."""

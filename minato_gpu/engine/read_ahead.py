@@ -23,7 +23,7 @@ from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.sources import Source as Epoch
-from minato_gpu.scheduling.messages import TicketSpan
+from minato_gpu.scheduling.messages import TicketSpan, tickets
 from minato_gpu.sources import process
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
@@ -193,11 +193,10 @@ class ReadAhead:
 
     def release(self, spans: Iterable[TicketSpan]) -> None:
         """These samples are prepared."""
-        for lo, hi in spans:
-            for serial in range(lo, hi):
-                places = self._here.pop(TicketId(serial), None)
-                if places is not None:
-                    self._unsaid.release(serial, places)
+        for serial in tickets(spans):
+            places = self._here.pop(serial, None)
+            if places is not None:
+                self._unsaid.release(serial, places)
 
     def say(self) -> None:
         """Tell the reader process what is wanted and released, if it is time; to be called before anybody waits."""

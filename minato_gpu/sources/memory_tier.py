@@ -173,7 +173,7 @@ class MemoryTier:
         if item == NO_ITEM or self._items.get(copy.key, item) != item:
             return False, []
         self._note(item, copy)
-        older = self._drop(item)
+        older = self._drop(item) if item in self._copies else []
         verdict = self._policy.offer(item, space_of(copy.nbytes), copy.cost, now - self._since)
         going = [gone for each in verdict.evict for gone in self._take_out(each)]
         self.evicted += len(going)

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,16 +72,21 @@ class DiskTier:
         self._closed = False
         self._writing = threading.Lock()
         try:
-            self._index = Index(self._directory.index)
-            self._ledger = Ledger(self._index, self._directory.block)
-            self._files = SegmentFiles(self._directory.segments.fd)
-            self._upkeep = None if run is None else self._made_upkeep(run)
-            self._enter(budget_bytes)
-        except BaseException as error:
-            self._directory.close()
-            if isinstance(error, FAILURES):
-                raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
-            raise
+            with ExitStack() as undo:
+                undo.callback(self._directory.close)
+                self._index = Index(self._directory.index)
+                undo.callback(self._index.close)
+                self._ledger = Ledger(self._index, self._directory.block)
+                self._files = SegmentFiles(self._directory.segments.fd)
+                if self._directory.alone:
+                    recover(self._ledger, self._files)
+                if budget_bytes is not None:
+                    self._directory.need_room(budget_bytes, self._ledger.charged() + self._index.nbytes())
+                self._upkeep = None if run is None else self._made_upkeep(run)
+                self._directory.enter()
+                undo.pop_all()
+        except FAILURES as error:
+            raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
         self._uncached = Uncached()
         self._writer = Writer(self._files, self._ledger, self._uncached, segment_bytes)
         _OPEN.add(self)
@@ -241,17 +247,6 @@ class DiskTier:
         self._closed = True
         self._writer.abandon()
         self._directory.close()
-
-    def _enter(self, budget: int | None) -> None:
-        try:
-            if self._directory.alone:
-                recover(self._ledger, self._files)
-            if budget is not None:
-                self._directory.need_room(budget, self._ledger.charged() + self._index.nbytes())
-            self._directory.enter()
-        except BaseException:
-            self._index.close()
-            raise
 
     def _made_upkeep(self, run: tuple[str, int]) -> Upkeep:
         runs = Runs(self._index, *run, self._budget)
