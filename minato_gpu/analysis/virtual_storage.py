@@ -230,7 +230,7 @@ class VirtualStorage:
     # --- the pool ----------------------------------------------------------------------------------------------
 
     def submit(self, number: int, source: Source) -> None:
-        """See ``sources.service.Pool``."""
+        """See ``sources.pool.Pool``."""
         heappush(self._queue, (number, source))
         self._start()
 

@@ -9,26 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import cast
 
 from minato_gpu.sources.hedging import ATTEMPTS, Hedging, is_expired, is_final, is_refusal, pause_s
 from minato_gpu.sources.overdue import SLACK_S, Overdue
+from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
 _TIME_OUT_S = 60.0  # an attempt that is not answered by then has failed
-
-
-class Remote(Protocol):
-    """Where URLs are read."""
-
-    async def read(self, source: Source) -> bytes:
-        """The source's bytes."""
-
-    def renew(self, source: Source) -> None:
-        """Begin with a new session."""
-
-    async def close(self) -> None:
-        """The end."""
 
 
 Answer = bytes | BaseException
@@ -55,7 +43,7 @@ class Attempts:
     """``ended`` is told of every read; ``at_its_limit`` tells whether the storage gives no more (hedging.py).
     ``counts``: see ``ReaderPool.stats``."""
 
-    def __init__(self, remote: Remote, at_its_limit: Callable[[], bool], ended: Ended) -> None:
+    def __init__(self, remote: RemoteReads, at_its_limit: Callable[[], bool], ended: Ended) -> None:
         self._remote, self._at_its_limit, self._ended = remote, at_its_limit, ended
         self._loop = asyncio.get_running_loop()
         self._hedging = Hedging()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from asyncio import AbstractEventLoop, CancelledError, TimerHandle, get_running_loop
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -24,7 +24,7 @@ from minato_gpu.sources.following import Following, Room
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.placing import Where
-from minato_gpu.sources.service import Pool
+from minato_gpu.sources.pool import Pool
 from minato_gpu.sources.source import Key, Source
 
 _WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
@@ -50,7 +50,7 @@ class DiskPool:
     def __init__(
         self, tier: DiskTier, blocks: Blocks, done: Done, make_pool: Callable[[Done], Pool], following: Following
     ) -> None:
-        self._tier, self._blocks, self._done, self._following = tier, blocks, done, following
+        self._tier, self._blocks, self._done, self.following = tier, blocks, done, following
         self._loop: AbstractEventLoop = get_running_loop()
         self._pool = make_pool(self._was_read)
         self._reads = LocalReads(blocks, self._looked, self._read)
@@ -69,18 +69,16 @@ class DiskPool:
         """An epoch begins."""
         self._passes = 0
         self._epoch += 1
-        self._following.begin(begun, self._tier.beside(), Room(*self._tier.room()))
-        self._writer.submit(self._tier.begin_epoch, self._following.part)
+        self.following.begin(begun, self._tier.beside(), Room(*self._tier.room()))
+        self._writer.submit(self._tier.begin_epoch, self.following.part)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this, after those of lower numbers."""
         self._looking[number] = source
         self._reads.submit(number, source)
 
     def cancel(self, number: int) -> None:
-        """This is not needed any more."""
         if number in self._looking:
             self._cancelled.add(number)
         else:
@@ -108,7 +106,7 @@ class DiskPool:
         if self._tell is None:
             self._tell = self._loop.call_later(_TELL_S, self._tell_uses)
         if error is None:
-            self._following.read(nbytes)
+            self.following.read(nbytes)
             self._done(number, block, nbytes, None, seconds, on_disk=True)
         elif cancelled:
             self._done(number, -1, 0, CancelledError(), 0.0)
@@ -122,7 +120,7 @@ class DiskPool:
 
     def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
         if error is None:
-            self._following.read(nbytes)
+            self.following.read(nbytes)
         self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -158,14 +156,6 @@ class DiskPool:
 
     # --- what stays ------------------------------------------------------------------------------------------
 
-    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
-        """The sample is going to be read, from these sources."""
-        self._following.wanted(sample, keys)
-
-    def stays(self, sample: int, epoch: int) -> bool:
-        """Whether copies of this sample's sources, which was wanted in that epoch, are to be on disk after that."""
-        return self._following.stays(sample, epoch)
-
     def let_go(self, key: Key) -> None:
         """The copy of this source has been used, and is not to stay. Many go together, as soon as the writer comes to
         it."""
@@ -178,14 +168,14 @@ class DiskPool:
         """In the writer's thread: remove what is to go."""
         names = [self._going.popleft() for _ in range(len(self._going))]
         if names:
-            gives_back = self._tier.let_go(names, self._following.may)
+            gives_back = self._tier.let_go(names, self.following.may)
             self._loop.call_soon_threadsafe(self._have_gone, gives_back)
 
     def _have_gone(self, gives_back: bool) -> None:
         self._lets_go = False
         self._passes = 0  # there is room since
         if not gives_back:
-            self._following.stop("this disk does not take back the space of single copies")
+            self.following.stop("this disk does not take back the space of single copies")
         if self._going:
             self._lets_go = True
             self._writer.submit(self._make_go)
@@ -194,7 +184,7 @@ class DiskPool:
 
     def counts(self) -> dict[str, Any]:
         """What the directory holds, and what became of this process's reads and writes."""
-        return self._tier.stats() | {"why": self._following.why}
+        return self._tier.stats() | {"why": self.following.why}
 
     def finish(self) -> None:
         """Write what waits, and let go of what is to go."""

@@ -11,9 +11,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from statistics import quantiles
-from typing import Any
+from typing import Any, Protocol
 
-from minato_gpu.sources.attempts import Answer, Attempts, Remote
+from minato_gpu.sources.attempts import Answer, Attempts
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.local import Ended, LocalReads
@@ -23,6 +23,16 @@ from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
 _LATENCIES = 1024
+
+
+class Pool(Protocol):
+    """What reads."""
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this, after those of lower numbers."""
+
+    def cancel(self, number: int) -> None:
+        """This is not needed any more. It is done all the same, sooner or later: as cancelled, if it has not begun."""
 
 
 class ReaderPool:
@@ -37,7 +47,7 @@ class ReaderPool:
         self,
         blocks: Blocks,
         done: Callable[[int, int, int, BaseException | None, float], None],
-        remote: Remote | None = None,
+        remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
         placing: Placing | None = None,
     ) -> None:
@@ -50,13 +60,11 @@ class ReaderPool:
         self._behind, self._rate = behind, StorageRate()
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this, after those of lower numbers."""
         lane = self._lanes[source.is_remote]
         heapq.heappush(lane.queue, (number, source))
         self._start(lane)
 
     def cancel(self, number: int) -> None:
-        """This is not needed any more: if it has not begun, it is ended as cancelled."""
         self._cancelled.add(number)
 
     def _start(self, lane: _Lane) -> None:

@@ -14,11 +14,13 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
+from minato_gpu.sources.disk_pool import DiskPool
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
+from minato_gpu.sources.pool import Pool
 from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import FIELDS, Key, Source, fields_key
@@ -31,34 +33,6 @@ Told = tuple[int, tuple[Place, ...]]
 """A ticket whose bytes are there: where. What could not be read is missing: the worker reads it, and raises."""
 
 
-class Pool(Protocol):
-    """What reads: see pool.py."""
-
-    def submit(self, number: int, source: Source) -> None:
-        """Read this, after those of lower numbers."""
-
-    def cancel(self, number: int) -> None:
-        """This is not needed any more. It is done all the same, sooner or later."""
-
-
-class Writer(Protocol):
-    """What writes copies to disk: see disk_pool.py."""
-
-    def write(
-        self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
-    ) -> bool:
-        """Whether a copy of the block will be written; ``written`` is called after that."""
-
-    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
-        """The sample is going to be read, from these sources."""
-
-    def stays(self, sample: int, epoch: int) -> bool:
-        """Whether copies of this sample's sources, which was wanted in that epoch, are to be on disk after that."""
-
-    def let_go(self, key: Key) -> None:
-        """The copy of this source, if there is one, is not to stay."""
-
-
 class Service:
     """``tell`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released, but for
     what ``memory`` keeps."""
@@ -67,7 +41,7 @@ class Service:
         self, blocks: Blocks, limit: int, tell: Callable[[Told], None], memory: MemoryTier | None = None
     ) -> None:
         self.pool: Pool
-        self.disk: Writer | None = None
+        self.disk: DiskPool | None = None
         self.fields: FieldKeeping | None = None
         self.reads = 0  # done, with their bytes
         self.read_bytes = 0
@@ -107,7 +81,7 @@ class Service:
             if asked:
                 ticket.asked = sample
             if self.disk is not None:
-                self.disk.wanted(sample, keys)
+                self.disk.following.wanted(sample, keys)
             for key, item in zip(found, items, strict=True):
                 self._want(ticket, sample, key, item)
             if not ticket.missing:
@@ -295,12 +269,12 @@ class Service:
 
     def _pass(self, each: SourceBytes) -> None:
         """A copy is used, which need not be on disk any longer if nobody wants it soon after that."""
-        if self.disk is not None and each.key[0] != FIELDS and not self.disk.stays(each.sample, each.epoch):
+        if self.disk is not None and each.key[0] != FIELDS and not self.disk.following.stays(each.sample, each.epoch):
             self.disk.let_go(each.key)
 
     def _write(self, each: SourceBytes, version: bytes | None) -> None:
         """Copy it to disk, if it may be and there is room."""
-        if self.disk is None or version is None or not self.disk.stays(each.sample, each.epoch):
+        if self.disk is None or version is None or not self.disk.following.stays(each.sample, each.epoch):
             return
         each.users += 1
         seconds = self._costs.seconds(each.nbytes)

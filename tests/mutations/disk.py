@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "a copy on disk goes by the orders of another epoch than it was wanted in",
         "sources/service.py",
-        "each.key[0] != FIELDS and not self.disk.stays(each.sample, each.epoch)",
-        "each.key[0] != FIELDS and not self.disk.stays(each.sample, self._epoch)",
+        "each.key[0] != FIELDS and not self.disk.following.stays(each.sample, each.epoch)",
+        "each.key[0] != FIELDS and not self.disk.following.stays(each.sample, self._epoch)",
         ("sources/test_service_tiers.py",),
     ),
     Fault(

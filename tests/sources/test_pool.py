@@ -15,6 +15,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.hedging import ATTEMPTS
 from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 from tests.sources.virtual import run
 
@@ -29,7 +30,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Storage:
+class Storage(RemoteReads):
     """Answers after ``latency(now, number of the request)`` seconds; at most ``rate`` answers a second."""
 
     def __init__(self, latency: Callable[[float, int], float], rate: float | None = None) -> None:

@@ -93,8 +93,8 @@ class Uncached:
         """Read up to ``len(into)`` bytes from ``offset`` on; returns how many there were. Raises OSError."""
         if not self._dontcache:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # pages read ahead would stay
-        done = 0
-        while done < len(into) and (count := self._call(os.preadv, fd, into[done:], offset + done)):
+        done = self._call(os.preadv, fd, into, offset)
+        while 0 < done < len(into) and (count := self._call(os.preadv, fd, into[done:], offset + done)):
             done += count
         if not self._dontcache:
             os.posix_fadvise(fd, offset, len(into), os.POSIX_FADV_DONTNEED)

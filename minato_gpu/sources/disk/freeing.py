@@ -17,7 +17,7 @@ def free(ledger: Ledger, files: SegmentFiles, doomed: Doomed) -> bool:
     if not doomed:
         return True
     freed = {number: 0 for number, _ in doomed}
-    accounts = ledger.accounts_of(freed)  # of very many, once most of what is in segments has gone
+    accounts = ledger.accounts(freed)  # of very many, once most of what is in segments has gone
     whole = {segment.number for segment in accounts if segment.is_over}
     gives_back = True
     for place, size in doomed.items():

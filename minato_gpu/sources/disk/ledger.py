@@ -14,15 +14,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TypeVar
 
 import lmdb
 
+from minato_gpu.sources.disk.files import OpenFile
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.records import DamagedIndexError, Entry, Place, Segment, Total, allotted
 
 _CHARGED, _NEXT = b"charged", b"next"
-_File = TypeVar("_File")
 Doomed = dict[Place, int]  # bytes, by where they are
 
 
@@ -38,18 +37,15 @@ class Ledger:
         with self._index.read() as transaction:
             return self._total(transaction, _CHARGED)
 
-    def accounts(self) -> list[Segment]:
-        """Of all segments, by number."""
+    def accounts(self, numbers: Iterable[int] | None = None) -> list[Segment]:
+        """Of these segments, as far as there are such; else of all, by number."""
         with self._index.read() as transaction:
-            return list(self._index.segments.items(transaction))
-
-    def accounts_of(self, numbers: Iterable[int]) -> list[Segment]:
-        """Of those of these segments that there are."""
-        with self._index.read() as transaction:
+            if numbers is None:
+                return list(self._index.segments.items(transaction))
             found = [self._account(transaction, number) for number in numbers]
         return [segment for segment in found if segment is not None]
 
-    def begin(self, create: Callable[[int], _File]) -> tuple[int, _File]:
+    def begin(self, create: Callable[[int], OpenFile]) -> tuple[int, OpenFile]:
         """Open an account for a new segment, and have its file made in the same transaction."""
         with self._index.write() as transaction:
             number = self._total(transaction, _NEXT)

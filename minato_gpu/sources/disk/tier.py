@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -171,15 +172,11 @@ class DiskTier:
     def let_go(self, keys: Iterable[bytes], may: Callable[[Sequence[Part | None]], bool]) -> bool:
         """Drop copies that the run has used and will not need soon; not in its first epoch, and only if that ``may`` be
         beside what other runs read. False where the disk does not give their space back."""
-        gives_back, rest = True, iter(keys)
-
-        def act(upkeep: Upkeep) -> None:
-            nonlocal gives_back
-            gone, gives_back = upkeep.let_go(chunk, may)
+        upkeep, rest, gives_back = self._upkeep, iter(keys), True
+        while upkeep is not None and gives_back and (chunk := list(islice(rest, _AT_A_TIME))):
+            with self._writing:
+                gone, gives_back = self._if_it_can(partial(upkeep.let_go, chunk, may), (0, True))
             self._troubles.count("removed", gone)
-
-        while gives_back and (chunk := list(islice(rest, _AT_A_TIME))):
-            self._do(act)
         return gives_back
 
     def room(self) -> tuple[int, int, int]:
