@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.hedging import ATTEMPTS, Hedging, is_expired, is_final, is_refusal, pause_s
 from minato_gpu.sources.overdue import SLACK_S, Overdue
 from minato_gpu.sources.remote import RemoteReads
@@ -40,11 +41,11 @@ class _Read:
 
 
 class Attempts:
-    """``ended`` is told of every read; ``at_its_limit`` tells whether the storage gives no more (hedging.py).
+    """``ended`` is told of every read; ``concurrency`` tells whether the storage gives no more (hedging.py).
     ``counts``: see ``ReaderPool.stats``."""
 
-    def __init__(self, remote: RemoteReads, at_its_limit: Callable[[], bool], ended: Ended) -> None:
-        self._remote, self._at_its_limit, self._ended = remote, at_its_limit, ended
+    def __init__(self, remote: RemoteReads, concurrency: Concurrency, ended: Ended) -> None:
+        self._remote, self._concurrency, self._ended = remote, concurrency, ended
         self._loop = asyncio.get_running_loop()
         self._hedging = Hedging()
         self._reads: dict[int, _Read] = {}
@@ -129,7 +130,7 @@ class Attempts:
     def _ask_again(self) -> None:
         """For those that take long, as far as that is allowed now."""
         now = self._loop.time() + SLACK_S
-        while (number := self._hedging.next(now, at_its_limit=self._at_its_limit())) is not None:
+        while (number := self._hedging.next(now, at_its_limit=self._concurrency.at_its_limit)) is not None:
             self.counts["hedges"] += 1
             self._request(self._reads[number], is_second=True)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.following import Following, Room
+from minato_gpu.sources.following import Following
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.placing import Where
@@ -69,7 +69,7 @@ class DiskPool:
         """An epoch begins."""
         self._passes = 0
         self._epoch += 1
-        self.following.begin(begun, self._tier.beside(), Room(*self._tier.room()))
+        self.following.begin(begun, self._tier.beside(), self._tier.room())
         self._writer.submit(self._tier.begin_epoch, self.following.part)
 
     # --- reading ---------------------------------------------------------------------------------------------

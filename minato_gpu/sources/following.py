@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from minato_gpu.caching.choice import choose, reach
 from minato_gpu.caching.orders import Orders, Part, RankOrders
 from minato_gpu.caching.soon import Soon
-from minato_gpu.sources.disk.records import allotted
+from minato_gpu.sources.disk.records import Room, allotted
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Key
 
@@ -28,14 +27,6 @@ _SOME = 8  # such sources that there may be of few
 
 
 May = Callable[[Sequence[Part | None]], bool]
-
-
-class Room(NamedTuple):
-    """Bytes for copies in the directory; how many copies there are, and what they take."""
-
-    nbytes: int
-    copies: int
-    taken: int
 
 
 class Following:

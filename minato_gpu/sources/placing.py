@@ -1,4 +1,4 @@
-"""Where files are read to, so that no byte lies in memory twice; pure.
+"""Where files are read to, so that no byte lies in memory twice.
 
 What the tier in memory keeps is read past the page cache, and what nothing keeps is only brought in there. Where the
 page cache has the set already, files need no tier in memory.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from minato_gpu.notices import say_once
 from minato_gpu.sources.memory_tier import MemoryTier
 
 LOOKED = 256  # files
@@ -25,19 +26,10 @@ class Where(Enum):
 
 class Placing:
     """Decides for each file. ``expected``: of a read, by its number, what it is to the tier in memory (an item, see
-    memory_tier.py), and about how many bytes; ``copies``: a tier on disk may want to have its bytes. ``say`` is told,
-    once, that files are not kept in memory, and why.
-    """
+    memory_tier.py), and about how many bytes; ``copies``: a tier on disk may want to have its bytes."""
 
-    def __init__(
-        self,
-        memory: MemoryTier | None,
-        expected: Callable[[int], tuple[int, int]],
-        *,
-        copies: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        self._memory, self._expected, self._say = memory, expected, say
+    def __init__(self, memory: MemoryTier | None, expected: Callable[[int], tuple[int, int]], *, copies: bool) -> None:
+        self._memory, self._expected = memory, expected
         self._passes = Where.BLOCK if copies else Where.PAGE_CACHE
         self._files = self._nbytes = self._cached = 0  # the first few hundred, and what the page cache had of them
 
@@ -48,7 +40,7 @@ class Placing:
             return self._passes
         if not memory.off_for_files and (why := self._why_off()):
             memory.off_for_files = why
-            self._say(why)
+            say_once(f"The cache in memory is {why}: they are read from there. What lies at URLs is kept as before.")
         if memory.off_for_files or not memory.may_keep(*self._expected(number)):
             return self._passes
         return Where.UNCACHED

@@ -40,7 +40,7 @@ class ReaderPool:
     it took in seconds.
 
     Local files and URLs have limits of their own. ``behind``: whether little of what is wanted is there; else there is
-    no reason to read many at once. ``placing``: of files, see LocalReads.
+    no reason to read many at once. ``placing``: of files, see LocalReads. ``rate``: what the storage gives.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ReaderPool:
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
         self._local = LocalReads(blocks, self._local_ended, placing=placing)
-        self._attempts = Attempts(remote or RemoteReads(), self._at_its_limit, self._remote_ended)
+        self._attempts = Attempts(remote or RemoteReads(), self._lanes[1].concurrency, self._remote_ended)
         self._cancelled: set[int] = set()
-        self._behind, self._rate = behind, StorageRate()
+        self._behind, self.rate = behind, StorageRate()
 
     def submit(self, number: int, source: Source) -> None:
         lane = self._lanes[source.is_remote]
@@ -85,7 +85,7 @@ class ReaderPool:
         self._cancelled.discard(number)
         lane.under_way -= 1
         if error is None:
-            self._rate.finished(self._loop.time(), nbytes, behind=self._behind())
+            self.rate.finished(self._loop.time(), nbytes, behind=self._behind())
         self._start(lane)
         self._done(number, block, nbytes, error, seconds)
 
@@ -110,20 +110,12 @@ class ReaderPool:
         else:
             self._ended(lane, number, -1, 0, answer, seconds)
 
-    def _at_its_limit(self) -> bool:
-        return self._lanes[1].concurrency.at_its_limit
-
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Counters, and for files and URLs how many are read at once, and recent latencies in seconds."""
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
         return {**self._attempts.counts, **kinds}
-
-    @property
-    def bytes_per_s(self) -> float:
-        """What the storage gives when it is asked for all that it has; 0.0 where it never was what one waited for."""
-        return self._rate.bytes_per_s
 
     async def close(self) -> None:
         """End what is under way."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.notices import LOGGER, say_once
+from minato_gpu.notices import LOGGER
 from minato_gpu.sources import field_transfer
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
@@ -27,7 +27,7 @@ from minato_gpu.sources.disk_pool import DiskPool, Done
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
-from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.parcels import Parcels
 from minato_gpu.sources.placing import Placing
 from minato_gpu.sources.pool import ReaderPool
@@ -128,7 +128,7 @@ class _Link:
             return self._pool
 
         tier = _opened(settings, parent)
-        placing = Placing(self._memory, service.expected, copies=tier is not None, say=_say_off)
+        placing = Placing(self._memory, service.expected, copies=tier is not None)
         if tier is not None:
             self._disk = service.pool = service.disk = DiskPool(
                 tier, blocks, service.done, make_pool, Following(settings.samples, settings.memory_bytes)
@@ -137,7 +137,7 @@ class _Link:
             service.pool = make_pool(service.done)
         if fields is not None and self._memory is not None:
             samples, workers = settings.samples, settings.workers
-            service.fields = FieldKeeping(self._memory, samples, workers, lambda: self._pool.bytes_per_s)
+            service.fields = FieldKeeping(self._memory, samples, workers, lambda: self._pool.rate.bytes_per_s)
             self._loop.add_reader(fields.fileno(), self._take_fields, fields)
         self._loop.add_reader(end.fileno(), self._receive)
 
@@ -172,10 +172,9 @@ class _Link:
                 for place, tickets in wanted:
                     self._service.want(place, tickets)
             elif kind == "begin":
-                begun = Begun(*what)
-                self._service.begin(begun)
+                self._service.begin(what)
                 if self._disk is not None:
-                    self._disk.begin(begun)
+                    self._disk.begin(what)
 
     async def close(self) -> None:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
@@ -231,10 +230,6 @@ class _Link:
             self._ring()
         else:  # the loader is busy: it will have been rung for
             self._loop.add_writer(self._parcels.end.fileno(), self._flush)
-
-
-def _say_off(why: str) -> None:
-    say_once(f"The cache in memory is {why}: they are read from there. What lies at URLs is kept as before.")
 
 
 def _taken_up(arena: Arena, settings: ReaderSettings) -> MemoryTier | None:

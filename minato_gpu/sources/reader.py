@@ -34,7 +34,7 @@ class Reader:
 
     def begin(self, run: int, begun: Begun) -> None:
         """An epoch begins: what is wanted from now on is wanted by that."""
-        self._say("begin", run, tuple(begun))
+        self._say("begin", run, begun)
 
     def say(self, run: int, unsaid: Unsaid) -> None:
         """Say what is wanted and what is released; a new ``run`` makes it forget the one before."""

@@ -16,7 +16,7 @@ from minato_gpu.caching.orders import Part
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.disk.records import Entry
+from minato_gpu.sources.disk.records import Entry, Room
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
 from minato_gpu.sources.following import Following
@@ -67,8 +67,8 @@ class FakeTier:
     def beside(self) -> list[Part | None]:
         return self.others
 
-    def room(self) -> tuple[int, int, int]:
-        return 40 * 4096, 100, 100 * 4096
+    def room(self) -> Room:
+        return Room(40 * 4096, 100, 100 * 4096)
 
     def let_go(self, keys: Iterable[bytes], may: Callable[[list[Part | None]], bool]) -> bool:
         assert may(self.others)

@@ -144,6 +144,14 @@ class Run(NamedTuple):
         return cls(key, *_RUN.unpack_from(body))._replace(part=part)
 
 
+class Room(NamedTuple):
+    """Bytes that copies may take, of all processes together; how many copies there are, and about what they take."""
+
+    nbytes: int
+    copies: int
+    taken: int
+
+
 class Verified(NamedTuple):
     """``entries`` with ``nbytes`` have been read; ``corrupt`` of them were not what was written, and are gone."""
 

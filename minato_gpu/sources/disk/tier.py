@@ -28,7 +28,7 @@ from minato_gpu.sources.disk.filesystem import Uncached
 from minato_gpu.sources.disk.freeing import free, recover
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.ledger import Ledger
-from minato_gpu.sources.disk.records import Entry, Place, Verified, allotted
+from minato_gpu.sources.disk.records import Entry, Place, Room, Verified, allotted
 from minato_gpu.sources.disk.runs import Runs
 from minato_gpu.sources.disk.troubles import FAILURES, Troubles
 from minato_gpu.sources.disk.upkeep import Upkeep
@@ -179,15 +179,14 @@ class DiskTier:
             self._troubles.count("removed", gone)
         return gives_back
 
-    def room(self) -> tuple[int, int, int]:
-        """Bytes that copies may take, of all processes together; how many copies there are, and about what they
-        take."""
+    def room(self) -> Room:
+        """What there is room for."""
 
-        def look() -> tuple[int, int, int]:
+        def look() -> Room:
             free = self._budget - self._overhead - self._index.nbytes() - self._index.headroom
-            return free, self._index.count(), self._ledger.charged()
+            return Room(free, self._index.count(), self._ledger.charged())
 
-        return self._if_it_can(look, (0, 0, 0))
+        return self._if_it_can(look, Room(0, 0, 0))
 
     def tell_uses(self) -> None:
         """Let other processes see what has been read; to be called within a minute of it."""
