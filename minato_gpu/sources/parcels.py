@@ -62,6 +62,7 @@ class Parcels:
         data, file = receive(self.end, LARGEST)
         if data == _ELSEWHERE:
             if file < 0:
+                self.end.shutdown(socket.SHUT_RDWR)  # without what is lost there is no going on
                 raise OSError("no descriptor was free for a message")
             return pickle.loads(_contents(file))
         return pickle.loads(data)

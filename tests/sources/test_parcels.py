@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,3 +59,18 @@ def test_a_full_socket_takes_nothing_in_part(ends: tuple[socket.socket, socket.s
     assert len(got) == sent - 1
     assert here.flush()
     assert got + there.receive() == [bytes(size)] * sent
+
+
+def test_where_descriptors_are_short_it_ends(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = Parcels(ends[0]), Parcels(ends[1])
+    for each in ("before", bytes(LARGEST)):
+        here.put(each)
+    assert here.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert there.receive() == ["before"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(ConnectionError):
+        there.receive()
