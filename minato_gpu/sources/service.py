@@ -192,11 +192,10 @@ class Service:
             copy = None if self._memory is None or each.item == NO_ITEM else self._memory.look_again(each.key, each.at)
             if copy is None or not each.take(copy):
                 return False
-            self._bytes[each.key] = each
+            live = self._bytes[each.key] = each
         else:
             self._share(each, live)
-        waiting, each.waiting = each.waiting, []
-        self._tell_of((live or each), waiting)
+        self._tell_of(live, each)
         return True
 
     def _share(self, each: SourceBytes, live: SourceBytes) -> None:
@@ -208,9 +207,11 @@ class Service:
         for ticket in each.waiting:
             ticket.bytes[ticket.bytes.index(each)] = live
 
-    def _tell_of(self, each: SourceBytes, waiting: list[WantedTicket]) -> None:
-        if not each.done:
-            each.waiting += waiting
+    def _tell_of(self, live: SourceBytes, each: SourceBytes) -> None:
+        """Who has waited for the one gets the other, if that is there; else they wait for that."""
+        waiting, each.waiting = each.waiting, []
+        if not live.done:
+            live.waiting += waiting
             return
         for ticket in waiting:
             ticket.missing -= 1
@@ -243,8 +244,7 @@ class Service:
             self.failed += not isinstance(error, CancelledError)
         else:
             self._read(each, seconds, version, on_disk=on_disk)
-        waiting, each.waiting = each.waiting, []
-        self._tell_of(each, waiting)
+        self._tell_of(each, each)
         if not each.users:
             self._free(each)
         self._start()
