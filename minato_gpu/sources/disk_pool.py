@@ -24,15 +24,12 @@ from minato_gpu.sources.following import Following
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.placing import Where
-from minato_gpu.sources.pool import Pool
+from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.source import Key, Source
 
 _WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
 _TELL_S = 60.0  # after which others see what has been used
 _FULL_FOR = 4096  # reads after which a tier that was full is asked again: copies may have been removed
-
-Done = Callable[..., None]
-"""``Service.done``."""
 
 
 class _Missing(Exception):
@@ -44,15 +41,13 @@ class _Missing(Exception):
 
 
 class DiskPool:
-    """``done`` is told of every source, as ``Service.done`` is. ``make_pool`` is given what is to be told of those that
-    have no copy, and makes what reads them. ``following`` says what stays."""
+    """``pool`` reads what has no copy; whom it would tell of that (``Service.done``) is told from here, as of every
+    source. ``following`` says what stays."""
 
-    def __init__(
-        self, tier: DiskTier, blocks: Blocks, done: Done, make_pool: Callable[[Done], Pool], following: Following
-    ) -> None:
-        self._tier, self._blocks, self._done, self.following = tier, blocks, done, following
+    def __init__(self, tier: DiskTier, blocks: Blocks, pool: ReaderPool, following: Following) -> None:
+        self._tier, self._blocks, self.following = tier, blocks, following
         self._loop: AbstractEventLoop = get_running_loop()
-        self._pool = make_pool(self._was_read)
+        self._pool, self._done, pool.done = pool, pool.done, self._was_read
         self._reads = LocalReads(blocks, self._looked, self._read)
         self._writer = ThreadPoolExecutor(1, "minato-write")
         self._looking: dict[int, Source] = {}

@@ -45,12 +45,13 @@ class FieldKeeping:
             return keys, items, False
         key = fields_key(sample)
         if memory.holds(key):
-            memory.skip(parts - 1, hits=True)
+            memory.skip(parts - 1, hits=parts - 1)
             return (key,), items[:1], False
         if not self.wants(sample) or not memory.may_keep(sample, round(self._field_bytes)):
             return keys, items, False
         found = [item if memory.holds(key) else NO_ITEM for key, item in zip(keys, items, strict=True)]
-        memory.skip(found.count(NO_ITEM), hits=False)
+        missed = found.count(NO_ITEM)
+        memory.skip(missed, misses=missed)
         return keys, found, True
 
     def wants(self, sample: int) -> bool:

@@ -131,17 +131,12 @@ class MemoryTier:
         """Whether there is a copy."""
         return key in self._items
 
-    def again(self) -> None:
-        """An item is wanted whose bytes are on their way already, or there, for another sample."""
-        self._at += 1
-
-    def skip(self, items: int, *, hits: bool) -> None:
-        """Accesses of which nothing is looked for: more that the fields of a sample save, or such as are read."""
+    def skip(self, items: int, *, hits: int = 0, misses: int = 0) -> None:
+        """Accesses of which nothing is looked for: the bytes are there for another sample; or they are more that the
+        fields of a sample save, which are hits, or such as are read, which are misses."""
         self._at += items
-        if hits:
-            self.hits += items
-        else:
-            self.misses += items
+        self.hits += hits
+        self.misses += misses
 
     def offer_fields(self, sample: int, copy: Copy) -> tuple[bool, list[Copy]]:
         """The same for what was made of a sample: it takes the place of all that was read for it."""

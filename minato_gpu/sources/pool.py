@@ -46,12 +46,12 @@ class ReaderPool:
     def __init__(
         self,
         blocks: Blocks,
-        done: Callable[[int, int, int, BaseException | None, float], None],
+        done: Callable[..., None],
         remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
         placing: Placing | None = None,
     ) -> None:
-        self._blocks, self._done = blocks, done
+        self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
         self._local = LocalReads(blocks, self._local_ended, placing=placing)
@@ -87,7 +87,7 @@ class ReaderPool:
         if error is None:
             self.rate.finished(self._loop.time(), nbytes, behind=self._behind())
         self._start(lane)
-        self._done(number, block, nbytes, error, seconds)
+        self.done(number, block, nbytes, error, seconds)
 
     def _local_ended(self, ended: Ended) -> None:
         number, seconds, block, nbytes, error = ended

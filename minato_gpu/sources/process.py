@@ -23,7 +23,7 @@ from minato_gpu.sources import field_transfer
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.disk_pool import DiskPool, Done
+from minato_gpu.sources.disk_pool import DiskPool
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
@@ -120,21 +120,13 @@ class _Link:
         self._table, self._arena = settings.table, arena
         blocks = Blocks(arena)
         self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
-        self._pool: ReaderPool
         self._disk: DiskPool | None = None
-
-        def make_pool(done: Done) -> ReaderPool:
-            self._pool = ReaderPool(blocks, done, behind=service.behind, placing=placing)
-            return self._pool
-
         tier = _opened(settings, parent)
         placing = Placing(self._memory, service.expected, copies=tier is not None)
+        self._pool = service.pool = ReaderPool(blocks, service.done, behind=service.behind, placing=placing)
         if tier is not None:
-            self._disk = service.pool = service.disk = DiskPool(
-                tier, blocks, service.done, make_pool, Following(settings.samples, settings.memory_bytes)
-            )
-        else:
-            service.pool = make_pool(service.done)
+            following = Following(settings.samples, settings.memory_bytes)
+            self._disk = service.pool = service.disk = DiskPool(tier, blocks, self._pool, following)
         if fields is not None and self._memory is not None:
             samples, workers = settings.samples, settings.workers
             service.fields = FieldKeeping(self._memory, samples, workers, lambda: self._pool.rate.bytes_per_s)

@@ -99,7 +99,7 @@ class Service:
         if found is not None and found.kept:
             self.shared += 1
             if self._memory is not None and item != NO_ITEM:
-                self._memory.again()
+                self._memory.skip(1)
         else:
             found = SourceBytes(key, self._numbers, ticket.place, sample, self._epoch, item)
             self._numbers += 1

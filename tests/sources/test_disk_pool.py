@@ -18,7 +18,7 @@ from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.records import Entry, Room
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Source
@@ -98,11 +98,9 @@ class Bench:
         self.cancelled: list[int] = []
         self.following = Following(samples)
         self.tier = tier
-        self.pool = DiskPool(tier, self.blocks, self._told, self._make, self.following)
-
-    def _make(self, done: Done) -> Any:
-        self.done = done
-        return self
+        self.done: Callable[..., None] = self._told
+        behind: Any = self
+        self.pool = DiskPool(tier, self.blocks, behind, self.following)
 
     def submit(self, number: int, source: Source) -> None:
         """As the pool behind it."""
