@@ -230,11 +230,11 @@ class VirtualStorage:
     # --- the pool ----------------------------------------------------------------------------------------------
 
     def submit(self, number: int, source: Source) -> None:
-        """See ``sources.service.Pool``."""
+        """See ``sources.pool.Pool``."""
         heappush(self._queue, (number, source))
         self._start()
 
-    def cancel(self, numbers: Iterable[int]) -> None:
+    def cancel(self, number: int) -> None:
         """Nothing is cancelled here: epochs are read to their end."""
 
     def _start(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, nvjpeg
-from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Cuda, is_out_of_memory
 from minato_gpu.memory.staging import Download, Upload
@@ -56,7 +56,7 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     split = pipeline.splits[0]
     samples = [spoilt(encoded(n)) if n == 2 else encoded(n) for n in range(6)]
     given = [(prepared(pipeline, fields, n, stop=split), n) for n, fields in enumerate(samples)]
-    executor = build_executor(pipeline, split, device=device, max_batch=6)
+    executor = DeviceExecutor(pipeline, split, device=device, max_batch=6)
     found = executor.run(given)
     level = pipeline.fields_at(len(pipeline.stages))["image"].level
     limit = whole_tolerance(pipeline, device, split)
@@ -71,7 +71,7 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     assert executor.batches.repeated == 6
     executor.run(given[:2])
     assert executor.batches.repeated == 6
-    assert [graph.builds for graph in executor._graphs] == [1], "DALI calls it no longer valid, and it works"
+    assert [one.builds for one in executor._segments] == [1], "DALI calls it no longer valid, and it works"
     executor.close()
 
 
@@ -83,7 +83,7 @@ def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest
     pipeline = image_classification.build(64)
     split = pipeline.splits[0]
     given = [(prepared(pipeline, encoded(n), n, stop=split), n) for n in range(6)]
-    executor = build_executor(pipeline, split, device="cuda", max_batch=6)
+    executor = DeviceExecutor(pipeline, split, device="cuda", max_batch=6)
     level, limit = pipeline.fields_at(len(pipeline.stages))["image"].level, whole_tolerance(pipeline, "cuda", split)
     for n, result in enumerate(executor.run(given)):
         assert not isinstance(result, StageError), result
