@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from minato_gpu.analysis.predict import DRAWS, Prediction, Predictor
 from minato_gpu.analysis.profile import Profile
-from minato_gpu.analysis.setting import Setting
+from minato_gpu.analysis.setting import Setting, Trial
 from minato_gpu.samples import JSON
-
-if TYPE_CHECKING:
-    from minato_gpu.analysis.trial import Trial
 
 HERE = "can be run here"
 NOT = "not "  # what a point begins with that was not, or cannot be, run

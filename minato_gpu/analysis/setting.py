@@ -1,8 +1,9 @@
-"""A question in numbers: what of a measured rank would be otherwise."""
+"""A question in numbers: what of a measured rank would be otherwise, and what came of it where it was really run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
 
 from minato_gpu.analysis.profile import LoaderKind, Profile
 
@@ -86,3 +87,22 @@ class Setting:
             storage=storage,
             overlap=False,  # a sampler that shares out tells no epoch ahead
         )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``epoch_s``: seconds of an epoch in this setting, each time that it was tried; ``why_not``: where it was not."""
+
+    setting: Setting
+    epoch_s: tuple[float, ...] = ()
+    why_not: str = ""
+
+    @property
+    def median_s(self) -> float:
+        """Of the times it was tried."""
+        return median(self.epoch_s)
+
+    @property
+    def spread_s(self) -> float:
+        """Between the slowest and the fastest of them."""
+        return max(self.epoch_s) - min(self.epoch_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from minato_gpu.analysis.breakdown import TITLES, broken_down
@@ -44,7 +45,7 @@ def more(results: Sequence[Result]) -> dict[str, JSON]:
     profiles = _profiles(results)
     return {
         "verdict": verdict(profiles)._asdict(),
-        "profiles": [profile.as_json() for profile in profiles],
+        "profiles": [asdict(profile) for profile in profiles],
         "results": [
             {"rank": each.rank, "status": each.status, "message": each.message, "loaders": list(each.loaders)}
             for each in results

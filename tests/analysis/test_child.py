@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ finally:
     assert profile.slowest[0][1].endswith(".bin")
     if workers:
         assert [count for count, _ in profile.scaling] == [1, 2]
-    assert json.loads(json.dumps(profile.as_json()))["samples"] == 64
+    assert json.loads(json.dumps(asdict(profile)))["samples"] == 64
     if "cold" in ran.phases:  # else the temporary folder is in memory, which a note says
         assert profile.storage is None or profile.storage.nbytes == 2000
     else:

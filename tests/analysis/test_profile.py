@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -34,7 +35,7 @@ PROFILE = Profile(
 
 
 def test_a_profile_comes_back_from_a_file() -> None:
-    assert profile_from(json.loads(json.dumps(PROFILE.as_json()))) == PROFILE
+    assert profile_from(json.loads(json.dumps(asdict(PROFILE)))) == PROFILE
     assert PROFILE.batches == 101
 
 

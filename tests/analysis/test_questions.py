@@ -9,8 +9,7 @@ import pytest
 from minato_gpu.analysis import questions
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.questions import HERE, Range
-from minato_gpu.analysis.setting import Setting
-from minato_gpu.analysis.trial import Trial
+from minato_gpu.analysis.setting import Setting, Trial
 from tests.analysis.conftest import a_profile
 
 
