@@ -10,12 +10,13 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from minato_gpu.analysis.breakdown import TITLES
 from minato_gpu.analysis.profile import Phase
+from minato_gpu.samples import JSON
 
 COLOURS = {
     "compute": "#009E73",
@@ -28,15 +29,6 @@ COLOURS = {
 _INK, _LINE, _MEASURED = "#222222", "#0072B2", "#D55E00"
 _WIDTH, _HEIGHT = 4.4, 2.7  # inches: two columns on a desk, one on a phone
 _MOST_POINTS = 600
-
-
-class Point(NamedTuple):
-    """``at`` of a curve an epoch is predicted to take ``epoch_s``, between ``low_s`` and ``high_s``."""
-
-    at: float
-    epoch_s: float
-    low_s: float
-    high_s: float
 
 
 def breakdown(ranks: Sequence[tuple[int, Mapping[str, float]]]) -> str:
@@ -62,17 +54,18 @@ def breakdown(ranks: Sequence[tuple[int, Mapping[str, float]]]) -> str:
     return _drawn(draw, height=1.6 + 0.35 * len(ranks))
 
 
-def curve(points: Sequence[Point], unit: str, measured: Sequence[tuple[float, float]]) -> str:
-    """An epoch's seconds over a setting, with the interval; ``measured``: where it was measured, and what."""
+def curve(points: Mapping[float, Mapping[str, JSON]], unit: str, measured: Mapping[float, float]) -> str:
+    """An epoch's seconds over a setting, with the interval, from rows of ``questions.answer``; ``measured``: where it
+    was measured, and what."""
 
     def draw(axes: Any) -> None:
-        at = [point.at for point in points]
-        axes.fill_between(at, [p.low_s for p in points], [p.high_s for p in points], color=_LINE, alpha=0.2, lw=0)
-        axes.plot(at, [point.epoch_s for point in points], color=_LINE, marker="o", ms=3, label="predicted")
+        at = list(points)
+        low, epoch, high = ([row[name] for row in points.values()] for name in ("low_s", "epoch_s", "high_s"))
+        axes.fill_between(at, low, high, color=_LINE, alpha=0.2, lw=0)
+        axes.plot(at, epoch, color=_LINE, marker="o", ms=3, label="predicted")
         if measured:
-            axes.plot(*zip(*measured, strict=True), color=_MEASURED, marker="D", ls="", ms=6, label="measured")
-        positive = [value for value in at if value > 0]
-        if len(positive) == len(at) and max(at) > 20 * min(at):
+            axes.plot(*zip(*measured.items(), strict=True), color=_MEASURED, marker="D", ls="", ms=6, label="measured")
+        if min(at) > 0 and max(at) > 20 * min(at):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylim(bottom=0)

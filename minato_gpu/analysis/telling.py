@@ -56,31 +56,28 @@ def more(results: Sequence[Result]) -> dict[str, JSON]:
 def problem(results: Sequence[Result]) -> str:
     """Why not everything could be measured, in a sentence; empty where it could."""
     own = results[0]
+    how = {"ended": "the script ended", "died": "the script died"}
+    said = how.get(own.status, "the analysis was stopped")
     if own.profile is None:
-        return _never(own)
-    missing = [name for name in ("compute", "warm") if name not in own.profile.phases]
+        return f"{said}{f' ({own.message})' if own.message else ''} {_never(own.loaders)}"
     if own.status == "complete":
         return ""
-    how = {"ended": "the script ended", "died": "the script died", "stopped": "the analysis was stopped"}
-    said = f"{how.get(own.status, 'the analysis was stopped')}{f': {own.message}' if own.message else ''}"
+    missing = [name for name in ("compute", "warm") if name not in own.profile.phases]
+    because = f": {own.message}" if own.message else ""
     lacks = f" (there is no {' and no '.join(missing)} phase)" if missing else ""
-    return f"{said} before all was measured{lacks}. Give it more epochs or a larger data set, or fewer --seconds."
+    more = "Give it more epochs or a larger data set, or fewer --seconds."
+    return f"{said}{because} before all was measured{lacks}. {more}"
 
 
-def _never(result: Result) -> str:
+def _never(loaders: Sequence[str]) -> str:
     """No loader was chosen."""
-    how = {"ended": "the script ended", "died": "the script died", "stopped": "the analysis was stopped"}
-    said = how.get(result.status, "the analysis was stopped")
-    because = f" ({result.message})" if result.message else ""
-    if not result.loaders:
+    if not loaders:
         return (
-            f"{said}{because} without iterating a torch.utils.data.DataLoader or a minato_gpu.DataLoader. (A loader in "
+            "without iterating a torch.utils.data.DataLoader or a minato_gpu.DataLoader. (A loader in "
             "a process that the script starts is not seen; put analyze before that one.)"
         )
-    return (
-        f"{said}{because} before a loader had given three batches with gradients enabled: {'; '.join(result.loaders)}. "
-        "(--loader N chooses one.)"
-    )
+    said = "; ".join(loaders)
+    return f"before a loader had given three batches with gradients enabled: {said}. (--loader N chooses one.)"
 
 
 def tried(results: Sequence[Result]) -> list[dict[str, JSON]] | None:
