@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.simulation.reading import Arrived, Reading
+from minato_gpu.simulation.reading import Reading
 from minato_gpu.simulation.work import Work
 
 
@@ -22,12 +22,12 @@ class Intake:
     def __init__(
         self, work: Work, policy: Policy, reading: Reading | None = None, *, overlap: bool, precise: bool
     ) -> None:
-        self.arrived = Arrived()
         self._work, self._policy, self._reading = work, policy, reading
         self._overlap, self._precise = overlap, precise
         self._cpu: list[float] = work.predicted_cpu.tolist()
         self._device = None if work.predicted_device is None else work.predicted_device.tolist()
         self._drawn = self._admitted = 0
+        self._here: set[int] = set()  # bytes that are there, of samples that are not in the window yet
 
     def draw(self, now: float, delivered: int, *, over: bool) -> None:
         """Have read what the window holds, and as far beyond it as is drawn early."""
@@ -62,8 +62,19 @@ class Intake:
         home = homes[self.home(at) % len(homes)]
         follow = int(np.searchsorted(work.epochs, epoch, side="right"))
         after = int(work.firsts[follow]) - stop
-        admitted = m.Admitted(now, *what, *costs, bool(last), between=between, home=home, follow=after)
-        return admitted if self._reading is None else replace(admitted, fetched=self.arrived.admit(first, stop))
+        fetched = None
+        if self._reading is not None:
+            here = self._here.intersection(range(first, stop))
+            self._here -= here
+            fetched = _spans(here)
+        return m.Admitted(now, *what, *costs, bool(last), between=between, home=home, fetched=fetched, follow=after)
+
+    def came(self, serials: Sequence[int]) -> list[m.TicketSpan]:
+        """Bytes have come; returns what the scheduler is to be told of: of samples in the window. Of the others it is
+        told as they enter."""
+        admitted = int(self._work.firsts[self._admitted])
+        self._here.update(serial for serial in serials if serial >= admitted)
+        return _spans(serial for serial in serials if serial < admitted)
 
     def home(self, batch: int) -> int:
         """The number of the device that a batch goes to."""
@@ -83,3 +94,8 @@ class Intake:
         epochs = self._work.epochs
         after = int(np.searchsorted(epochs, epochs[batch] - 1)) if self._overlap else batch
         return delivered > after or (delivered == after and over)
+
+
+def _spans(serials: Iterable[int]) -> list[m.TicketSpan]:
+    """One for each: a span may not reach over batches."""
+    return [(TicketId(serial), TicketId(serial + 1)) for serial in sorted(serials)]
