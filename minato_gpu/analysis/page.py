@@ -108,18 +108,18 @@ def _breakdown(found: Sequence[tuple[Profile, Breakdown]]) -> Figure:
     rows: list[dict[str, str]] = []
     bars: list[tuple[int, dict[str, float]]] = []
     for profile, parts in found:
-        shares: dict[str, float] = {part.name: part.share for part in parts.parts}
+        shares: dict[str, float] = {part.name: part.share for part in parts.parts.values()}
         bars.append((profile.rank, shares))
-        for part in parts.parts:
+        for part in parts.parts.values():
             if part.name == "ranks" and profile.ranks == 1:
                 continue
-            unknown = part.name == "fetch" and "cold" in parts.misses
+            each = f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}"
             rows.append(
                 {
                     "part": TITLES[part.name],
                     "rank": str(profile.rank),
-                    "share": "unknown" if unknown else f"{part.share:.1%}",
-                    "ms a batch": "unknown" if unknown else f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}",
+                    "share": f"{part.share:.1%}" if part.is_known else "unknown",
+                    "ms a batch": each if part.is_known else "unknown",
                     "": "within the noise" if part.is_noise else "",
                 }
             )

@@ -31,15 +31,13 @@ _ROUNDS = 3  # until what shares the cores and the rate that follows from it agr
 @dataclass(frozen=True)
 class Prediction:
     """``epoch_s``: of an epoch once caches are full and costs are known, ``low_s`` and ``high_s`` hold nine of ten
-    draws; ``first_epoch_s``: of the first one. ``step_share``: of the epoch, what steps take. ``reads``: requests of an
-    epoch.
+    draws; ``first_epoch_s``: of the first one. ``reads``: requests of an epoch.
     """
 
     epoch_s: float
     low_s: float
     high_s: float
     first_epoch_s: float
-    step_share: float
     reads: float
 
 
@@ -73,10 +71,9 @@ class Predictor:
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
         low, high = np.quantile(steady, [0.05, 0.95]).tolist()
         epoch_s = float(np.median(steady))
-        steps = float(np.mean(profile.step_s)) * profile.batches
         first = float(np.median([each.seconds[0] for each in found]))
         reads = float(np.mean([each.reads[-_STEADY:].mean() for each in found]))
-        return Prediction(epoch_s, low, high, first, min(1.0, steps / epoch_s), reads)
+        return Prediction(epoch_s, low, high, first, reads)
 
     # --- what was measured -------------------------------------------------------------------------------------
 

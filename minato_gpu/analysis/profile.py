@@ -43,10 +43,9 @@ class Storage:
     remote: bool = False
     shares: tuple[float, ...] = ()
 
-    def seconds_per_sample(self, concurrency: float | None = None) -> float:
+    def seconds_per_sample(self) -> float:
         """The least time between two samples: max(bytes / rate, requests x latency / concurrency)."""
-        at_once = self.concurrency if concurrency is None else concurrency
-        return max(self.nbytes / self.bytes_per_s, self.requests * self.latency_s / max(at_once, 1.0))
+        return max(self.nbytes / self.bytes_per_s, self.requests * self.latency_s / max(self.concurrency, 1.0))
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,19 @@ _SLOWEST = 5
 
 def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
     """A row for each part of each rank's epoch."""
-    found: list[dict[str, JSON]] = []
-    for profile in _profiles(results):
-        broken = broken_down(profile)
-        for part in broken.parts if broken else ():
-            unknown = part.name == "fetch" and broken is not None and "cold" in broken.misses
-            found.append(
-                {
-                    "rank": profile.rank,
-                    "part": part.name,
-                    "batch_s": None if unknown else part.seconds,
-                    "share": None if unknown else part.share,
-                    "error_s": None if unknown else part.error_s,
-                    "is_noise": part.is_noise,
-                }
-            )
-    return found
+    return [
+        {
+            "rank": profile.rank,
+            "part": part.name,
+            "batch_s": part.seconds if part.is_known else None,
+            "share": part.share if part.is_known else None,
+            "error_s": part.error_s if part.is_known else None,
+            "is_noise": part.is_noise,
+        }
+        for profile in _profiles(results)
+        if (found := broken_down(profile)) is not None
+        for part in found.parts.values()
+    ]
 
 
 def more(results: Sequence[Result]) -> dict[str, JSON]:

@@ -123,6 +123,13 @@ class Link:
         return self._free_at - now
 
 
+def order_of(orders: Orders, epoch: int) -> Integers:
+    """The keys of an epoch; here they are known."""
+    order = orders.order(epoch)
+    assert order is not None
+    return order
+
+
 class VirtualStorage:
     """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.reading.Reading``.
 
@@ -159,19 +166,14 @@ class VirtualStorage:
         self._now = self._loop_at = 0.0
         self._timer = _NEVER
         self._told: list[int] = []
-        self._order: Integers = self._orders_of(0)
+        self._order = order_of(orders, 0)
         self._at = 0
-
-    def _orders_of(self, epoch: int) -> Integers:
-        order = self._orders.order(epoch)
-        assert order is not None
-        return order
 
     # --- what the loader says ----------------------------------------------------------------------------------
 
     def begin(self, now: float, epoch: int) -> None:
         self._now = now
-        self._order, self._at = self._orders_of(epoch), 0
+        self._order, self._at = order_of(self._orders, epoch), 0
         self.reads.append(0)
         self._service.begin(Begun(epoch, self._orders if self._shards > 1 else None, self._shards))
 

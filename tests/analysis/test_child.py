@@ -63,7 +63,7 @@ finally:
     assert (profile.samples, profile.batch_size, profile.workers, profile.batches) == (64, 4, workers, 16)
     assert {"sight", "compute", "warm", "prepare"} <= ran.phases
     found = broken_down(profile)
-    assert found is not None and sum(part.share for part in found.parts) == pytest.approx(1.0)
+    assert found is not None and sum(part.share for part in found.parts.values()) == pytest.approx(1.0)
     assert profile.prepare_s and all(seconds > 0 for seconds in profile.prepare_s)
     assert profile.slowest[0][1].endswith(".bin")
     if workers:
