@@ -40,13 +40,14 @@ class Conductor:
         self,
         subject: Subject,
         seconds: float,
-        save: Callable[[Findings], None],
+        save: Callable[[], None],
         lockstep: Lockstep,
         clock: Callable[[], float] = perf_counter,
         verify_s: float = 0.0,
     ) -> None:
         self.subject, self.findings = subject, Findings(subject)
-        self._save, self._lockstep, self._clock = save, lockstep, clock
+        self._save, self.lockstep, self._clock = save, lockstep, clock
+        self._agreed = lockstep.agreed
         self._box = TimeBox(seconds, clock())
         self._most = most_batches(subject.length)
         self._settle = settling(subject.workers, self._most)
@@ -109,7 +110,7 @@ class Conductor:
         """Batches for the script, phase by phase."""
         yield from self._loaded("sight", "sight")
         self.findings.seen()
-        self._save(self.findings)
+        self._save()
         for number in range(_MOST_ROUNDS):
             yield from self._round(number)
             # an epoch that is too short for one round to fill the time leaves time for others
@@ -127,7 +128,7 @@ class Conductor:
         if not profile.suffices:
             found.note("Too little is known to predict from (an epoch's length, say): no other setting was tried.")
             return
-        self.trials = Trials(found, profile, self._verify_s, lambda: self._save(found), self._clock)
+        self.trials = Trials(found, profile, self._verify_s, self._save, self._clock)
         yield from self.trials.batches(lambda: self._step_s)
 
     def _round(self, number: int) -> Iterator[Value]:
@@ -135,14 +136,14 @@ class Conductor:
         yield from self._replayed("compute")
         if device() is not None and not self._replay.was_on_device:
             yield from self._replayed("copied")
-        self._save(found)
+        self._save()
         found.warm_share = self._alone.warmed(_IN_MEMORY)
         yield from self._loaded("warm", f"warm{number}")
-        self._save(found)
+        self._save()
         if self._agreed(not self._cooled()):
             return
         yield from self._loaded("cold", f"cold{number}")
-        self._save(found)
+        self._save()
 
     def _cooled(self) -> bool:
         """Whether nothing of the samples' files is in memory now, as ``cachestat`` says."""
@@ -164,7 +165,7 @@ class Conductor:
 
     def _without_script(self) -> None:
         self._alone.run()
-        self._save(self.findings)
+        self._save()
 
     # --- one phase -----------------------------------------------------------------------------------------
 
@@ -205,6 +206,3 @@ class Conductor:
         ):
             yield number
             number += 1
-
-    def _agreed(self, mine: bool) -> bool:
-        return self._lockstep.agreed(mine)

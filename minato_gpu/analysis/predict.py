@@ -41,17 +41,9 @@ class Prediction:
     reads: float
 
 
-def predict(profile: Profile, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
-    """What the setting would make of the measured rank.
-
-    Raises ValueError where the profile does not know what the setting asks for, or knows of no sample.
-    """
-    return Predictor(profile).predict(setting, draws=draws)
-
-
 class Predictor:
     """Answers for one profile: what is found out of the measured setting is found out once. ``orders``: of the sampler,
-    in numbers of samples, where they are known."""
+    in numbers of samples, where they are known. Raises ValueError for a profile that knows of no sample, or no step."""
 
     def __init__(self, profile: Profile, orders: Orders | None = None) -> None:
         if not profile.suffices:
@@ -59,7 +51,8 @@ class Predictor:
         self.profile, self._orders = profile, orders
 
     def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
-        """See the function of this name."""
+        """What the setting would make of the measured rank. Raises ValueError where the profile does not know what the
+        setting asks for."""
         profile = setting.applied(self.profile)
         tier = None if setting.cache is None else Tier(setting.cache, setting.policy)
         if tier is not None and (profile.storage is None or profile.loader == "torch"):

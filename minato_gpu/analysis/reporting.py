@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from minato_gpu.analysis import drawings, page
-from minato_gpu.analysis.predict import DRAWS, predict
+from minato_gpu.analysis.predict import DRAWS, Predictor
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.questions import NOT, answer
 from minato_gpu.samples import JSON
@@ -107,7 +107,8 @@ def _compared(profile: Profile, answered: Sequence[Row], draws: int) -> page.Sec
     warm, cold = _epoch_s(profile, "warm"), _epoch_s(profile, "cold")
     rows = []
     if as_measured is not None and warm is not None:
-        found = as_measured if profile.storage is None else asdict(predict(replace(profile, storage=None), draws=draws))
+        in_memory = Predictor(replace(profile, storage=None))
+        found = as_measured if profile.storage is None else asdict(in_memory.predict(draws=draws))
         rows.append(_beside("bytes in memory", found, warm))
     if as_measured is not None and cold is not None and profile.storage is not None:
         rows.append(_beside("bytes in storage", as_measured, cold))

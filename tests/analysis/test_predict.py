@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from minato_gpu.analysis import virtual_epochs
-from minato_gpu.analysis.predict import Predictor, predict
+from minato_gpu.analysis.predict import Prediction, Predictor
 from minato_gpu.analysis.profile import Profile, Storage
 from minato_gpu.analysis.setting import Setting
 from tests.analysis.conftest import a_profile
 
 PREPARE_S = 0.64  # 128 samples of 10 ms, two workers
+
+
+def predict(profile: Profile, setting: Setting = Setting(), *, draws: int = 8) -> Prediction:  # noqa: B008 -- frozen
+    return Predictor(profile).predict(setting, draws=draws)
 
 
 def test_as_measured_workers_bound_the_epoch(profile: Profile) -> None:
