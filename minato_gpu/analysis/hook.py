@@ -95,12 +95,13 @@ class Loaders:
         """Each loader in a few words."""
         found = []
         for number, (known, (count,)) in enumerate(self._known, 1):
-            loader = known()
-            gone = "gone" if loader is None else f"{type(loader).__module__}.{type(loader).__qualname__}"
-            length = "" if loader is None else f", {_length(loader)} batches an epoch"
+            loader, what = known(), "gone"
+            if loader is not None:
+                length = "an unknown number of" if (told := length_of(loader)) is None else told
+                what = f"{type(loader).__module__}.{type(loader).__qualname__}, {length} batches an epoch"
             chosen = self.conductor is not None and loader is self.conductor.subject.loader
             asked = "analysed" if chosen else f"asked for {count} batches"
-            found.append(f"loader {number} ({gone}{length}): {asked}")
+            found.append(f"loader {number} ({what}): {asked}")
         return found
 
 
@@ -158,8 +159,3 @@ class ScriptEpoch:
         if getattr(self._loader, "persistent_workers", False) and hasattr(self._loader, "_iterator"):
             self._loader._iterator = None
         self._conductor = self._loaders.choose(self._loader)
-
-
-def _length(loader: Any) -> str:
-    length = length_of(loader)
-    return "an unknown number of" if length is None else str(length)

@@ -184,25 +184,14 @@ class Run:
             sizes = np.array(storage.sizes)[which % len(storage.sizes)]
         else:
             sizes = np.full(count, max(1, round(storage.nbytes)))
-        there = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
+        cached = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
         parts, several = max(1, round(storage.requests)), 1.0
         if parts > _MOST_PARTS:
             parts, several = 1, storage.requests
         request_s, byte_s = _reader_s(storage, float(sizes.mean()) / parts)
-        return Simulated(
-            sizes.astype(np.int64),
-            storage.bytes_per_s,
-            storage.latency_s * several,
-            parts,
-            spread=storage.spread,
-            tail=storage.tail,
-            tail_times=storage.tail_times,
-            request_s=request_s,
-            byte_s=byte_s,
-            files=not storage.remote,
-            there=frozenset(int(key) for key in there),
-            shares=storage.shares,
-        )
+        measured = replace(storage, latency_s=storage.latency_s * several)
+        there = frozenset(int(key) for key in cached)
+        return Simulated(measured, sizes.astype(np.int64), parts, request_s, byte_s, there)
 
     def _torch(self, drawn: Drawn, seed: int) -> Outcome:
         """Workers take whole batches, and wait for storage themselves."""
