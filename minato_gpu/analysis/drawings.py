@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import wraps
 from itertools import cycle
 from typing import Any, Concatenate, ParamSpec
@@ -30,7 +29,7 @@ COLOURS = {
 _INK, _LINE, _MEASURED = "#222222", "#0072B2", "#D55E00"
 _WIDTH, _HEIGHT = 4.4, 2.7  # inches: two columns on a desk, one on a phone
 _MOST_POINTS = 600
-_STYLE = {
+_STYLE: Any = {
     "axes.edgecolor": _INK,
     "axes.grid": True,
     "axes.labelsize": 9,
@@ -54,8 +53,7 @@ def _drawn(draw: Callable[Concatenate[Any, P], None]) -> Callable[P, str]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        style: AbstractContextManager[None] = rc_context(_STYLE)
-        with style:
+        with rc_context(_STYLE):
             figure = Figure((_WIDTH, _HEIGHT), layout="constrained")
             axes = figure.subplots()
             axes.set_axisbelow(True)

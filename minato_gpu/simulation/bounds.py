@@ -186,8 +186,7 @@ def _needed(work: Work, lateness: int) -> Integers:
     firsts = work.firsts
     number = np.arange(work.batches)
     by_lateness = firsts[np.maximum(number - lateness + 1, 0)]
-    starts = np.concatenate(([0], np.cumsum(work.epoch_samples)))
-    epoch_start = starts[work.epochs]
+    epoch_start = firsts[work.begins]
     last = np.append(np.diff(work.epochs) > 0, True)
     needed: Integers = np.where(last, firsts[1:], np.maximum(by_lateness, epoch_start))
     return needed

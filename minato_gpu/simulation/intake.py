@@ -39,7 +39,7 @@ class Intake:
             at = self._drawn
             if not self._may_draw(at, delivered, over=over):
                 return
-            if self._begins(at):
+            if work.begins[at] == at:
                 reading.begin(now, int(work.epochs[at]))
             self._drawn += 1
             reading.want(now, at, range(int(work.firsts[at]), int(work.firsts[at + 1])))
@@ -54,20 +54,18 @@ class Intake:
         self._admitted += 1
         first, stop, epoch = int(work.firsts[at]), int(work.firsts[at + 1]), int(work.epochs[at])
         device = None if self._device is None else self._device[first:stop]
-        last = self._admitted == work.batches or work.epochs[at + 1] != epoch
         between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
         costs = self._cpu[first:stop], device
         what = SourceBatch(at), epoch, TicketId(first), stop - first
         homes = self._policy.homes
         home = homes[self.home(at) % len(homes)]
-        follow = int(np.searchsorted(work.epochs, epoch, side="right"))
-        after = int(work.firsts[follow]) - stop
+        after = int(work.firsts[np.searchsorted(work.epochs, epoch, side="right")]) - stop
         fetched = None
         if self._reading is not None:
             here = self._here.intersection(range(first, stop))
             self._here -= here
             fetched = _spans(here)
-        return m.Admitted(now, *what, *costs, bool(last), between=between, home=home, fetched=fetched, follow=after)
+        return m.Admitted(now, *what, *costs, after == 0, between=between, home=home, fetched=fetched, follow=after)
 
     def came(self, serials: Sequence[int]) -> list[m.TicketSpan]:
         """Bytes have come; returns what the scheduler is to be told of: of samples in the window. Of the others it is
@@ -78,21 +76,15 @@ class Intake:
 
     def home(self, batch: int) -> int:
         """The number of the device that a batch goes to."""
-        begins = int(np.searchsorted(self._work.epochs, self._work.epochs[batch]))
-        return (batch - begins) % self._policy.devices
-
-    def _begins(self, batch: int) -> bool:
-        return batch == 0 or bool(self._work.epochs[batch] != self._work.epochs[batch - 1])
+        return (batch - self._work.begins[batch]) % self._policy.devices
 
     def _may_draw(self, batch: int, delivered: int, *, over: bool) -> bool:
         """Of a batch that begins an epoch, whether that may be drawn: the one before has ended, or, where epochs
         overlap, has begun."""
-        if batch == 0 or not self._begins(batch):
+        begins = self._work.begins
+        if batch == 0 or begins[batch] != batch or (self._overlap and not self._precise):
             return True
-        if self._overlap and not self._precise:
-            return True
-        epochs = self._work.epochs
-        after = int(np.searchsorted(epochs, epochs[batch] - 1)) if self._overlap else batch
+        after = begins[batch - 1] if self._overlap else batch
         return delivered > after or (delivered == after and over)
 
 

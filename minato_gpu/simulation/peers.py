@@ -60,7 +60,6 @@ class _Peer:
         self.running: list[tuple[float, int, int]] = []  # (end, what, where)
         self.pace = ALONE
         self.run_s = self.work.device_run_s / _MICRO_BATCH
-        self._starts = {int(epoch): at for at, epoch in reversed(list(enumerate(self.work.epochs)))}
 
     def run(self) -> Outcome:
         """Simulate until every batch is delivered."""
@@ -84,7 +83,7 @@ class _Peer:
 
     def may_start(self, batch: int, now: float) -> bool:
         """Whether the epoch of the batch has begun: the step of the last one's last batch has ended."""
-        start = self._starts[int(self.work.epochs[batch])]
+        start = self.work.begins[batch]
         return self.delivered > start or (self.delivered == start and (start == 0 or now >= self.consumer_ready))
 
     def supply(self, now: float) -> None:
