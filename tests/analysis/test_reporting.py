@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from minato_gpu.analysis import reporting
 from minato_gpu.analysis.profile import Profile, Storage
 from minato_gpu.analysis.questions import compared
-from minato_gpu.analysis.setting import Setting
-from minato_gpu.analysis.trial import Trial
+from minato_gpu.analysis.setting import Setting, Trial
 from minato_gpu.cli import main
 from minato_gpu.report import document
 
