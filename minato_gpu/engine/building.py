@@ -32,7 +32,7 @@ from minato_gpu.lanes.process_lane import ProcessLane, start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.accelerator import enter_same, open_accelerator
+from minato_gpu.memory.accelerator import Accelerator, enter_same
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.loans import Loans
@@ -195,7 +195,7 @@ class Plan:
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
         devices = self.options.devices
-        accelerators = {device: open_accelerator(device) for device in dict.fromkeys(devices)}
+        accelerators = {device: Accelerator(device) for device in dict.fromkeys(devices)}
         host, budget = Host(links.engine_arena, accelerators[devices[0]]), self.loader.device_memory_budget
         batches = {device: self.on_device(devices.count(device)) if budget is None else 0 for device in accelerators}
         ways = {at: Transfers(each, host, DeviceBudget(budget, batches[at])) for at, each in accelerators.items()}

@@ -11,7 +11,7 @@ import torch
 
 from minato_gpu.memory import arena as arenas
 from minato_gpu.memory import pinning
-from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.pinning import Pinned
 from tests.fake_device import FakeDevice
@@ -95,7 +95,7 @@ def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.gpu
 def test_a_real_device_reads_what_is_written_after_pinning() -> None:
-    device, arena = Cuda(torch.device("cuda")), Arena("tests", 1 << 26)
+    device, arena = Accelerator(torch.device("cuda")), Arena("tests", 1 << 26)
     pinned = Pinned(arena, device)
     pinned.cover(1 << 24)
     assert pinned.refused is None and pinned.nbytes >= 1 << 24
