@@ -49,7 +49,7 @@ class FakeStreams:
             return self.streams[-1]
 
     @contextmanager
-    def running(self, stream: Any) -> Iterator[FakeStream]:
+    def running(self, stream: Any) -> Iterator[Any]:
         """See Accelerator."""
         before, device = self.current, self.current_device
         self._current.stream, self._threads.device = stream, self.everyone.index(self._this)

@@ -65,7 +65,7 @@ class Pump:
         ended.revoke_all()
         for lane in self.lanes.values():
             lane.recall()
-        self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, self.assembly.clear())
+        self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, *self.assembly.clear())
         if self.reads is not None:
             self.reads.new_run()
         self.run = Run(ended.number + 1, self._make_scheduler(), self._parts)

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory.accelerator import Accelerator, Event
-from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.copies import MOST, CopyRange, plan
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
-from minato_gpu.memory.pinning import Pinned
 from minato_gpu.samples import OutputBatch, Value
 from minato_gpu.slices import Slices
 
@@ -47,52 +46,48 @@ class DeviceRows(NamedTuple):
 
 
 class Port:
-    """What issuing a load needs: the device, the arena on the host, slices of time of the thread that issues, and
-    counters."""
+    """What issuing a load needs: the device, the host, slices of time of the thread that issues, and counters."""
 
-    def __init__(self, accelerator: Accelerator, arena: Arena, pinned: Pinned) -> None:
+    def __init__(self, accelerator: Accelerator, host: Host) -> None:
         self.accelerator = accelerator
-        self.arena = arena
-        self.pinned = pinned
+        self.host = host
         self.slices = Slices()
         self.copies = self.gathered = 0
         self.crossed = 0  # micro-batches of other devices that a batch has taken of
 
     def copy(self, into: torch.Tensor, runs: Sequence[CopyRange], most: int = MOST) -> bool:
         """Fill ``into`` from the arena; False, with nothing done, when that would take more than ``most`` copies."""
-        self.pinned.cover(max((run.source + run.nbytes for run in runs), default=0))
-        planned = plan(runs, self.pinned.ends, most)
+        self.host.cover(max((run.source + run.nbytes for run in runs), default=0))
+        planned = plan(runs, self.host.ends, most)
         for run in planned or ():
-            source = torch.from_numpy(np.frombuffer(self.arena.buffer, np.uint8, run.nbytes, run.source))
+            source = torch.from_numpy(np.frombuffer(self.host.arena.buffer, np.uint8, run.nbytes, run.source))
             self.accelerator.copy(into[run.target : run.target + run.nbytes], source)
             self.copies += 1
         return planned is not None
 
     def lay_down(self, fetched: NDArray[Value], offset: int) -> None:
         """Write what came from a device into the arena."""
-        into = np.frombuffer(self.arena.buffer, np.uint8, fetched.nbytes, offset)
+        into = np.frombuffer(self.host.arena.buffer, np.uint8, fetched.nbytes, offset)
         np.copyto(into, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
 
 
 class Load:
-    """One batch. ``slabs``: blocks of the arena that it reads; ``nbytes``: of the batch on the device, ``measured``:
-    the same, where that is only known once it is issued.
+    """One batch. ``nbytes``: of the batch on the device, ``measured``: the same, where that is only known once it is
+    issued.
 
-    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``staged``:
-    blocks that the latest attempt to issue it has taken for itself; ``keep``: what else must live until its event.
-    ``order``: the batch's, among all of the run, set by who submits it.
+    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``keep``:
+    what must live until the event of the latest attempt to issue it. ``order``: the batch's, among all of the run, set
+    by who submits it.
     """
 
     order = OutputBatch(0)
 
-    def __init__(self, nbytes: int, slabs: tuple[int, ...]) -> None:
+    def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.measured: int | None = None
-        self.slabs = slabs
         self.issued = self.counted = self.cancelled = False
         self.error: ExceptionWrapper | None = None
         self.event: Event | None = None
-        self.staged: list[int] = []
         self.keep: list[object] = []
 
     def issue(self, port: Port) -> None:
@@ -100,7 +95,7 @@ class Load:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Let go of what ``issue`` has issued: there will be no other attempt."""
+        """Let go of what ``issue`` reads: there will be no other attempt."""
 
     def make_room(self, port: Port) -> None:
         """Let go of the device's memory before ``issue``, if that is possible. Waits on the host."""
@@ -123,7 +118,8 @@ def rows_bytes(layout: Layout, rows: int) -> int:
 class RowsLoad(Load):
     """A stacked batch of ``rows`` rows, from rows of slabs and from what the device has made.
 
-    ``runs`` lead from the arena into the batch; ``made`` are the micro-batches that ``on_device`` comes from.
+    ``runs`` lead from the arena, blocks that ``slabs`` own, into the batch; ``made`` are the micro-batches that
+    ``on_device`` comes from.
     """
 
     def __init__(
@@ -134,9 +130,9 @@ class RowsLoad(Load):
         runs: list[CopyRange],
         on_device: list[DeviceRows],
         made: set[Made],
-        slabs: tuple[int, ...],
+        slabs: list[object],
     ) -> None:
-        super().__init__(rows_bytes(layout, rows), slabs)
+        super().__init__(rows_bytes(layout, rows))
         self._whole = layout.offsets(rows)[1]
         self._layout = layout
         self._rows = rows
@@ -144,12 +140,13 @@ class RowsLoad(Load):
         self._runs = runs
         self._on_device = on_device
         self._made = made
+        self._slabs = slabs
         self._blocks: list[torch.Tensor] = []
 
     def issue(self, port: Port) -> None:
         """See Load. At most ``copies.MOST`` copies come from the host."""
         accelerator = port.accelerator
-        self._blocks, self.keep = [], [self._made, self._on_device]
+        self._blocks, self.keep = [], [self._made, self._on_device, self._slabs]
         slab = accelerator.empty(self._whole)
         if not port.copy(slab, self._runs):
             self._gather(port, slab)
@@ -166,7 +163,7 @@ class RowsLoad(Load):
 
     def forget(self) -> None:
         """See Load."""
-        self._made, self._on_device = set(), []
+        self._made, self._on_device, self._slabs = set(), [], []
 
     def make_room(self, port: Port) -> None:
         """See Load. What the device has made goes to its rows in the arena."""
@@ -181,12 +178,11 @@ class RowsLoad(Load):
     def unload(self, port: Port) -> None:
         """See Load. It lies in the arena as it is on the device, in a block that only it reads."""
         assert self.event is not None
-        block = port.arena.allocate(self._whole)
-        self.staged.append(block)
+        block, slab = port.host.allocate(self._whole)
         for (at, nbytes), part in zip(self._places(), self._blocks, strict=True):
             if nbytes:
                 port.lay_down(port.accelerator.fetch(part, self.event), block + at)
-        self._blocks, self._runs = [], [CopyRange(block, 0, self._whole)]
+        self._blocks, self._runs, self._slabs = [], [CopyRange(block, 0, self._whole)], [slab]
 
     def _places(self) -> list[tuple[int, int]]:
         offsets, _ = self._layout.offsets(self._rows)
@@ -194,11 +190,10 @@ class RowsLoad(Load):
 
     def _gather(self, port: Port, slab: torch.Tensor) -> None:
         """Many small runs, from many slabs: joined on the host first, in a slab of their own."""
-        offset = port.arena.allocate(self._whole)
-        self.staged.append(offset)
-        staging = np.frombuffer(port.arena.buffer, np.uint8, self._whole, offset)
+        offset, staging = port.host.allocate(self._whole)
+        self.keep.append(staging)
         for run in self._runs:
-            rows = np.frombuffer(port.arena.buffer, np.uint8, run.nbytes, run.source)
+            rows = np.frombuffer(port.host.arena.buffer, np.uint8, run.nbytes, run.source)
             np.copyto(staging[run.target : run.target + run.nbytes], rows)
             port.slices.between()
         port.copy(slab, [CopyRange(offset, 0, self._whole)], most=1 << 16)

@@ -21,12 +21,10 @@ from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory import nvml
 from minato_gpu.memory.accelerator import Accelerator, Stream, is_out_of_memory
-from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.in_flight_copies import InFlightCopies
 from minato_gpu.memory.loads import Load, Port
-from minato_gpu.memory.pinning import Pinned
-from minato_gpu.memory.slabs import Slabs
 from minato_gpu.notices import LOGGER
 from minato_gpu.samples import JSON, OutputBatch
 from minato_gpu.threads import OwnThread
@@ -34,22 +32,6 @@ from minato_gpu.threads import OwnThread
 _ATTEMPTS = 2000  # to load a batch that is due, while samples are on the device for which there is no memory
 _MOMENT_S = 5e-3  # between them: executors end what they are at, which may take long on a busy machine
 _ALL = 1 << 62
-
-
-class Host:
-    """The host's side of the way to every device: which slabs of ``arena`` are read, and what of it is pinned.
-
-    ``accelerator``: any of the devices; what one has pinned, all can read.
-    """
-
-    def __init__(self, arena: Arena, accelerator: Accelerator) -> None:
-        self.arena = arena
-        self.slabs = Slabs(arena)
-        self.pinned = Pinned(arena, accelerator)
-
-    def close(self) -> None:
-        """Unpin; every device must be through. Idempotent."""
-        self.pinned.close()
 
 
 class _Failed(NamedTuple):
@@ -70,8 +52,7 @@ class Transfers:
     def __init__(self, accelerator: Accelerator, host: Host, budget: DeviceBudget) -> None:
         self.accelerator = accelerator
         self.budget = budget
-        self.slabs = host.slabs
-        self._port = Port(accelerator, host.arena, host.pinned)
+        self._port = Port(accelerator, host)
         self._queue: list[Load] = []  # in the order of delivery
         self._changed = threading.Condition()
         self._due = OutputBatch(0)  # the batch that the consumer takes next, from whichever device
@@ -80,7 +61,7 @@ class Transfers:
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = self._unloaded = 0
-        self._under_way = InFlightCopies(self.slabs)
+        self._under_way = InFlightCopies()
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._made_for = OutputBatch(-1)  # which batch the consumer waited for when room was last made
         self._squeezed = False  # nor is anything else to take memory
@@ -95,7 +76,6 @@ class Transfers:
 
     def submit(self, load: Load) -> None:
         """Ask for a load; never blocks. It becomes ``issued``, and then ``fd`` readable."""
-        self.slabs.read(load.slabs)
         with self._changed:
             insort(self._queue, load, key=lambda each: each.order)
             self._learn(load.nbytes)
@@ -173,8 +153,8 @@ class Transfers:
             "crossed": self._port.crossed,
             "short_of_memory": self._short,
             "unloaded": self._unloaded,
-            "pinned_bytes": self._port.pinned.nbytes,
-            "pinning_refused": self._port.pinned.refused,
+            "pinned_bytes": self._port.host.pinned,
+            "pinning_refused": self._port.host.refused,
             "device_bytes": sum(self.budget.held.values()),
             "device_bytes_peak": self.budget.peak,
             "nvml": nvml.reading(self.accelerator.uuid),
@@ -201,7 +181,7 @@ class Transfers:
             self._port.slices.begin()
             self.sweep()
             if load.cancelled:
-                self.slabs.done(load.slabs)
+                load.forget()
             else:
                 try:
                     self._issue(load)
@@ -218,7 +198,7 @@ class Transfers:
                     return load
                 self._changed.wait()
             for load in self._queue:
-                self.slabs.done(load.slabs)
+                load.forget()
             self._queue.clear()
             return None
 
@@ -262,7 +242,6 @@ class Transfers:
         """There will be no other attempt: the consumer gets the batch or, in its place, the error."""
         load.forget()
         load.error = error
-        self.slabs.done(load.slabs)
         with self._changed:
             self._correct(load)
             self._issued += 1
@@ -283,7 +262,8 @@ class Transfers:
         except BaseException as error:
             return _Failed(_text(error), is_out_of_memory(error))
         finally:
-            self._under_way.add(load)
+            self._under_way.add(load.event, load.keep)
+            load.keep = []
         return None
 
     def _uncount(self, load: Load) -> None:
@@ -346,16 +326,14 @@ class Transfers:
         with contextlib.suppress(Exception):  # of the device, or there is no room on the host: it stays
             last.unload(self._port)
             unloaded = True
-        blocks, last.staged = tuple(last.staged), []
         with self._changed:
             if unloaded and last.counted:
                 self._uncount(last)
-                last.issued, last.slabs = False, blocks
-                self.slabs.read(blocks)
+                last.issued = False
                 insort(self._queue, last, key=lambda each: each.order)
                 self._unloaded += 1
-        for block in blocks:
-            self.slabs.drop(block)
+            else:
+                last.forget()
         return unloaded
 
     def _ask_for_room(self, load: Load) -> None:

@@ -37,7 +37,7 @@ class ValueLoad(Load):
     """
 
     def __init__(self, make: Callable[[], Value], nbytes: int) -> None:
-        super().__init__(nbytes, ())
+        super().__init__(nbytes)
         self._make = make
         self._value: Value = None
         self._used: list[torch.Tensor] = []  # memory that the consumer's stream will use
@@ -80,9 +80,8 @@ class ValueLoad(Load):
         found: dict[int, torch.Tensor] = {}
         for numbers in _groups([tensor.nbytes for tensor in tensors]):
             places, total = side_by_side([tensors[number].nbytes for number in numbers])
-            block = port.arena.allocate(total)
-            self.staged.append(block)
-            staging = np.frombuffer(port.arena.buffer, np.uint8, total, block)
+            block, staging = port.host.allocate(total)
+            self.keep.append(staging)
             memory = port.accelerator.empty(total)
             self._used.append(memory)
             for at, number in zip(places, numbers, strict=True):
@@ -96,7 +95,7 @@ class ValueLoad(Load):
 
     def forget(self) -> None:
         """See Load."""
-        del self._make
+        self._make = lambda: None
 
     def unload(self, port: Port) -> None:
         """See Load. Tensors that PyTorch itself has moved stay on the device."""

@@ -24,7 +24,6 @@ from minato_gpu.lanes.base import (
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
 from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, tickets
 from minato_gpu.spans import singles, without
@@ -46,7 +45,6 @@ class Assembly:
     def __init__(
         self,
         links: WorkerChannels,
-        loans: Loans,
         *,
         stacks: bool,
         joins_whole: bool,
@@ -54,13 +52,13 @@ class Assembly:
         skips: bool = False,
     ) -> None:
         self.loading = loading
-        self.holdings = HostMemoryAccount(links, loans, loading)
+        self.holdings = HostMemoryAccount(links, loading)
         self._completions = links.completions
         self._joins_whole = joins_whole
         self._skips = skips
         self.window = Window()
         self._store = Store(-1, links, None, links.board)
-        self.stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
+        self.stacking = Stacking(links, self.window, self._store, stacks=stacks, loading=loading)
         self.samples = Samples(self.window, self.holdings, self.stacking, self._store)
         self._batches: dict[OutputBatch, Batch] = {}
 
@@ -282,16 +280,16 @@ class Assembly:
         """These tickets turned out not to exist."""
         self._taken(spans)
 
-    def clear(self) -> list[Block]:
-        """Forget every ticket and batch; returns the blocks that they held, for ``free``."""
-        blocks = self._blobs()
-        for record in self.window.clear():
-            blocks += [(owner, at, 0) for owner, at in ((-1, record.slab), (MARKS, record.marks)) if at >= 0]
+    def clear(self) -> tuple[list[Block], list[object]]:
+        """Forget every ticket and batch; returns the blocks that they held, for ``free``, and their slabs, which are
+        free once they are dropped."""
+        blocks, records = self._blobs(), self.window.clear()
+        blocks += [(MARKS, record.marks, 0) for record in records if record.marks >= 0]
         if self.loading is not None:
             for batch in self._batches.values():
                 self.loading.leave(batch)
         self._batches, self.holdings.bytes = {}, 0
-        return blocks
+        return blocks, [record.memory for record in records]
 
     def settle_with(self, owner: int) -> list[tuple[int, int]]:
         """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
@@ -356,7 +354,5 @@ class Assembly:
             record.left -= hi - lo
             if record.left == 0:
                 self.window.remove(record)
-                if record.slab >= 0:
-                    self.holdings.free_slab(record.slab)
                 if record.marks >= 0:
                     self._completions.give_back(record.marks)

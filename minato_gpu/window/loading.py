@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.memory.accelerator import Accelerator, Stream
 from minato_gpu.memory.copies import CopyRange
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout, Views
 from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
 from minato_gpu.memory.staging import Download
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import JSON, OutputBatch, TicketId, Value
 from minato_gpu.scheduling.messages import serials
@@ -45,7 +46,7 @@ class Loading:
         found = _Rows(layout, batch.size)
         for part in parts:
             found.add(*part)
-        slabs = tuple({record.slab for record, _, _ in parts})
+        slabs: list[object] = [record.memory for record, _, _ in parts]
         on_device = list(found.on_device.values())
         self._submit(batch, RowsLoad(layout, batch.size, batch.objects, found.runs, on_device, found.made, slabs))
 
@@ -121,10 +122,6 @@ class Loading:
         """Let go of what loads that are through have read; never waits."""
         for transfers in self.transfers:
             transfers.sweep()
-
-    def drop(self, slab: int) -> None:
-        """A slab of the arena is free once no load reads it."""
-        self._host.slabs.drop(slab)
 
     def stats(self) -> JSON:
         """Counters as plain data: of the device, or of each, in a list, where several are named."""

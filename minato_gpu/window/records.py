@@ -20,13 +20,13 @@ class Record:
     """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
 
     ``begins``: the order of its epoch's first batch (see ``scheduling.messages``). ``first`` and ``end``: its serials,
-    half-open. ``rows``: of the slab; ``place_rows``: of the whole place, where this is a piece. ``marks``: see
-    memory/completions.py.
+    half-open. ``slab``: where its rows begin, in ``memory``, which is free when nobody refers to it; ``rows``: of the
+    slab; ``place_rows``: of the whole place, where this is a piece. ``marks``: see memory/completions.py.
     """
 
     __slots__ = (
-        *("begins", "end", "epoch", "first", "items", "keys", "left", "marks", "occurrences", "place_rows"),
-        *("positions", "rows", "slab", "sources"),
+        *("begins", "end", "epoch", "first", "items", "keys", "left", "marks", "memory", "occurrences"),
+        *("place_rows", "positions", "rows", "slab", "sources"),
     )
 
     def __init__(
@@ -46,6 +46,7 @@ class Record:
         self.keys = keys
         self.occurrences = occurrences
         self.slab = self.marks = -1
+        self.memory: NDArray[np.uint8] | None = None
         self.rows = self.place_rows = len(keys)
         self.left = len(keys)  # samples that no batch has taken yet
         self.items: dict[TicketId, Item] = {}  # serial -> reference, for all that is not a plain row

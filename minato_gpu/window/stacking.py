@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minato_gpu.lanes.base import Blob, Extra, Laid, Local, Resident, Row, Unshippable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.layout import Layout, Mismatch, Views
-from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import TicketId, Value
 from minato_gpu.scheduling.messages import TicketSpan, serials
 from minato_gpu.window.loading import Loading, Part
@@ -34,7 +34,6 @@ class Stacking:
     def __init__(
         self,
         links: WorkerChannels,
-        loans: Loans,
         window: Window,
         store: Store,
         *,
@@ -46,7 +45,6 @@ class Stacking:
         self.layout_bytes: bytes | None = b"" if stacks else None
         self.row_bytes = 0
         self._links = links
-        self._loans = loans
         self._window = window
         self._store = store
 
@@ -61,7 +59,10 @@ class Stacking:
     def give_slab(self, record: Record) -> None:
         """The place gets its slab, if the layout is known and it has none."""
         if record.slab < 0 and self.layout is not None:
-            record.slab = self._links.engine_arena.allocate(self.layout.offsets(record.rows)[1])
+            record.slab, record.memory = self._allocate(self.layout.offsets(record.rows)[1])
+
+    def _allocate(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+        return self._links.loans.allocate(self._links.engine_arena, nbytes)
 
     def row(self, record: Record, serial: TicketId, objects: list[Value] | None) -> Row:
         """Where a sample lies."""
@@ -141,18 +142,14 @@ class Stacking:
             batch.nbytes = batch.size * self.row_bytes
             self._loading.rows(batch, layout, parts)
             return
-        nbytes = layout.offsets(batch.size)[1]
         record, lo, hi = parts[0]
-        if hi - lo == batch.size == record.rows:
-            slab, record.slab = record.slab, -1
-        else:
-            slab = self._links.engine_arena.allocate(nbytes)
-            self._gather(parts, layout, slab, batch.size)
+        whole = hi - lo == batch.size == record.rows
+        batch.owner = record.memory if whole else self._gathered(parts, layout, batch.size)
         batch.nbytes = batch.size * self.row_bytes
-        batch.owner = self._loans.lend(self._links.buffer(-1), -1, slab, nbytes)
 
-    def _gather(self, parts: list[Part], layout: Layout, slab: int, size: int) -> None:
+    def _gathered(self, parts: list[Part], layout: Layout, size: int) -> NDArray[np.uint8]:
         buffer = self._links.buffer(-1)
+        slab, owner = self._allocate(layout.offsets(size)[1])
         target = layout.views(buffer, slab, size)
         at = 0
         for record, lo, hi in parts:
@@ -162,6 +159,7 @@ class Stacking:
                 if into is not None and rows is not None:
                     np.copyto(into[at : at + count], rows[a : a + count])
             at += count
+        return owner
 
     def value(self, batch: Batch) -> Value:
         """The stacked batch as ``default_collate`` would return it."""

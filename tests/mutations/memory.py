@@ -21,13 +21,6 @@ FAULTS = (
         ("window/test_assembly.py", "sources/test_read_ahead.py"),
     ),
     Fault(
-        "a slab that went to the consumer is freed with its place",
-        "window/stacking.py",
-        "slab, record.slab = record.slab, -1",
-        "slab = record.slab",
-        ("window/test_assembly.py", "contracts/test_memory.py"),
-    ),
-    Fault(
         "a block that came back is given back twice",
         "memory/loans.py",
         "            blocks.append(loan.block)\n",
@@ -40,13 +33,6 @@ FAULTS = (
         "        return array\n",
         "        return array.copy()\n",
         ("memory/test_loans.py", "window/test_assembly.py"),
-    ),
-    Fault(
-        "a used place keeps its slab",
-        "window/assembly.py",
-        "                    self.holdings.free_slab(record.slab)\n",
-        "                    pass\n",
-        ("window/test_assembly.py", "contracts/test_memory.py"),
     ),
     Fault(
         "a used place keeps its marks",

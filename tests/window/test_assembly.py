@@ -16,7 +16,6 @@ from minato_gpu.lanes.base import Extra, Failure, NoSample, Row, Unshippable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling.messages import Compose
 from minato_gpu.window.assembly import Assembly
@@ -46,8 +45,8 @@ class Floor:
         self, links: WorkerChannels, *, stacks: bool = True, joins_whole: bool = True, places: int = 3
     ) -> None:
         self.links = links
-        self.leases = Loans()
-        self.assembly = Assembly(links, self.leases, stacks=stacks, joins_whole=joins_whole)
+        self.leases = links.loans
+        self.assembly = Assembly(links, stacks=stacks, joins_whole=joins_whole)
         self.worker = Store(0, links, links.arenas[0], links.board)
         for place in range(places):
             keys = [f"k{serial}" for serial in range(4 * place, 4 * place + 4)]
@@ -303,9 +302,12 @@ def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: in
     if progress >= 4:
         assert floor.assembly.compose(Compose(OutputBatch(2), spans((8, 12))))
         floor.assembly.joined(OutputBatch(2), floor.worker.put(torch.ones(5), collated=True))
-    blocks = floor.assembly.clear()
+    blocks, slabs = floor.assembly.clear()
     assert len(blocks) == len(set(blocks))
+    before = floor.settle()[0]
     floor.assembly.holdings.free(blocks)
+    assert floor.settle()[0] == before, "they may still be written to"
+    del slabs
     assert floor.assembly.holdings.bytes == 0
     in_use, of_worker = floor.settle()
     assert of_worker == 0 and (in_use > 0) == bool(held)
