@@ -111,7 +111,7 @@ class Pump:
     def receive(self) -> None:
         """Take in all that lanes have told, and do what follows from it."""
         if self.assembly.loading is not None:
-            self.assembly.loading.clear()
+            self.assembly.loading.host.clear()
         if self.reads is not None and (fetched := self.reads.receive()):
             spans = [(lo, hi) for _, lo, hi in self.assembly.window.parts(fetched)]
             self.run.handle(m.Fetched(perf_counter(), spans))

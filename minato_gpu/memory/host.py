@@ -12,6 +12,7 @@ an arena keeps what is pinned (``Arena.keep``).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 
 import numpy as np
@@ -30,7 +31,8 @@ class Host:
 
     ``accelerator``: any of the devices; what one has pinned, all can read. ``ends``: where the pinned pieces end; a
     copy must not cross one. Every method may be called by any thread. Where the device refuses, nothing more is tried:
-    copies still work, by way of the driver's own memory. ``refused`` then says why.
+    copies still work, by way of the driver's own memory. ``refused`` then says why. ``told``: a descriptor, readable
+    once a load has been issued since ``clear``.
     """
 
     def __init__(self, arena: Arena, loans: Loans, accelerator: Accelerator, step: int = _STEP) -> None:
@@ -41,11 +43,17 @@ class Host:
         self._accelerator = accelerator
         self._step = step
         self._lock = threading.Lock()
+        self.told = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._address = int(np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0])
 
     def allocate(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         """The offset of a new block, and the array that owns it."""
         return self._loans.allocate(self.arena, nbytes)
+
+    def clear(self) -> None:
+        """Make ``told`` unreadable again."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.told)
 
     @property
     def pinned(self) -> int:
@@ -77,3 +85,6 @@ class Host:
         for begin in begins:
             with contextlib.suppress(RuntimeError):
                 self._accelerator.unpin(self._address + begin)
+        if self.told >= 0:
+            os.close(self.told)
+            self.told = -1

@@ -15,7 +15,6 @@ import contextlib
 import os
 import threading
 from bisect import insort
-from typing import NamedTuple
 
 from torch._utils import ExceptionWrapper
 
@@ -34,15 +33,8 @@ _MOMENT_S = 5e-3  # between them: executors end what they are at, which may take
 _ALL = 1 << 62
 
 
-class _Failed(NamedTuple):
-    """Why a load was not issued: the text alone, because the exception's frames hold what it has taken; ``short``: of
-    memory."""
-
-    error: ExceptionWrapper
-    short: bool
-
-
 def _text(error: BaseException) -> ExceptionWrapper:
+    """Why a load was not issued, without the exception, whose frames hold what it has taken."""
     return ExceptionWrapper((type(error), error, error.__traceback__), "while a batch was loaded onto the device")
 
 
@@ -68,14 +60,13 @@ class Transfers:
         self._only_due = False  # what the consumer takes from another device first is not to be waited for here
         self._closed = False
         self._stream: Stream | None = None  # made by the thread, by which the consumer is told if that fails
-        self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-copies", daemon=True)
         self._thread.start()
 
     # --- whoever holds the engine's lock -----------------------------------------------------------------------
 
     def submit(self, load: Load) -> None:
-        """Ask for a load; never blocks. It becomes ``issued``, and then ``fd`` readable."""
+        """Ask for a load; never blocks. It becomes ``issued``, and then the host's ``told`` readable."""
         with self._changed:
             insort(self._queue, load, key=lambda each: each.order)
             self._learn(load.nbytes)
@@ -88,15 +79,6 @@ class Transfers:
             self._set_aside()
             if self._queue:
                 self._changed.notify()
-
-    def fd(self) -> int:
-        """Readable when a load has been issued since ``clear``."""
-        return self._done
-
-    def clear(self) -> None:
-        """Make ``fd`` unreadable again."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._done)
 
     def leave(self, load: Load) -> None:
         """The consumer takes the load's batch, or nobody wants it any more."""
@@ -170,7 +152,6 @@ class Transfers:
         self._thread.join()
         self._thread = None
         self._under_way.close()
-        os.close(self._done)
 
     # --- the thread --------------------------------------------------------------------------------------------
 
@@ -186,7 +167,8 @@ class Transfers:
                 try:
                     self._issue(load)
                 except BaseException as error:  # a filter of the user's for our log, say
-                    self._end(load, _text(error))
+                    load.error = _text(error)
+                    self._end(load)
             del load
 
     def _next(self) -> Load | None:
@@ -227,30 +209,31 @@ class Transfers:
         self.budget.aside = _ALL if self._squeezed else max(0, self.batch_bytes - loaded)
 
     def _issue(self, load: Load) -> None:
-        failed = self._try(load)
+        short = self._try(load)
         self._made_for = OutputBatch(-1)
-        if failed is not None and failed.short and self._is_due(load):
-            failed = self._trimmed(load)
-        if failed is not None and failed.short and self._is_due(load):
-            failed = self._squeeze(load)
-        if failed is not None and failed.short and load.order > self._made_for:
+        if short and self._is_due(load):  # before anybody has to hold less, pools let go of what they do not use
+            with contextlib.suppress(Exception):  # of the device: the attempt will say so
+                self.accelerator.trim()
+            short = self._try(load)
+        if short and self._is_due(load):
+            short = self._squeeze(load)
+        if short and load.order > self._made_for:
             self._later(load)  # the consumer may still have had what it lets go of before it waits for this one
-            return
-        self._end(load, None if failed is None else failed.error)
+        else:
+            self._end(load)
 
-    def _end(self, load: Load, error: ExceptionWrapper | None) -> None:
+    def _end(self, load: Load) -> None:
         """There will be no other attempt: the consumer gets the batch or, in its place, the error."""
         load.forget()
-        load.error = error
         with self._changed:
             self._correct(load)
             self._issued += 1
             load.issued = True
-        os.eventfd_write(self._done, 1)
+        os.eventfd_write(self._port.host.told, 1)
 
-    def _try(self, load: Load) -> _Failed | None:
-        """Issue a load, or say why that cannot be."""
-        load.event = None
+    def _try(self, load: Load) -> bool:
+        """Issue a load, or let its ``error`` say why that cannot be. Returns whether the device is short of memory."""
+        load.event = load.error = None
         try:
             if self._stream is None:
                 self._stream = self.accelerator.stream()
@@ -260,11 +243,12 @@ class Transfers:
                 finally:  # also of half a load: what it reads is not free before
                     load.event = self.accelerator.event()
         except BaseException as error:
-            return _Failed(_text(error), is_out_of_memory(error))
+            load.error = _text(error)
+            return is_out_of_memory(error)
         finally:
             self._under_way.add(load.event, load.keep)
             load.keep = []
-        return None
+        return False
 
     def _uncount(self, load: Load) -> None:
         """Its bytes are in the account no more."""
@@ -285,33 +269,27 @@ class Transfers:
                 self._lower(0)
             insort(self._queue, load, key=lambda each: each.order)
 
-    def _trimmed(self, load: Load) -> _Failed | None:
-        """Try again when pools have let go of what they do not use: before anybody has to hold less."""
-        with contextlib.suppress(Exception):  # of the device: the attempt will say so
-            self.accelerator.trim()
-        return self._try(load)
-
-    def _squeeze(self, load: Load) -> _Failed | None:
+    def _squeeze(self, load: Load) -> bool:
         """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""
         with self._changed:
             self._lower(load.nbytes)
             self._squeezed = True
             self._set_aside()
-        failed: _Failed | None = None
+        short = True
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._ask_for_room(load)
             self.let_go(load)
             alone = attempt > 0 and not self.budget.held.get("samples")  # asked first: those that go later go too late
-            failed = self._try(load)
-            while failed is not None and failed.short and attempt and self._unload_last(load):
-                failed = self._try(load)
-            if failed is None or not failed.short or alone or load.cancelled or self._closed:
+            short = self._try(load)
+            while short and attempt and self._unload_last(load):
+                short = self._try(load)
+            if not short or alone or load.cancelled or self._closed:
                 break
         with self._changed:
             self._squeezed = False
             self._set_aside()
-        return failed
+        return short
 
     def _unload_last(self, load: Load) -> bool:
         """Put back the last batch behind this one that is loaded. None of them is handed over before it, unless the
@@ -340,7 +318,7 @@ class Transfers:
         """Let a consumer that waits bring what is in no batch yet to the host, and executors end what they are at."""
         with self._changed:
             self.wants_room = True
-            os.eventfd_write(self._done, 1)
+            os.eventfd_write(self._port.host.told, 1)
             self._changed.wait_for(lambda: self._closed or load.cancelled or not self.wants_room)
             self.wants_room = False
             self._changed.wait(_MOMENT_S)

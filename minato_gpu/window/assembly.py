@@ -240,14 +240,13 @@ class Assembly:
 
     def make_room(self) -> None:
         """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""
-        if self.loading is None:
-            return
-        for transfers in self.loading.short():
+        ways = () if self.loading is None else self.loading.transfers
+        for transfers in (each for each in ways if each.wants_room):
             try:
-                records = self.window.records()
-                parts = ((record, record.first, record.end) for record in records)
+                parts = ((record, record.first, record.end) for record in self.window.records())
                 self.stacking.bring_to_host(parts, transfers.accelerator)
-                self.loading.let_go_of(transfers)
+                for other in {*ways} - {transfers}:  # of what this device has made for their batches
+                    other.let_go()
             finally:
                 transfers.room_made()
 

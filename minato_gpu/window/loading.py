@@ -29,7 +29,7 @@ class Loading:
 
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
         self.transfers = tuple(transfers)
-        self._host = host
+        self.host = host
         self._streams: dict[Accelerator, Stream] = {}  # for what is brought to the host
 
     def _of(self, batch: Batch) -> Transfers:
@@ -98,25 +98,7 @@ class Loading:
                 assert into is not None
                 into[row] = value
 
-    def short(self) -> list[Transfers]:
-        """The ways on which a batch is held up because its device has no memory for it."""
-        return [transfers for transfers in self.transfers if transfers.wants_room]
-
-    def let_go_of(self, short: Transfers) -> None:
-        """Batches that go to other devices let go of what this one has made for them."""
-        for transfers in {*self.transfers} - {short}:
-            transfers.let_go()
-
     # --- all of them -----------------------------------------------------------------------------------------
-
-    def fds(self) -> list[int]:
-        """Readable when a load has been issued since ``clear``."""
-        return [transfers.fd() for transfers in self.transfers]
-
-    def clear(self) -> None:
-        """Make those unreadable again."""
-        for transfers in self.transfers:
-            transfers.clear()
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
@@ -132,7 +114,7 @@ class Loading:
         """Wait for what has been issued, then unpin. Batches that the consumer holds live on. Idempotent."""
         for transfers in self.transfers:
             transfers.close()
-        self._host.close()
+        self.host.close()
 
 
 class _Rows:

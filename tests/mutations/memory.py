@@ -21,6 +21,27 @@ FAULTS = (
         ("window/test_assembly.py", "sources/test_read_ahead.py"),
     ),
     Fault(
+        "slabs of a run that was given up are free while workers write",
+        "engine/abandoned.py",
+        "        self._held.append((chunks, blocks, slabs))\n",
+        "        self._held.append((chunks, blocks, []))\n",
+        ("engine/test_pump.py", "engine/test_engine.py", "contracts/test_shutdown.py"),
+    ),
+    Fault(
+        "a place does not own its slab",
+        "window/stacking.py",
+        "record.slab, record.memory = self._allocate(",
+        "record.slab, _ = self._allocate(",
+        ("window/test_assembly.py", "contracts/test_memory.py"),
+    ),
+    Fault(
+        "copies do not keep the slabs that they read",
+        "memory/loads.py",
+        "[self._made, self._on_device, self._slabs]",
+        "[self._made, self._on_device]",
+        ("memory/test_transfers.py", "memory/test_in_flight_copies.py"),
+    ),
+    Fault(
         "a block that came back is given back twice",
         "memory/loans.py",
         "            blocks.append(loan.block)\n",
@@ -110,8 +131,8 @@ FAULTS = (
     Fault(
         "a run that was given up is freed while workers write",
         "engine/abandoned.py",
-        "        self._held.append((chunks, blocks))\n",
-        "        self._held.append((set(), blocks))\n",
+        "        self._held.append((chunks, blocks, slabs))\n",
+        "        self._held.append((set(), blocks, slabs))\n",
         ("engine/test_pump.py", "engine/test_engine.py", "contracts/test_shutdown.py"),
         "c6b02de",
     ),
