@@ -228,7 +228,7 @@ class Pump:
         What a sample looks like is true of every run: nobody is asked for that a second time.
         """
         if report.layout is not None:
-            self.assembly.stacking.learn(report.layout)
+            self.assembly.samples.learn(report.layout)
         for item in report.items or ():
             self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
         if report.final:

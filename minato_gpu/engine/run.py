@@ -173,7 +173,8 @@ class Run:
         pieces = assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         if self._reads is not None:
             pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
-        task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, assembly.layout_bytes)
+        layout = assembly.samples.layout_bytes
+        task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
         ended = self._ended.copy() if chunk.credit else None
         singly = self._deaths.singly(chunk.spans)
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
@@ -197,7 +198,7 @@ class Run:
     def reported(self, lane: Lane, report: Report, shown: Telemetry | None) -> None:
         """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
         if report.layout is not None:
-            self._assembly.stacking.learn(report.layout)
+            self._assembly.samples.learn(report.layout)
             if report.chunk not in self.sent:  # its samples' marks came first
                 return
         sent = self.sent[report.chunk]
@@ -262,7 +263,7 @@ class Run:
     def _next_finished(self, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
         """A batch of a worker's own stream, or its end."""
         if report.status == "exhausted":
-            self._assembly.forget(chunk.spans)
+            self._assembly.taken(chunk.spans)
             if self.streams is not None:
                 self.streams.exhausted(report.chunk, report.worker, report.told)
             self.handle(m.Exhausted(perf_counter(), report.chunk))

@@ -33,16 +33,17 @@ class Made:
         self.accelerator = accelerator
 
 
-class DeviceRows(NamedTuple):
-    """Rows ``numbers`` of leaf ``leaf`` are these tensors, on the batch's device or on another.
+class DeviceRow(NamedTuple):
+    """Row ``number`` of leaf ``leaf`` is this tensor, on the batch's device or on another.
 
-    ``ways``: for each by whom it was made, and how it would come by way of its row in the arena.
+    ``run``: how it would come by way of its row in the arena.
     """
 
     leaf: int
-    numbers: list[int]
-    sources: list[torch.Tensor]
-    ways: list[tuple[Made, CopyRange]]
+    number: int
+    tensor: torch.Tensor
+    made: Made
+    run: CopyRange
 
 
 class Port:
@@ -118,8 +119,7 @@ def rows_bytes(layout: Layout, rows: int) -> int:
 class RowsLoad(Load):
     """A stacked batch of ``rows`` rows, from rows of slabs and from what the device has made.
 
-    ``runs`` lead from the arena, blocks that ``slabs`` own, into the batch; ``made`` are the micro-batches that
-    ``on_device`` comes from.
+    ``runs`` lead from the arena, blocks that ``slabs`` own, into the batch.
     """
 
     def __init__(
@@ -128,8 +128,7 @@ class RowsLoad(Load):
         rows: int,
         objects: list[list[Value]],
         runs: list[CopyRange],
-        on_device: list[DeviceRows],
-        made: set[Made],
+        on_device: list[DeviceRow],
         slabs: list[object],
     ) -> None:
         super().__init__(rows_bytes(layout, rows))
@@ -139,41 +138,40 @@ class RowsLoad(Load):
         self._objects = objects
         self._runs = runs
         self._on_device = on_device
-        self._made = made
         self._slabs = slabs
         self._blocks: list[torch.Tensor] = []
 
     def issue(self, port: Port) -> None:
         """See Load. At most ``copies.MOST`` copies come from the host."""
         accelerator = port.accelerator
-        self._blocks, self.keep = [], [self._made, self._on_device, self._slabs]
+        self._blocks, self.keep = [], [self._on_device, self._slabs]
         slab = accelerator.empty(self._whole)
         if not port.copy(slab, self._runs):
             self._gather(port, slab)
-        for made in self._made:
+        for made in {row.made for row in self._on_device}:
             assert made.event is not None
             accelerator.wait(made.event)
             port.crossed += made.accelerator is not accelerator
         blocks = [slab[at : at + nbytes] for at, nbytes in self._places()]
-        for leaf, numbers, sources, _ in self._on_device:
+        for leaf in {row.leaf for row in self._on_device}:
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
+            there = [row for row in self._on_device if row.leaf == leaf]
             port.slices.between()
-            accelerator.scatter([into[number] for number in numbers], sources)
+            accelerator.scatter([into[row.number] for row in there], [row.tensor for row in there])
         self._blocks = [self._apart(accelerator, block) for block in blocks]
 
     def forget(self) -> None:
         """See Load."""
-        self._made, self._on_device, self._slabs = set(), [], []
+        self._on_device, self._slabs = [], []
 
     def make_room(self, port: Port) -> None:
         """See Load. What the device has made goes to its rows in the arena."""
-        for rows in self._on_device:
-            for tensor, (made, run) in zip(rows.sources, rows.ways, strict=True):
-                assert made.event is not None
-                port.lay_down(made.accelerator.fetch(tensor, made.event), run.source)
-                self._runs.append(run)
+        for row in self._on_device:
+            assert row.made.event is not None
+            port.lay_down(row.made.accelerator.fetch(row.tensor, row.made.event), row.run.source)
+            self._runs.append(row.run)
         self._runs.sort(key=lambda run: run.target)
-        self._on_device, self._made = [], set()
+        self._on_device = []
 
     def unload(self, port: Port) -> None:
         """See Load. It lies in the arena as it is on the device, in a block that only it reads."""

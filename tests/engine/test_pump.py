@@ -29,7 +29,7 @@ def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
         arrived, reports[:] = reports[:], []
         return arrived
 
-    assembly: Any = SimpleNamespace(holdings=None, loading=None, stacking=SimpleNamespace(learn=learn))
+    assembly: Any = SimpleNamespace(holdings=None, loading=None, samples=SimpleNamespace(learn=learn))
     scheduler: Any = SimpleNamespace(awaited=None, lane_costs={})
     links: Any = SimpleNamespace(bell=None, completions=None)
     lane: Any = SimpleNamespace(name="cpu", receive=receive)

@@ -14,7 +14,7 @@ from minato_gpu.memory.copies import CopyRange
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
+from minato_gpu.memory.loads import DeviceRow, Load, Made, RowsLoad
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.samples import OutputBatch
@@ -70,16 +70,15 @@ class Bench:
         image = self.layout.leaves[0].nbytes
         runs = [CopyRange(slab + n * image, n * image, image) for n in range(ROWS) if n not in on_device]
         runs.append(CopyRange(slab + offsets[1], offsets[1], nbytes - offsets[1]))
-        rows, made = [], set()
+        rows: list[DeviceRow] = []
         if on_device:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
             with maker.running(self.lanes.setdefault(maker, maker.stream())):
                 sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
                 one = Made(maker.event(), maker)
-            made.add(one)
-            ways = [(one, CopyRange(slab + n * image, n * image, image)) for n in on_device]
-            rows.append(DeviceRows(0, list(on_device), sources, ways))
-        load = RowsLoad(self.layout, ROWS, [], runs, rows, made, [owner])
+            for n, source in zip(on_device, sources, strict=True):
+                rows.append(DeviceRow(0, n, source, one, CopyRange(slab + n * image, n * image, image)))
+        load = RowsLoad(self.layout, ROWS, [], runs, rows, [owner])
         self.submit(load)
         return load
 
@@ -91,7 +90,7 @@ class Bench:
         for n, (slab, _) in enumerate(slabs):
             for leaf, at, begin in zip(self.layout.leaves, offsets, self.layout.offsets(n + 1)[0], strict=True):
                 runs.append(CopyRange(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
-        load = RowsLoad(self.layout, ROWS, [], runs, [], set(), [owner for _, owner in slabs])
+        load = RowsLoad(self.layout, ROWS, [], runs, [], [owner for _, owner in slabs])
         self.submit(load)
         return load
 

@@ -6,10 +6,10 @@ from tests.mutations.fault import Fault
 
 FAULTS = (
     Fault(
-        "a batch is lent when it is looked at, not when it is taken",
+        "a batch is lent when it is looked at, not when it has come",
         "window/assembly.py",
-        "            batch.lent = self.holdings.lend(batch.item)\n",
-        "            item = batch.item\n            batch.lent = lambda: self.holdings.lend(item)()\n",
+        "        lent = self.holdings.lend(item)\n",
+        "        lent = lambda: self.holdings.lend(item)()\n",
         ("window/test_assembly.py", "engine/test_pump.py", "contracts/test_deadly_samples.py"),
         "d8baa75",
     ),
@@ -29,7 +29,7 @@ FAULTS = (
     ),
     Fault(
         "a place does not own its slab",
-        "window/stacking.py",
+        "window/samples.py",
         "record.slab, record.memory = self._allocate(",
         "record.slab, _ = self._allocate(",
         ("window/test_assembly.py", "contracts/test_memory.py"),
@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "copies do not keep the slabs that they read",
         "memory/loads.py",
-        "[self._made, self._on_device, self._slabs]",
-        "[self._made, self._on_device]",
+        "[self._on_device, self._slabs]",
+        "[self._on_device]",
         ("memory/test_transfers.py", "memory/test_in_flight_copies.py"),
     ),
     Fault(

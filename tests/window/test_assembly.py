@@ -54,7 +54,7 @@ class Floor:
 
     def learn(self) -> None:
         """The first sample has been described."""
-        self.assembly.stacking.learn(pickle.dumps(Layout.of(sample(0))))
+        self.assembly.samples.learn(pickle.dumps(Layout.of(sample(0))))
 
     def prepare(self, lo: int, hi: int, *, bad: int = -1, odd: int = -1) -> None:
         """What a worker does with these serials, and its report."""
@@ -64,9 +64,9 @@ class Floor:
                 serial = piece.position + at
                 if serial == bad:
                     items.append(failure(f"broken {serial}"))
-                elif piece.slab >= 0 and self.assembly.layout_bytes and serial != odd:
-                    views = self.worker.views(piece.slab, piece.rows, self.assembly.layout_bytes)
-                    layout = self.worker.layout(self.assembly.layout_bytes)
+                elif piece.slab >= 0 and self.assembly.samples.layout_bytes and serial != odd:
+                    views = self.worker.views(piece.slab, piece.rows, self.assembly.samples.layout_bytes)
+                    layout = self.worker.layout(self.assembly.samples.layout_bytes)
                     items.append(Extra(layout.write(views, piece.row + at, sample(serial)) or []))
                 else:
                     value = {**sample(serial), "x": np.zeros(9)} if serial == odd else sample(serial)
