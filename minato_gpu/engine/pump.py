@@ -55,7 +55,7 @@ class Pump:
             c.Arrived: self._fault,
         }
         self._awaited: m.Awaited | None = None
-        self._abandoned = AbandonedRuns(self.assembly.holdings)
+        self._abandoned = AbandonedRuns(links.completions)
         self._arrived: deque[tuple[Lane, c.Message]] = deque()  # to be taken in; where that raises, the rest stays
 
     def new_run(self) -> None:
@@ -247,8 +247,7 @@ class Pump:
         log.died(stuck=bool(exit_.stuck))
         self.run.lost(lane, exit_, log)
         self.deaths.check_start(exit_, claim)
-        abandoned = self._abandoned.laid_down_by(exit_.number)
-        lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *abandoned}))
+        lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number)}))
         log.workers["replaced"] += 1
 
     def arrived(self, lane: Lane, count: int) -> None:

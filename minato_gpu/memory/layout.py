@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -100,11 +101,9 @@ class Layout:
         """Where each leaf's block of ``rows`` rows begins in a slab, and the slab's size in bytes."""
         known = self._offsets.get(rows)
         if known is None:
-            offsets, at = [], 0
-            for leaf in self.leaves:
-                offsets.append(at)
-                at += round_up(leaf.nbytes * rows, _ALIGN)
-            known = self._offsets[rows] = offsets, max(at, _ALIGN)
+            sizes = (round_up(leaf.nbytes * rows, _ALIGN) for leaf in self.leaves)
+            *offsets, end = accumulate(sizes, initial=0)
+            known = self._offsets[rows] = offsets, max(end, _ALIGN)
         return known
 
     def views(self, buffer: Value, offset: int, rows: int) -> Views:

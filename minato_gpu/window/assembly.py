@@ -26,7 +26,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
 from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, tickets
 from minato_gpu.spans import singles, without
-from minato_gpu.window.host_memory import MARKS, Block, HostMemoryAccount, lying
+from minato_gpu.window.host_memory import HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Batch, Record, Window
 from minato_gpu.window.samples import Samples
@@ -260,27 +260,29 @@ class Assembly:
         assert batch.lent is not None
         return batch.lent()
 
-    def clear(self) -> tuple[list[Block], list[object]]:
-        """Forget every ticket and batch; returns the blocks that they held, for ``free``, and their slabs, which are
-        free once they are dropped."""
-        blocks, records = self._blobs(), self.window.clear()
-        blocks += [(MARKS, record.marks, 0) for record in records if record.marks >= 0]
+    def clear(self) -> tuple[list[int], list[object]]:
+        """Forget every ticket and batch; returns their blocks of marks, to be given back, and what owns their memory,
+        which is free once nobody refers to it."""
+        memory: list[object] = [self.holdings.lend(blob) for blob in self._blobs()]
+        memory += [record.memory for record in self.window.records]
+        marks = [record.marks for record in self.window.records if record.marks >= 0]
+        self.window.clear()
         if self.loading is not None:
             for batch in self._batches.values():
                 self.loading.leave(batch)
         self._batches, self.holdings.bytes = {}, 0
-        return blocks, [record.memory for record in records]
+        return marks, memory
 
     def settle_with(self, owner: int) -> list[tuple[int, int]]:
         """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
         lent = self.holdings.bury(owner)
-        return [(offset, nbytes) for of, offset, nbytes in self._blobs() if of == owner] + lent
+        return [block for blob in self._blobs() if blob.worker == owner for block in blob.blocks] + lent
 
-    def _blobs(self) -> list[Block]:
+    def _blobs(self) -> list[Blob]:
         """What lies in workers' arenas for tickets in the window. (That of batches is lent.)"""
         records = self.window.records
         items = [item for record in records for item in (*record.items.values(), *map(lying, record.sources.values()))]
-        return [(b.worker, *block) for b in items if isinstance(b, Blob) for block in b.blocks]
+        return [item for item in items if isinstance(item, Blob)]
 
     # --- inside --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from minato_gpu.lanes.base import Blob, Handed, Item, Joined, Laid, Local
@@ -10,11 +10,6 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.samples import Value
 from minato_gpu.window.loading import Loading
-
-Block = tuple[int, int, int]
-"""Owner, offset and bytes (0: not known) of memory in an arena; or of owner MARKS a block of marks."""
-
-MARKS = -2
 
 
 def lying(item: Item) -> Item:
@@ -42,14 +37,6 @@ class HostMemoryAccount:
         item = item.item if isinstance(item, Joined) else lying(item)
         if isinstance(item, Blob):
             self._loans.give_back(item.places)
-
-    def free(self, held: Iterable[Block]) -> None:
-        """Give blocks back that no lane uses any more."""
-        for owner, offset, _ in held:
-            if owner == MARKS:
-                self._links.completions.give_back(offset)
-            else:
-                self._loans.give_back([(owner, offset)])
 
     def lend(self, item: Laid) -> Callable[[], Value]:
         """How the consumer gets at an object; its memory is lent from now on."""

@@ -117,10 +117,9 @@ class Window:
         at = bisect_right(self._firsts, record.first) - 1
         del self.records[at], self._firsts[at]
 
-    def clear(self) -> list[Record]:
-        """All places leave; returns them."""
-        records, self.records, self._firsts = self.records, [], []
-        return records
+    def clear(self) -> None:
+        """All places leave."""
+        self.records, self._firsts = [], []
 
 
 @dataclass(slots=True, eq=False)

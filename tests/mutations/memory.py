@@ -21,10 +21,10 @@ FAULTS = (
         ("window/test_assembly.py", "sources/test_read_ahead.py"),
     ),
     Fault(
-        "slabs of a run that was given up are free while workers write",
+        "memory of a run that was given up is free while workers write",
         "engine/abandoned.py",
-        "        self._held.append((chunks, blocks, slabs))\n",
-        "        self._held.append((chunks, blocks, []))\n",
+        "        self._held.append((chunks, marks, memory))\n",
+        "        self._held.append((chunks, marks, []))\n",
         ("engine/test_pump.py", "engine/test_engine.py", "contracts/test_shutdown.py"),
     ),
     Fault(
@@ -131,8 +131,8 @@ FAULTS = (
     Fault(
         "a run that was given up is freed while workers write",
         "engine/abandoned.py",
-        "        self._held.append((chunks, blocks, slabs))\n",
-        "        self._held.append((set(), blocks, slabs))\n",
+        "        self._held.append((chunks, marks, memory))\n",
+        "        self._held.append((set(), marks, memory))\n",
         ("engine/test_pump.py", "engine/test_engine.py", "contracts/test_shutdown.py"),
         "c6b02de",
     ),
