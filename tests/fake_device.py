@@ -151,7 +151,7 @@ class FakeDevice(FakeStreams, Accelerator):
         self.tell_late_error()
         return self._raw(tensor).clone().numpy()
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         """See Accelerator."""
         with self.lock:
             self.tell_late_error()

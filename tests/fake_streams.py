@@ -42,7 +42,7 @@ class FakeStreams:
     def _this(self) -> FakeDevice:
         return cast("FakeDevice", self)
 
-    def stream(self) -> FakeStream:
+    def stream(self) -> Any:
         """See Accelerator."""
         with self.lock:
             self.streams.append(FakeStream(f"stream {len(self.streams)}", self._this))

@@ -361,6 +361,6 @@ def test_a_loader_that_is_collected_in_its_own_thread_is_closed(fake: Fake) -> N
             engine.close()
             done.set()
 
-    transfers.submit(Collected(0, ()))
+    transfers.submit(Collected(0))
     assert done.wait(10)
     assert wait_until(lambda: engine.closed and transfers._thread is None)

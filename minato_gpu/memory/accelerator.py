@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 import torch.utils.dlpack
@@ -25,26 +25,11 @@ from numpy.typing import NDArray
 
 from minato_gpu.samples import Value
 
+Event = torch.cuda.Event
+"""A point in the work of a stream."""
 
-class Event(Protocol):
-    """A point in the work of a stream."""
-
-    def query(self) -> bool:
-        """Whether the device has come to it; never waits."""
-
-    def synchronize(self) -> None:
-        """Wait on the host until it has."""
-
-
-class Stream(Protocol):
-    """A stream of a device, torch's ``cuda.Stream`` or what stands for one in tests."""
-
-    @property
-    def cuda_stream(self) -> int:
-        """CUDA's own handle of it."""
-
-    def record_event(self) -> Event:
-        """An event after all that has been issued on it."""
+Stream = torch.cuda.Stream
+"""Where work is issued in order."""
 
 
 class Accelerator:
@@ -92,7 +77,7 @@ class Accelerator:
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
-                stack.enter_context(_for_cupy(cuda, cast("torch.cuda.Stream", stream)))
+                stack.enter_context(_for_cupy(cuda, stream))
             yield
 
     def empty(self, nbytes: int) -> torch.Tensor:
@@ -166,11 +151,11 @@ class Accelerator:
 
     def seconds(self, begin: Event, end: Event) -> float:
         """What passed on the device between two timed events of a stream, both of which have come to pass."""
-        return float(cast("torch.cuda.Event", begin).elapsed_time(cast("torch.cuda.Event", end))) * 1e-3
+        return float(begin.elapsed_time(end)) * 1e-3
 
     def wait(self, event: Event) -> None:
         """What is issued on the current stream from now on comes after the event."""
-        torch.cuda.current_stream(self.device).wait_event(cast("torch.cuda.Event", event))
+        torch.cuda.current_stream(self.device).wait_event(event)
 
     def used_here(self, tensor: torch.Tensor) -> None:
         """The current stream uses this memory, which is not given away before that is done, whoever drops it."""
@@ -200,7 +185,7 @@ class Accelerator:
 def _on(device: torch.device, stream: Stream) -> Iterator[None]:
     """The calling thread's current device and stream. On leaving a stream of another device, PyTorch makes a context on
     the one that was current before, the first one say; on leaving a device it only goes back to a context there is."""
-    with torch.cuda.device(device), torch.cuda.stream(cast("torch.cuda.Stream", stream)):
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
 
 
@@ -211,7 +196,7 @@ def enter_same() -> Callable[[], None]:
     return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
-def _for_cupy(cuda: Any, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
+def _for_cupy(cuda: Any, stream: Stream) -> AbstractContextManager[object]:
     """CuPy's current stream is this one of torch's. ``cuda``: the module ``cupy.cuda``."""
     if hasattr(cuda.Stream, "from_external"):  # CuPy 14, which warns of the other
         found: AbstractContextManager[object] = cuda.Stream.from_external(stream)

@@ -273,7 +273,7 @@ class _Gated(FakeDevice):
         super().__init__()
         self.gate = threading.Event()
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         """See Accelerator."""
         device = self
 

@@ -34,8 +34,9 @@ def device(request: pytest.FixtureRequest) -> FakeDevice:
 
 
 def _stream(outlet: DeviceOutput) -> FakeStream:
-    assert isinstance(outlet.stream, FakeStream)
-    return outlet.stream
+    stream: Any = outlet.stream
+    assert isinstance(stream, FakeStream)
+    return stream
 
 
 def _single(outlet: DeviceOutput) -> list[Copy]:

@@ -14,7 +14,7 @@ from minato_gpu.memory.loads import Load, rows_bytes
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.notices import LOGGER
 from minato_gpu.samples import OutputBatch
-from tests.fake_device import FakeDevice, FakeEvent, Order
+from tests.fake_device import FakeDevice, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.waiting import wait_until
 
@@ -43,7 +43,7 @@ class _EventFails(FakeDevice):
 
     failed = False
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         if threading.current_thread().name == "minato-copies" and not self.failed:
             self.failed = True
             raise torch.OutOfMemoryError("for an event")

@@ -16,7 +16,7 @@ from minato_gpu.memory.copies import MOST
 from minato_gpu.memory.loads import Load, RowsLoad, rows_bytes
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import OutputBatch
-from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, Order
+from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.waiting import wait_until
 
@@ -73,10 +73,10 @@ class _LaneNotAwaited(FakeDevice):
 class _EventsAtOnce(FakeDevice):
     """An event of a load says at once that it has come to pass: what is read is given back too early."""
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         event = super().event(timed)
         if self.current.name == "copies":
-            event.query = lambda: True  # type: ignore[method-assign]
+            event.query = lambda: True
         return event
 
     def stream(self) -> Any:
