@@ -8,6 +8,9 @@ it is not given to the next batch before they are through.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,7 +50,12 @@ class DeviceRow(NamedTuple):
 
 
 class Port:
-    """What issuing a load needs: the device, the host, slices of time of the thread that issues, and counters."""
+    """What issuing a load needs: the device, the host, slices of time of the thread that issues, and counters.
+
+    What copies read is kept until the device is through with them. Of a load that had to be put back, those of the
+    first attempt may be under way when it is issued anew or given up: so each attempt is kept by itself. ``sweep`` and
+    ``wait`` may be called by any thread.
+    """
 
     def __init__(self, accelerator: Accelerator, host: Host) -> None:
         self.accelerator = accelerator
@@ -55,6 +63,8 @@ class Port:
         self.slices = Slices()
         self.copies = self.gathered = 0
         self.crossed = 0  # micro-batches of other devices that a batch has taken of
+        self._under_way: deque[tuple[Event | None, list[object]]] = deque()  # oldest first
+        self._sweeping = threading.Lock()
 
     def copy(self, into: torch.Tensor, runs: Sequence[CopyRange], most: int = MOST) -> bool:
         """Fill ``into`` from the arena; False, with nothing done, when that would take more than ``most`` copies."""
@@ -70,6 +80,42 @@ class Port:
         """Write what came from a device into the arena."""
         into = np.frombuffer(self.host.arena.buffer, np.uint8, fetched.nbytes, offset)
         np.copyto(into, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
+
+    def attempted(self, load: Load) -> None:
+        """All or a part of a load has been issued. Where it has no event, nobody uses what was copied."""
+        self._under_way.append((load.event, load.keep))
+        load.keep = []
+
+    def sweep(self) -> None:
+        """Let go of what copies that are through have read; never waits."""
+        over: list[object] = []  # dropped without the lock: that may run code of others
+        with self._sweeping:
+            while self._under_way and _through(self._under_way[0][0]):
+                over.append(self._under_way.popleft())
+
+    def wait(self) -> None:
+        """Until the device is through with all of them, or says what is wrong with it: it reads no more then, and who
+        issues or takes the next batch is told."""
+        for event, _ in list(self._under_way):
+            if event is not None:
+                with contextlib.suppress(Exception):
+                    event.synchronize()
+
+    def close(self) -> None:
+        """Wait, then let go of everything."""
+        self.wait()
+        with self._sweeping:
+            over, self._under_way = self._under_way, deque()
+        over.clear()
+
+
+def _through(event: Event | None) -> bool:
+    """Whether the event has come to pass. Where it cannot be asked, what the copies read is kept: the device's error
+    may be another's, and who issues or takes the next batch is told of it."""
+    try:
+        return event is None or event.query()
+    except Exception:
+        return False
 
 
 class Load:

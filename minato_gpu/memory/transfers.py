@@ -22,7 +22,6 @@ from minato_gpu.memory import nvml
 from minato_gpu.memory.accelerator import Accelerator, Stream, is_out_of_memory
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
-from minato_gpu.memory.in_flight_copies import InFlightCopies
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.notices import LOGGER
 from minato_gpu.samples import JSON, OutputBatch
@@ -53,7 +52,6 @@ class Transfers:
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = self._unloaded = 0
-        self._under_way = InFlightCopies()
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._made_for = OutputBatch(-1)  # which batch the consumer waited for when room was last made
         self._squeezed = False  # nor is anything else to take memory
@@ -119,12 +117,12 @@ class Transfers:
             for load in (*also, *self._queue):
                 with contextlib.suppress(Exception):  # of the device: its next attempt will say so
                     load.make_room(self._port)
-        self._under_way.wait()
+        self._port.wait()
         self.sweep()
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
-        self._under_way.sweep()
+        self._port.sweep()
 
     def stats(self) -> dict[str, JSON]:
         """Counters as plain data; sizes in bytes."""
@@ -151,7 +149,7 @@ class Transfers:
             self._changed.notify()
         self._thread.join()
         self._thread = None
-        self._under_way.close()
+        self._port.close()
 
     # --- the thread --------------------------------------------------------------------------------------------
 
@@ -246,8 +244,7 @@ class Transfers:
             load.error = _text(error)
             return is_out_of_memory(error)
         finally:
-            self._under_way.add(load.event, load.keep)
-            load.keep = []
+            self._port.attempted(load)
         return False
 
     def _uncount(self, load: Load) -> None:
@@ -296,23 +293,22 @@ class Transfers:
         consumer has broken off waiting for it."""
         with self._changed:
             later = [each for each in self._loaded.values() if each.order > load.order and each.error is None]
-            behind = later if load.order >= self._due else []
-        if not behind:
-            return False
-        last = max(behind, key=lambda each: each.order)
-        unloaded = False
-        with contextlib.suppress(Exception):  # of the device, or there is no room on the host: it stays
+            if not later or load.order < self._due:
+                return False
+        last = max(later, key=lambda each: each.order)
+        try:
             last.unload(self._port)
-            unloaded = True
+        except Exception:  # of the device, or there is no room on the host: it stays
+            return False
         with self._changed:
-            if unloaded and last.counted:
+            if last.counted:
                 self._uncount(last)
                 last.issued = False
                 insort(self._queue, last, key=lambda each: each.order)
                 self._unloaded += 1
             else:
                 last.forget()
-        return unloaded
+        return True
 
     def _ask_for_room(self, load: Load) -> None:
         """Let a consumer that waits bring what is in no batch yet to the host, and executors end what they are at."""

@@ -16,7 +16,6 @@ from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import JSON, OutputBatch, TicketId, Value
-from minato_gpu.scheduling.messages import serials
 from minato_gpu.spans import singles, without
 from minato_gpu.window.records import Batch, Record
 
@@ -49,7 +48,9 @@ class Loading:
         on_device: list[DeviceRow] = []
         at, offsets = 0, layout.offsets(batch.size)[0]
         for record, lo, hi in parts:
-            residents = _residents(record, lo, hi)
+            residents = record.residents(lo, hi)
+            for serial, _ in residents:
+                del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
             sources = layout.offsets(record.rows)[0]
             for number, leaf in enumerate(layout.leaves):
                 if leaf.nbytes == 0 or leaf.kind == "object":
@@ -138,13 +139,3 @@ class _Way(NamedTuple):
     def run(self, lo: int, hi: int) -> CopyRange:
         """The rows of these serials."""
         return CopyRange(self.source + lo * self.row, self.target + lo * self.row, (hi - lo) * self.row)
-
-
-def _residents(record: Record, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
-    """The samples of which a part lies on a device. The place gives them up: one that is not used up must not keep
-    device memory."""
-    items = ((serial, record.items.get(serial)) for serial in serials(lo, hi)) if record.items else ()
-    found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
-    for serial, _ in found:
-        del record.items[serial]
-    return found

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.lanes.base import Failure, Item, Piece, Source
+from minato_gpu.lanes.base import Failure, Item, Piece, Resident, Source
 from minato_gpu.memory.loads import Load
 from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
-from minato_gpu.scheduling.messages import TicketSpan, count, tickets
+from minato_gpu.scheduling.messages import TicketSpan, count, serials, tickets
 
 _FIRST = OutputBatch(0)
 
@@ -53,6 +53,11 @@ class Record:
         at = serial - self.first
         occurrence = 0 if self.occurrences is None else self.occurrences[at]
         return Ticket(self.epoch, self.positions[at], self.keys[at], occurrence)
+
+    def residents(self, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
+        """The samples of these of which a part lies on a device."""
+        items = ((serial, self.items.get(serial)) for serial in serials(lo, hi)) if self.items else ()
+        return [(serial, item) for serial, item in items if isinstance(item, Resident)]
 
     def part(self, lo: int, hi: int) -> Record:
         """A record for the tickets number ``lo`` to ``hi`` of this one, which has no slab yet."""

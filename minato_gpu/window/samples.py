@@ -14,7 +14,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,16 @@ from minato_gpu.scheduling.messages import TicketSpan, count, serials, tickets
 from minato_gpu.window.host_memory import HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading, Part
 from minato_gpu.window.records import Batch, Record, Window
+
+
+class Arrived(NamedTuple):
+    """Bytes of samples that are ready; which of them failed, and which another lane goes on with, at what stage;
+    bytes of what those have come to."""
+
+    nbytes: int
+    failed: list[int]
+    handed: list[tuple[int, int]]
+    held: int
 
 
 class Samples:
@@ -89,29 +99,31 @@ class Samples:
         assert self.layout is not None
         return self._links.loans.allocate(self._links.engine_arena, self.layout.offsets(rows)[1])
 
-    def arrived(
-        self, spans: Iterable[TicketSpan], items: Sequence[Item] | None, nbytes: int
-    ) -> tuple[int, tuple[int, ...]]:
-        """Samples are ready, in this order; returns their bytes and the offsets of those that failed.
+    def arrived(self, spans: Sequence[TicketSpan], items: Sequence[Item] | None, nbytes: int) -> Arrived:
+        """Samples are ready, in this order; what was read for them has been used.
 
-        Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
+        Those that are handed over instead stay with what they have come to; their bytes do not count.
         """
+        self.used(spans)
         failed: list[int] = []
-        rows = count(spans)
+        handed: list[tuple[int, int]] = []
+        rows, held = count(spans), 0
         pairs = () if items is None else zip(tickets(spans), items, strict=True)
         for offset, (serial, item) in enumerate(pairs):
             if isinstance(item, Handed):
                 rows -= 1
-                nbytes -= item.nbytes
+                held += item.nbytes
+                handed.append((offset, item.stage))
+                self.inspected(serial, item)
             elif item is not None:
                 rows -= not isinstance(item, Extra)
                 self._window.at(serial).items[serial] = item
                 if isinstance(item, Failure):
                     failed.append(offset)
                 self.unshippable = self.unshippable or isinstance(item, Unshippable)
-        nbytes += rows * self.row_bytes
+        nbytes += rows * self.row_bytes - held
         self._holdings.count(nbytes)
-        return nbytes, tuple(failed)
+        return Arrived(nbytes, failed, handed, held)
 
     # --- what was read for them --------------------------------------------------------------------------------
 
@@ -122,20 +134,6 @@ class Samples:
             return None
         fields = self._store.get(source)
         return str(fields["path"]) if "path" in fields else None
-
-    def handed(self, spans: Iterable[TicketSpan], items: list[Item] | None) -> tuple[tuple[int, int], ...]:
-        """What was read for these tickets has been used; returns offset and stage of those that another lane goes on
-        with, from what an earlier one has left."""
-        if items is None or not any(isinstance(item, Handed) for item in items):
-            self.used(spans)
-            return ()
-        found: list[tuple[int, int]] = []
-        for offset, (serial, item) in enumerate(zip(tickets(spans), items, strict=True)):
-            self.used(((serial, TicketId(serial + 1)),))
-            if isinstance(item, Handed):
-                found.append((offset, item.stage))
-                self._window.at(serial).sources[serial] = item
-        return tuple(found)
 
     def inspected(self, serial: TicketId, item: Source) -> None:
         """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
@@ -181,9 +179,8 @@ class Samples:
         assert self._loading is not None
         found: list[tuple[Record, TicketId, Resident]] = []
         for record, lo, hi in parts:
-            items = ((serial, record.items.get(serial)) for serial in serials(lo, hi))
-            there = [(record, serial, item) for serial, item in items if isinstance(item, Resident)]
-            found += [each for each in there if accelerator in (None, each[2].made.accelerator)]
+            there = record.residents(lo, hi)
+            found += [(record, *each) for each in there if accelerator in (None, each[1].made.accelerator)]
         views = {record.first: self._views(record) for record, _, _ in found}
         self._loading.fetch([(views[record.first], serial - record.first, item) for record, serial, item in found])
         for record, serial, item in found:
