@@ -257,6 +257,6 @@ def test_where_nothing_can_be_cut_no_sample_is_looked_at_for_it(monkeypatch: pyt
     def handed(*_: Any) -> Any:
         raise AssertionError("nothing can have been handed over")
 
-    monkeypatch.setattr(minato_gpu.window.samples.Samples, "handed", handed)
+    monkeypatch.setattr(minato_gpu.window.samples.Samples, "inspected", handed)
     words: Any = [f"word {n}" for n in range(20)]
     assert [word for batch in DataLoader(words, 4, num_workers=1) for word in batch] == words
