@@ -64,8 +64,7 @@ class Engine(Batches):
             for fd in (*lane.fds(), *lane.fault_fds()):
                 self._poll.register(fd, select.POLLIN)
         if self.assembly.loading is not None:
-            for fd in self.assembly.loading.fds():
-                self._poll.register(fd, select.POLLIN)
+            self._poll.register(self.assembly.loading.host.told, select.POLLIN)
         if pump.reads is not None:
             self._poll.register(pump.reads.fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())

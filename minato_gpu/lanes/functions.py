@@ -10,7 +10,7 @@ import torch
 
 from minato_gpu.lanes.segments import Segment
 from minato_gpu.lanes.values import Batch, Drawn, as_tensor, to_numpy
-from minato_gpu.memory.accelerator import open_accelerator
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
@@ -75,7 +75,7 @@ class FunctionSegment(Segment):
         if not names:
             return {}
         if self._upload is None:
-            self._upload = Upload(open_accelerator(torch.device(self._device)))
+            self._upload = Upload(Accelerator(torch.device(self._device)))
         return dict(zip(names, self._upload.bring([np.asarray(fields[name]) for name in names]), strict=True))
 
     def _taken(self, name: str, value: Value) -> Value:

@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.completions import Bell, Completions
+from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
 from minato_gpu.samples import Value
 
@@ -51,6 +52,7 @@ class WorkerChannels:
         ends of the reader process and of the workers where these send it what is to be kept."""
         self.workers = workers
         self.engine_arena = Arena("engine")
+        self.loans = Loans()  # of all arenas
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
         self.fetched = fetched
         self.fields = fields
