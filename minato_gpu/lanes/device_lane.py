@@ -89,9 +89,10 @@ class DeviceLane:
         at = CurrentStep()
         self._executors = {
             split: DeviceExecutor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
-            for split in (pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ()))
+            for split in (pipeline.host_prefix, *pipeline.cuts)
         }
-        self._ahead = BuildAhead(self._executors)
+        needed = {pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())}
+        self._ahead = BuildAhead({split: self._executors[split] for split in sorted(needed)})
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
         store = Store(-1, links)
