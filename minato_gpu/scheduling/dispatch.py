@@ -22,6 +22,7 @@ from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.pacing import MANY_SLOTS
+from minato_gpu.scheduling.places import Places
 from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
@@ -36,11 +37,11 @@ LATE_EVEN = 1.25  # the same for a lease of samples that cost much the same
 class Dispatcher:
     """Waiting and running work of one loader run; ``out`` receives the instructions."""
 
-    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, places: Places) -> None:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
-        self.fetching = Fetching(whole=policy.whole_places or policy.joins)
+        self.fetching = Fetching(places, whole=policy.whole_places or policy.joins)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
@@ -119,9 +120,9 @@ class Dispatcher:
 
     # --- what is being fetched --------------------------------------------------------------------------------
 
-    def _not_begun(self, base: TicketId) -> int:
-        """Samples of a place that no lane has, whether their bytes are there or not."""
-        return self.waiting.samples_of(base) + self.fetching.samples_of(base)
+    def _not_begun(self) -> int:
+        """Samples of the oldest place that no lane has, whether their bytes are there or not."""
+        return self.waiting.samples_of(self.oldest_place) + self.fetching.of_oldest
 
     def idle_slots(self) -> int:
         """Slots of CPU lanes that have nothing to do."""
@@ -301,7 +302,7 @@ class Dispatcher:
         if self._ledger.budget is None:
             return count
         lane = self.lanes.get(m.CPU)
-        reserved = 0 if entry.base == self.oldest_place else self._not_begun(self.oldest_place)
+        reserved = 0 if entry.base == self.oldest_place else self._not_begun()
         slots = lane.slots if lane else 1
         allowed = self._ledger.fits(count, slots, handing=handing, taken=taken, reserved=reserved)
         self.short_of_memory = allowed <= 0

@@ -48,6 +48,17 @@ def count(spans: Iterable[TicketSpan]) -> int:
     return sum(map(len, starmap(serials, spans)))
 
 
+def joined(rising: Iterable[TicketId]) -> list[TicketSpan]:
+    """Rising serials as spans, the longest that there are."""
+    spans: list[TicketSpan] = []
+    for serial in rising:
+        if spans and spans[-1][1] == serial:
+            spans[-1] = spans[-1][0], TicketId(serial + 1)
+        else:
+            spans.append((serial, TicketId(serial + 1)))
+    return spans
+
+
 CPU, DEVICE = "cpu", "device"
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from minato_gpu.samples import SourceBatch, TicketId
-from minato_gpu.scheduling.messages import TicketSpan
+from minato_gpu.scheduling.messages import Admitted, TicketSpan
 
 
 class Place:
-    """One batch of the sampler's order: serials ``first`` to ``end``, of which ``missing`` are not ready."""
+    """One batch of the sampler's order: serials ``first`` to ``end``, of which ``missing`` are not ready.
 
-    __slots__ = ("end", "epoch", "failed", "first", "missing", "number")
+    ``unfetched``: those whose bytes are on their way from storage; until these have come it is kept what ``admitted``
+    the place.
+    """
+
+    __slots__ = ("admitted", "end", "epoch", "failed", "first", "missing", "number", "unfetched")
 
     def __init__(self, number: SourceBatch, epoch: int, first: TicketId, size: int) -> None:
         self.number = number
@@ -20,6 +24,8 @@ class Place:
         self.end = TicketId(first + size)
         self.missing = size
         self.failed: list[TicketId] = []
+        self.unfetched = 0
+        self.admitted: Admitted | None = None
 
 
 class Places:
@@ -38,6 +44,10 @@ class Places:
     def oldest(self) -> Place | None:
         """The oldest place that misses a sample."""
         return self._places[0] if self._places else None
+
+    def at(self, serial: TicketId) -> Place:
+        """The place that misses the sample of this serial."""
+        return self._places[bisect_right(self._firsts, serial) - 1]
 
     def finish(self, span: TicketSpan, failed: tuple[TicketId, ...] = ()) -> list[Place]:
         """The samples of ``span`` are ready (``failed`` of them as errors); returns the places now complete."""

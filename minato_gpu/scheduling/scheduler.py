@@ -33,7 +33,7 @@ class Scheduler:
             FixedComposition(places, lateness) if policy.fixed else FreeComposition(places, lateness, policy.spreads)
         )
         self._ledger = Ledger(policy.budget_bytes)
-        self._work = Dispatcher(policy, self._ledger)
+        self._work = Dispatcher(policy, self._ledger, places)
         self._intake = self._work.intake
         self.fetching = self._work.fetching
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
@@ -144,8 +144,7 @@ class Scheduler:
     # --- events -----------------------------------------------------------------------------------------
 
     def _resumed(self, event: m.Resumed) -> None:
-        self._next_order = event.order
-        self._composition.resume(event.order)
+        self._next_order = self._composition.next = event.order
 
     def _admitted(self, event: m.Admitted) -> None:
         place = Place(event.place, event.epoch, event.first, event.size)
@@ -163,7 +162,7 @@ class Scheduler:
         if event.fetched is None:
             self._queue(event, event.first, end)
         else:
-            self._queue_fetched(self.fetching.admit(event))
+            self._queue_fetched(self.fetching.admit(place, event))
 
     def _queue_fetched(self, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -325,7 +324,8 @@ class Scheduler:
         flight.done = done
         for span in spans:
             among = tuple(serial for serial in serials if span[0] <= serial < span[1])
-            self._composition.finished(span, among, self._places.finish(span, among))
+            epoch = self._places.at(span[0]).epoch
+            self._composition.finished(epoch, span, among, self._places.finish(span, among))
 
     def _compose(self) -> None:
         """Compose what can be; out of order only for a consumer that waits or has fewer batches than it should."""

@@ -27,7 +27,8 @@ class Composer:
     def finish(self, place: int) -> None:
         """All samples of the place are ready."""
         whole = span(SIZE * place, SIZE * place + SIZE)
-        self.composition.finished(whole, (), self.places.finish(whole))
+        epoch = self.places.at(whole[0]).epoch
+        self.composition.finished(epoch, whole, (), self.places.finish(whole))
 
     def composed(self, *, eager: bool) -> tuple[tuple[int, int], ...] | None:
         """The samples of the next batch, if it is composed."""
