@@ -18,10 +18,9 @@ from torch.utils.data.graph_settings import apply_sharding
 from minato_gpu.arguments import Arguments
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
-from minato_gpu.engine.run import Parts
-from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
@@ -325,23 +324,20 @@ def _engine(
         assembly,
         estimates=plan.estimator(lanes),
         recorder=None if records.events is None else EventLog(records.events, policy),
-        stream_batch=plan.batch,
-        cuts=bool(plan.cuts),
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
         facts=records.facts,
-    )
-    pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
-    settings = Settings(
+        order_log=records.order,
+        worker_count=WorkerCount(workers, plan.workers) if plan.workers > workers else None,
         window=plan.window,
-        place_size=1 if iterable else plan.batch,
+        batch=plan.batch,
         homes=policy.homes,
         streams=iterable,
+        cuts=bool(plan.cuts),
         timeout=loader.timeout,
-        order_log=records.order,
         replaces=loader.on_worker_death == "replace",
         read_ahead=0 if reads is None else -(-READ_AHEAD // plan.batch),
-        worker_count=WorkerCount(workers, plan.workers) if plan.workers > workers else None,
     )
+    pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
     watchdog = None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout)
-    return Engine(links, pump, settings, watchdog)
+    return Engine(links, pump, parts, watchdog)

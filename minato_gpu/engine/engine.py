@@ -17,10 +17,9 @@ from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
-from minato_gpu.engine.settings import Settings
 from minato_gpu.engine.supervision import WorkerSupervisor
-from minato_gpu.engine.worker_counting import WorkerCounting
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
@@ -46,32 +45,27 @@ def _wait(wake: int) -> bool:
 class Engine(Batches):
     """One set of lanes, and the epochs that run through it. ``watchdog``: notices workers and lanes that hang."""
 
-    def __init__(self, links: WorkerChannels, pump: Pump, settings: Settings, watchdog: Watchdog | None = None) -> None:
+    def __init__(self, links: WorkerChannels, pump: Pump, parts: Parts, watchdog: Watchdog | None = None) -> None:
         self._links = links
         self.pump = pump
         self.assembly = pump.assembly
-        self._epochs = Epochs(pump, links.board, settings)
-        replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
+        self._epochs = Epochs(pump, links.board, parts)
+        replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
-        self._handover = Handover(self.assembly, settings)
-        self._timeout = settings.timeout
+        self._handover = Handover(parts)
+        self._timeout = parts.timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
-        for lane in pump.lanes.values():
-            for fd in (*lane.fds(), *lane.fault_fds()):
-                self._poll.register(fd, select.POLLIN)
-        if self.assembly.loading is not None:
-            for fd in self.assembly.loading.fds():
-                self._poll.register(fd, select.POLLIN)
-        if pump.reads is not None:
-            self._poll.register(pump.reads.fd, select.POLLIN)
+        lanes = (fd for lane in pump.lanes.values() for fd in (*lane.fds(), *lane.fault_fds()))
+        loading = () if self.assembly.loading is None else self.assembly.loading.fds()
+        for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
+            self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
-        count = settings.worker_count
-        self._counting = None if count is None else WorkerCounting(count, pump.lanes[m.CPU])
+        self._count = parts.worker_count
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
@@ -91,8 +85,9 @@ class Engine(Batches):
             self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
             self.log = pump.shown = pump.run.logs[source.number]
             self.log.began(expected, perf_counter())
-            if self._counting is not None:
-                self._counting.begin(self.log.begin, self.log)
+            if self._count is not None:
+                self._count.begin(self.log.begin)
+                self.log.workers["at_work"] = self._count.workers
             if not prefetched:
                 pump.open_lanes()
             self._epochs.draw()
@@ -153,26 +148,20 @@ class Engine(Batches):
             positions = self.handed = epoch.positions(batch.dealt)
             epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
             epochs.draw_on()
-            if self._counting is not None and isinstance(scheduler := self.pump.run.scheduler, Scheduler):
-                self._counting.delivered(perf_counter(), batch.size, scheduler.idle_slots, self.log)
+            self._count_workers(batch.size)
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
                 self._settle()
                 self._pump()
                 self._attention()
-        now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
-        value = self._handover.value(epoch, batch)
-        refused = self._handover.refused(batch, judge)
-        self._handover.record(epoch, positions)
-        if refused is None:
-            self._handover.log(self.log, epoch, batch, now, now - started, value, positions)
-        if trains:
-            self._leave_due()
-        self._left = perf_counter()
-        if refused is not None:
-            raise refused
+        try:
+            value = self._handover(self.log, epoch, batch, positions, judge, started)
+        finally:
+            if trains:
+                self._leave_due()
+            self._left = perf_counter()
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
@@ -241,13 +230,20 @@ class Engine(Batches):
         self._sleep_until(lambda: self._at_hand(epoch), started)
         ready = perf_counter()
         self.log.stalled(cause, asked, ready)
-        if self._counting is not None:
-            self._counting.waited(cause, ready - asked)
+        if self._count is not None:
+            self._count.waited(cause, ready - asked)
 
-    def _listen(self) -> None:
-        """From now on whatever is told wakes the consumer; the caller looks at what was told before."""
+    def _count_workers(self, delivered: int) -> None:
+        """So many samples more were delivered: have more workers at work, or fewer, if that is due."""
+        count = self._count
+        if count is not None and count.delivered(perf_counter(), delivered, self.pump.run.scheduler.idle_slots):
+            self.pump.lanes[m.CPU].resize(count.workers)
+            self.log.workers["at_work"] = count.workers
+
+    def _listen(self, listener: int = CONSUMER) -> None:
+        """From now on whatever is told wakes this one; the caller looks at what was told before."""
         self._links.board.words[RING_FROM] = 0
-        self._links.board.words[ATTENTION] = CONSUMER
+        self._links.board.words[ATTENTION] = listener
         self._links.board.fence()
 
     def _sleep(self, started: float) -> None:
@@ -286,9 +282,7 @@ class Engine(Batches):
         """
         with self._lock:
             if not self._closed:
-                self._links.board.words[RING_FROM] = 0
-                self._links.board.words[ATTENTION] = PUMP
-                self._links.board.fence()
+                self._listen(PUMP)
                 if len(self.pump.lanes) > 1 or not self._links.board.all_busy():
                     os.eventfd_write(self._links.wake, 1)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
 
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
-from minato_gpu.engine.settings import Settings
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.observe.facts import Drew
@@ -58,16 +58,11 @@ class Epoch:
 class Epochs:
     """The epochs of one run: the one that is delivered, and those that are prefetched."""
 
-    def __init__(self, pump: Pump, board: WorkerStatusBoard, settings: Settings) -> None:
+    def __init__(self, pump: Pump, board: WorkerStatusBoard, parts: Parts) -> None:
         self._pump = pump
-        self._reads = pump.reads
-        self._read_ahead = settings.read_ahead
+        self._parts = parts
+        self._reads = parts.reads
         self._board = board
-        self._window = settings.window
-        self._homes = settings.homes
-        self._streams = settings.streams
-        self._order_log = settings.order_log
-        self._facts = pump.facts
         self.beyond = 0  # batches that the window is longer by
         self._forget()
 
@@ -94,7 +89,7 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._drawn - self.order < self._window + self._read_ahead
+        return not self._drawing and self._drawn - self.order < self._parts.window + self._parts.read_ahead
 
     @property
     def delivered_all(self) -> bool:
@@ -118,7 +113,7 @@ class Epochs:
 
     def add(self, source: Source, *, early: bool = False) -> None:
         """One more epoch is to be drawn, once those before it are; ``early``: ahead of its beginning."""
-        log = self._order_log
+        log = self._parts.order_log
         replay = log.replay(source) if log is not None and log.replays else None
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
         first = OutputBatch(0 if resumed else self._drawn)
@@ -127,7 +122,7 @@ class Epochs:
         self._pump.run.add_epoch(source.number, source.seed)
         if self._reads is not None:
             self._reads.begin(source, early=early)
-        if not self._streams:
+        if not self._parts.streams:
             self._drawing.append(epoch)
 
     def _resume(self, source: Source) -> None:
@@ -152,8 +147,8 @@ class Epochs:
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window has come to where it did."""
-        limit = self.order + self._window + self.beyond
-        while self._drawing and self._drawn < limit + self._read_ahead and not self._ends_in_error:
+        limit = self.order + self._parts.window + self.beyond
+        while self._drawing and self._drawn < limit + self._parts.read_ahead and not self._ends_in_error:
             try:
                 self._draw_next(self._drawing[0])
             except Exception as error:
@@ -177,9 +172,9 @@ class Epochs:
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
         self._drawn = SourceBatch(self._drawn + 1)
-        if self._facts.hearers:
+        if self._parts.facts.hearers:
             first = drawn.positions[0]
-            self._facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
+            self._parts.facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
         if self._reads is not None:
             self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
         self._ahead.append((record, drawn.left))
@@ -245,8 +240,8 @@ class Epochs:
 
     def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
         """A place enters the window."""
-        estimates = self._pump.estimates
-        self._pump.assembly.admit(record)
+        estimates = self._parts.estimates
+        self._parts.assembly.admit(record)
         cpu = None if estimates is None else estimates.of_keys(record.keys)
         home = self._home(place, record)
         fetched = None if self._reads is None else self._reads.admit(record)
@@ -257,4 +252,5 @@ class Epochs:
 
     def _home(self, place: SourceBatch, record: Record) -> str:
         """Which device lanes may prepare the place."""
-        return self._homes[(place - record.begins) % len(self._homes)]
+        homes = self._parts.homes
+        return homes[(place - record.begins) % len(homes)]

@@ -224,7 +224,7 @@ def rank_correlation(first: Array, second: Array) -> float | None:
     """Spearman's rank correlation of two samples of shape (n,); ties share their mean rank. None without spread."""
     ranks = [_ranks(first), _ranks(second)]
     spread = np.std(ranks[0]) * np.std(ranks[1])
-    return float(np.cov(*ranks, bias=True)[0, 1] / spread) if spread else None
+    return float(np.cov(ranks[0], ranks[1], bias=True)[0, 1] / spread) if spread else None
 
 
 def _ranks(values: Array) -> Array:

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from minato_gpu.engine.deaths import LOOPS, Deaths
-from minato_gpu.engine.run import Parts, Run, Sent
+from minato_gpu.engine.parts import Parts
+from minato_gpu.engine.run import Run, Sent
 from minato_gpu.lanes.base import Features, Handed
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import WorkerDied

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minato_gpu import DataLoader
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
-from minato_gpu.engine.run import Parts
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import TicketId
