@@ -136,7 +136,7 @@ class Dispatcher:
 
     def fill(self) -> None:
         """Give work to every lane that would take some; to devices in rounds, the least loaded first."""
-        takers = [lane for lane in self.lanes.values() if lane.is_low()]
+        takers = [lane for lane in self.lanes.values() if lane.wants_more(low=True)]
         while takers and (len(self.waiting) or self.jobs):
             lane = takers[0]
             if lane.is_device and len(takers) > 1:
@@ -202,7 +202,7 @@ class Dispatcher:
 
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
-        limit, target = self._worth(lane, entry) if plan is None else lane.chunk_limits()
+        limit, target = self._worth(lane, entry) if plan is None else lane.limits
         parts: list[Entry] = []
         total, seconds = 0, 0.0
         following: Entry | None = entry
@@ -243,7 +243,7 @@ class Dispatcher:
         that become shorter towards its end (guided self-scheduling; Polychronopoulos and Kuck 1987). So is what is left
         of an epoch.
         """
-        limit, target = lane.chunk_limits()
+        limit, target = lane.limits
         if lane.is_device:
             return limit, target
         each, shares = lane.typical, 2 * max(lane.slots, 1)

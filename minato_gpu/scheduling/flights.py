@@ -57,8 +57,6 @@ def cut(spans: tuple[m.TicketSpan, ...], start: int, stop: int) -> tuple[m.Ticke
 
 def spans_of(parts: Sequence[Entry]) -> tuple[m.TicketSpan, ...]:
     """The serials of the entries, in their order; neighbours joined."""
-    if len(parts) == 1:
-        return ((parts[0].lo, parts[0].hi),)
     out: list[m.TicketSpan] = []
     for part in parts:
         if out and out[-1][1] == part.lo:

@@ -8,10 +8,10 @@ from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.messages import CPU, LaneCosts, TicketSpan, serials
 from minato_gpu.scheduling.pacing import Pace
-from minato_gpu.scheduling.plans import Plan, Step, hull
+from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
-from minato_gpu.scheduling.waiting import DEVICE, FASTER, Entry, Waiting
+from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
 
 _UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known
 
@@ -51,23 +51,8 @@ class Intake:
 
     def _reconsider(self, entry: Entry) -> None:
         """Which lane suits the entry, and when it should start, anew."""
-        cost, other = entry.cpu, entry.device
-        if entry.steps is not None:
-            self._reconsider_steps(entry, entry.steps)
-        elif cost is not None and other is not None:
-            entry.ratio = cost / other if other > 0 else FASTER
-            if other < cost and cost > self.pace.patience():
-                entry.ratio = FASTER  # it would hold up the window: the faster lane, whatever the ratio
+        entry.suit(self.pace.patience())
         self.rank(entry)
-
-    def _reconsider_steps(self, entry: Entry, steps: tuple[Step, ...]) -> None:
-        """The same for a sample that can be cut: what would hold up the window takes the fastest of its plans."""
-        last = steps[-1]
-        entry.ratio, entry.haste = last.ratio if last.plan.cpu <= 0 else 0.0, FASTER
-        if entry.cpu is not None and entry.cpu > self.pace.patience():
-            entry.haste = 1.0
-            if last.plan.cpu <= 0:
-                entry.ratio = FASTER if last.ratio > 1.0 else 0.0
 
     def rank(self, entry: Entry) -> None:
         """When the entry should start, for what it costs on its side."""
@@ -158,7 +143,7 @@ class Intake:
     def add_rest(self, entry: Entry) -> None:
         """A sample that was handed over waits for a lane that goes on with it."""
         if entry.cpu is not None:
-            entry.set_steps(hull(entry.cpu, entry.device, entry.between), entry.between)
+            entry.set_plans(entry.between)
             self._settle(entry)
         self._waiting.add(entry)
 
@@ -193,7 +178,7 @@ class Intake:
         entry.cold = self.cold
         if cost is not None:
             if between and all(plan.cpu >= 0 <= plan.device for plan in between):  # none is nan
-                entry.set_steps(hull(cost, other, between), between)
+                entry.set_plans(between)
             if not expected:
                 self.pace.expect(cost, other, 1, entry.steps)
             self._settle(entry)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.messages import DEVICE as DEVICE
-from minato_gpu.scheduling.plans import Plan, Step, rest
+from minato_gpu.scheduling.plans import Plan, Step, hull, rest
 
 NEAR = 15  # heap items looked at for one to steal
 FASTER = 1e300  # a ratio above every finite threshold, and below the infinite one that sends nothing to a device
@@ -37,32 +38,6 @@ class Entry:
     for its cuts the threshold counts as no higher than this; 1.0 for a sample that would hold up the window, which
     then takes the fastest of its plans, however scarce the device is.
     """
-
-    charge: float | None  # the seconds that it counts with where it waits
-
-    __slots__ = (
-        "at",
-        "base",
-        "begin",
-        "between",
-        "charge",
-        "cold",
-        "cpu",
-        "device",
-        "haste",
-        "hi",
-        "home",
-        "inspect",
-        "lo",
-        "priority",
-        "ratio",
-        "read",
-        "side",
-        "slow",
-        "steps",
-        "sums",
-        "waits",
-    )
 
     def __init__(
         self,
@@ -91,6 +66,8 @@ class Entry:
         self.sums: Sequence[float] = ()
         self.between: Sequence[Plan] = ()
         self.steps: tuple[Step, ...] | None = None
+        self.haste = FASTER
+        self.charge: float | None = None  # the seconds that it counts with where it waits
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
     @classmethod
@@ -119,19 +96,14 @@ class Entry:
 
     def part(self, lo: TicketId, hi: TicketId) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
-        entry = Entry(lo, hi, self.base, self.cpu, self.device, self.home)
+        entry = copy(self)
+        entry.lo, entry.hi = lo, hi
         if self.sums:
-            entry.begin, entry.sums = self.begin, self.sums
             entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
-        entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
-        entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
-        entry.at, entry.between = self.at, self.between
-        if self.steps is not None:
-            entry.steps, entry.haste = self.steps, self.haste
         return entry
 
-    def set_steps(self, steps: tuple[Step, ...], between: Sequence[Plan]) -> None:
-        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py).
+    def set_plans(self, between: Sequence[Plan]) -> None:
+        """The sample can be cut between two stages; the steps are the cuts worth having (see plans.py).
 
         The more steps the threshold allows, the more of the sample goes to the device. The entry's ratio is that of the
         last step, if that one leaves everything to the device: where the threshold allows it, the entry waits for the
@@ -141,14 +113,23 @@ class Entry:
         the device ends it, at 1 the device does all of it. A single step that leaves everything to the device is no
         cut: such an entry waits like that of any other sample.
         """
+        assert self.cpu is not None
         self.between = between
-        if steps and steps[-1].plan.cpu > 0:  # the device cannot do all of it, or should not
-            self.ratio = 0.0
-        elif len(steps) < 2:
-            return
-        else:
-            self.ratio = steps[-1].ratio
-        self.steps, self.haste = steps, FASTER
+        steps = hull(self.cpu, self.device, between)
+        if steps and (len(steps) > 1 or steps[-1].plan.cpu > 0):
+            self.steps = steps
+
+    def suit(self, patience: float) -> None:
+        """Say anew which lane suits it. What takes the CPU longer than ``patience`` seconds would hold up the window:
+        it takes the fastest of its plans, whatever the ratio."""
+        urgent = self.cpu is not None and self.cpu > patience
+        if self.steps is not None:
+            last = self.steps[-1]
+            gain = last.ratio if not urgent else FASTER if last.ratio > 1.0 else 0.0
+            self.ratio, self.haste = gain if last.plan.cpu <= 0 else 0.0, 1.0 if urgent else FASTER
+        elif self.cpu is not None and self.device is not None:
+            faster = self.device <= 0 or (urgent and self.device < self.cpu)
+            self.ratio = FASTER if faster else self.cpu / self.device
 
     def cut(self, threshold: float) -> Plan | None:
         """The plan to begin with on the CPU at this threshold; None: it stays there to the end."""
