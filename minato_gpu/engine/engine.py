@@ -20,8 +20,6 @@ from minato_gpu.engine.handover import Handover
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
-from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, Ticket, Value
@@ -43,15 +41,15 @@ def _wait(wake: int) -> bool:
 
 
 class Engine(Batches):
-    """One set of lanes, and the epochs that run through it. ``watchdog``: notices workers and lanes that hang."""
+    """One set of lanes, and the epochs that run through it."""
 
-    def __init__(self, links: WorkerChannels, pump: Pump, parts: Parts, watchdog: Watchdog | None = None) -> None:
-        self._links = links
-        self.pump = pump
-        self.assembly = pump.assembly
-        self._epochs = Epochs(pump, links.board, parts)
+    def __init__(self, parts: Parts) -> None:
+        self._links = parts.links
+        self.pump = pump = Pump(parts)
+        self.assembly = parts.assembly
+        self._epochs = Epochs(pump, parts)
         replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
-        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
+        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
         self._handover = Handover(parts)
         self._timeout = parts.timeout
         self._process = os.getpid()

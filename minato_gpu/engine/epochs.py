@@ -16,7 +16,6 @@ from time import perf_counter
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.deferred import DeferredError
-from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.observe.facts import Drew
 from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
 from minato_gpu.sampling.sources import Drawn, Source
@@ -58,11 +57,10 @@ class Epoch:
 class Epochs:
     """The epochs of one run: the one that is delivered, and those that are prefetched."""
 
-    def __init__(self, pump: Pump, board: WorkerStatusBoard, parts: Parts) -> None:
+    def __init__(self, pump: Pump, parts: Parts) -> None:
         self._pump = pump
         self._parts = parts
         self._reads = parts.reads
-        self._board = board
         self.beyond = 0  # batches that the window is longer by
         self._forget()
 
@@ -133,8 +131,8 @@ class Epochs:
                 starts[worker] = following
         self._pump.run.streams, self._pump.run.stream_starts = source.streams, starts
         if source.streams is not None:
-            source.streams.on_saves = self._board.expect_saves
-            self._board.expect_saves(True)
+            source.streams.on_saves = self._parts.links.board.expect_saves
+            self._parts.links.board.expect_saves(True)
         if source.streams is not None and (source.streams.batches or source.streams.ended):
             self.order = OutputBatch(source.streams.batches)
             turn, ended = source.streams.turn, tuple(source.streams.ended)
@@ -219,7 +217,7 @@ class Epochs:
         self.order = OutputBatch(self.order + 1)
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
-        return m.Delivered(now, order, step_s, self._pump.assembly.holdings.bytes)
+        return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)
 
     def settle(self) -> None:
         """Tell the scheduler what it has not been told."""

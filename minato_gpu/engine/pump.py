@@ -14,11 +14,10 @@ from time import perf_counter
 
 from minato_gpu.engine.abandoned import AbandonedRuns
 from minato_gpu.engine.parts import Parts
-from minato_gpu.engine.run import AnyScheduler, Run
+from minato_gpu.engine.run import Run
 from minato_gpu.lanes import contract as c
 from minato_gpu.lanes.base import Features, Handed, Report
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.scheduling import messages as m
 
@@ -26,19 +25,17 @@ from minato_gpu.scheduling import messages as m
 class Pump:
     """The lanes, and one run of the scheduler at a time."""
 
-    def __init__(self, links: WorkerChannels, parts: Parts, make_scheduler: Callable[[], AnyScheduler]) -> None:
-        self.bell, self.completions = links.bell, links.completions
+    def __init__(self, parts: Parts) -> None:
+        self.bell, self.completions = parts.links.bell, parts.links.completions
         self.lanes, self.assembly = parts.lanes, parts.assembly
         self.estimates, self.recorder, self.deaths = parts.estimates, parts.recorder, parts.deaths
-        self.run = Run(0, make_scheduler(), parts)
+        self.run = Run(0, parts)
         self.shown: Telemetry | None = None  # the log of the epoch that is delivered, or was last
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self.faults: deque[tuple[Lane, c.Exit | c.Arrived]] = deque()  # which others deal with, see ``lost``
         self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
         self.reads = parts.reads
-        self.facts = parts.facts
         self._parts = parts
-        self._make_scheduler = make_scheduler
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost
         self._known: dict[str, m.LaneCosts] = {}  # what samples took in runs before
         self._loading = set(self.lanes)  # those that have yet to tell whether they can begin
@@ -57,7 +54,7 @@ class Pump:
         self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, self.assembly.clear())
         if self.reads is not None:
             self.reads.new_run()
-        self.run = Run(ended.number + 1, self._make_scheduler(), self._parts)
+        self.run = Run(ended.number + 1, self._parts)
         self.run.stream_starts = ended.stream_starts  # of workers that have not been asked for a batch: they stay
         for lane in self.lanes.values():  # no mark of that run is to be taken for one of the next
             lane.look()

@@ -20,14 +20,9 @@ from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
-from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.window.records import Record
 
 _FIRST = 1  # the first run: workers have a data pipe's seed from the data set that they were started with
-
-
-AnyScheduler = Scheduler | StreamScheduler
 
 
 class Sent:
@@ -48,9 +43,9 @@ class Run:
     """``number``: 0 is none, only there until the first begins. ``seeds`` and ``logs``: the base seed and the log of
     each epoch that has tickets here; a prefetched one has its own already. ``sent``: chunks on their way, by number."""
 
-    def __init__(self, number: int, scheduler: AnyScheduler, parts: Parts) -> None:
+    def __init__(self, number: int, parts: Parts) -> None:
         self.number = number
-        self.scheduler = scheduler
+        self.scheduler = parts.make_scheduler()
         self.seeds: dict[int, int] = {}
         self.logs: dict[int, Telemetry] = {}
         self.sent: dict[int, Sent] = {}

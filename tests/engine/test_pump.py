@@ -33,7 +33,7 @@ def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
     scheduler: Any = SimpleNamespace(awaited=None, lane_costs={})
     links: Any = SimpleNamespace(bell=None, completions=None)
     lane: Any = SimpleNamespace(name="cpu", receive=receive)
-    pump = Pump(links, Parts({"cpu": lane}, assembly), lambda: scheduler)
+    pump = Pump(Parts(links, {"cpu": lane}, assembly, lambda: scheduler))
     pump.run.number = 1
     return pump
 
