@@ -25,7 +25,6 @@ from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
@@ -343,18 +342,6 @@ class Engine(Batches):
             self._minder.tend(self.log)
         if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
             epoch.end = self.pump.run.scheduler.end
-
-    def read_stats(self) -> dict[str, object]:
-        """What has been read ahead, and what was not."""
-        reads, scheduler = self.pump.reads, self.pump.run.scheduler
-        assert reads is not None and isinstance(scheduler, Scheduler)
-        direct, seconds = self._links.board.read_directly()
-        return {
-            **reads.stats(),
-            "by_workers": direct,
-            "by_workers_s": seconds,
-            "workers_idle_s": scheduler.fetching.idle_s,
-        }
 
     # --- the end -------------------------------------------------------------------------------------------
 

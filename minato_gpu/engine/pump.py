@@ -20,6 +20,7 @@ from minato_gpu.lanes.base import Features, Handed, Report
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.scheduler import Scheduler
 
 
 class Pump:
@@ -221,6 +222,13 @@ class Pump:
             self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
         if report.final:
             self._abandoned.through(report.run, report.chunk)
+
+    def read_stats(self) -> dict[str, object]:
+        """What has been read ahead, and what was not."""
+        assert self.reads is not None and isinstance(self.run.scheduler, Scheduler)
+        direct, seconds = self._parts.links.board.read_directly()
+        told = {"by_workers": direct, "by_workers_s": seconds, "workers_idle_s": self.run.scheduler.fetching.idle_s}
+        return {**self.reads.stats(), **told}
 
     # --- workers that have died ----------------------------------------------------------------------------
 
