@@ -22,7 +22,7 @@ from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.pacing import MANY_SLOTS
-from minato_gpu.scheduling.places import Places
+from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
@@ -48,7 +48,7 @@ class Dispatcher:
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
         self.consumer_starves = True  # no batch is ready for it
-        self.oldest_place = TicketId(0)  # first serial of the oldest place that misses a sample
+        self.oldest: Place | None = None  # the oldest place that misses a sample
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
@@ -122,7 +122,7 @@ class Dispatcher:
 
     def _not_begun(self) -> int:
         """Samples of the oldest place that no lane has, whether their bytes are there or not."""
-        return self.waiting.samples_of(self.oldest_place) + self.fetching.of_oldest
+        return self.oldest.waiting + self.fetching.of_oldest if self.oldest is not None else 0
 
     def idle_slots(self) -> int:
         """Slots of CPU lanes that have nothing to do."""
@@ -211,7 +211,7 @@ class Dispatcher:
             if total and (following.inspect or seconds + each > target):
                 break
             size = following.hi - following.lo
-            if following.base != entry.base and 2 * seconds > target < seconds + following.seconds(size, each):
+            if following.place is not entry.place and 2 * seconds > target < seconds + following.seconds(size, each):
                 break  # with a place, rather than a little way into the next one
             count = min(size, limit - total)
             if self.policy.joins and total and seconds + following.seconds(count, each) > target:
@@ -251,8 +251,8 @@ class Dispatcher:
         lease = self.intake.pace.lease_s(each, window, even=lane.even)
         whole = self._whole_place_s(entry, each, window // shares)
         lease = max(lease, whole)
-        if self.consumer_starves and entry.base == self.oldest_place:
-            count = self.waiting.samples_of(entry.base)
+        if self.consumer_starves and entry.place is self.oldest:
+            count = entry.place.waiting
             equal_s = ceil(self.intake.pace.batch / shares) * (entry.cpu or each) if lane.even else 0.0
             lease = min(lease, max(equal_s, count * each / shares))
         left = self.intake.left(entry.lo)
@@ -271,8 +271,8 @@ class Dispatcher:
         for this very place: with a window of more places than slots no slot is ever without work.
         """
         count = entry.hi - entry.lo
-        complete = entry.lo == entry.base and count >= self.intake.pace.batch
-        if not (self.policy.joins and complete) or entry.base == self.oldest_place or count > most:
+        complete = entry.lo == entry.place.first and count >= self.intake.pace.batch
+        if not (self.policy.joins and complete) or entry.place is self.oldest or count > most:
             return 0.0
         seconds = entry.seconds(count, entry.cpu or each) * (1 + 1e-9)
         return seconds if seconds < JOINED_BELOW_S * count else 0.0
@@ -287,7 +287,7 @@ class Dispatcher:
         A chunk has one epoch, and with it one seed.
         """
         following = self._first(lane) if lane.is_device else self.waiting.at(entry.hi)
-        if following is None or not self.intake.same_epoch(entry.lo, following.lo):
+        if following is None or entry.place.epoch != following.place.epoch:
             return None
         if lane.is_device:
             return following if following.device is not None else None
@@ -302,7 +302,7 @@ class Dispatcher:
         if self._ledger.budget is None:
             return count
         lane = self.lanes.get(m.CPU)
-        reserved = 0 if entry.base == self.oldest_place else self._not_begun()
+        reserved = 0 if entry.place is self.oldest else self._not_begun()
         slots = lane.slots if lane else 1
         allowed = self._ledger.fits(count, slots, handing=handing, taken=taken, reserved=reserved)
         self.short_of_memory = allowed <= 0

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minato_gpu.samples import TicketId
-from minato_gpu.scheduling.messages import Admitted, TicketSpan
+from minato_gpu.scheduling.messages import TicketSpan
 from minato_gpu.scheduling.places import Place, Places
 
-Part = tuple[Admitted, TicketId, TicketId]
+Part = tuple[Place, TicketId, TicketId]
 """Serials of an admitted place that can be prepared now."""
 
 
@@ -35,28 +35,24 @@ class Fetching:
     def __len__(self) -> int:
         return self._held
 
-    def admit(self, place: Place, event: Admitted) -> list[Part]:
+    def admit(self, place: Place, fetched: Iterable[TicketSpan]) -> list[Part]:
         """A place of which some is fetched enters the window; returns what of it can be prepared."""
-        assert event.fetched is not None
-        place.admitted, place.unfetched = event, event.size
+        place.unfetched = place.missing
         self._held += 1
         self.watches = True
-        return self.arrived(event.fetched)
+        return self.arrived(fetched)
 
     def arrived(self, spans: Iterable[TicketSpan]) -> list[Part]:
         """The bytes of these serials are there; returns what can be prepared for that reason."""
         out: list[Part] = []
         for lo, hi in spans:
             place = self._places.at(lo)
-            assert place.admitted is not None
             place.unfetched -= hi - lo
             if not self._whole:
-                out.append((place.admitted, lo, hi))
+                out.append((place, lo, hi))
             elif not place.unfetched:
-                out.append((place.admitted, place.first, place.end))
-            if not place.unfetched:
-                self._held -= 1
-                place.admitted = None
+                out.append((place, place.first, place.end))
+            self._held -= not place.unfetched
         return out
 
     @property

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from minato_gpu.samples import SourceBatch, TicketId
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Admitted, TicketSpan
 
 
 class Place:
-    """One batch of the sampler's order: serials ``first`` to ``end``, of which ``missing`` are not ready.
+    """One batch of the sampler's order, as it was ``admitted``: serials ``first`` to ``end``.
 
-    ``unfetched``: those whose bytes are on their way from storage; until these have come it is kept what ``admitted``
-    the place.
+    ``missing``: samples that are not ready. Of these ``waiting`` wait for a lane, and of ``unfetched`` the bytes are on
+    their way from storage.
     """
 
-    __slots__ = ("admitted", "end", "epoch", "failed", "first", "missing", "number", "unfetched")
+    __slots__ = ("admitted", "end", "epoch", "failed", "first", "missing", "number", "unfetched", "waiting")
 
-    def __init__(self, number: SourceBatch, epoch: int, first: TicketId, size: int) -> None:
-        self.number = number
-        self.epoch = epoch
-        self.first = first
-        self.end = TicketId(first + size)
-        self.missing = size
+    def __init__(self, admitted: Admitted) -> None:
+        self.admitted = admitted
+        self.number = admitted.place
+        self.epoch = admitted.epoch
+        self.first = admitted.first
+        self.end = TicketId(admitted.first + admitted.size)
+        self.missing = admitted.size
+        self.waiting = self.unfetched = 0
         self.failed: list[TicketId] = []
-        self.unfetched = 0
-        self.admitted: Admitted | None = None
 
 
 class Places:

@@ -17,6 +17,7 @@ from itertools import accumulate
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.messages import DEVICE as DEVICE
+from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan, Step, hull, rest
 
 NEAR = 15  # heap items looked at for one to steal
@@ -29,8 +30,8 @@ class Entry:
 
     Of a run ``cpu`` is the mean; ``sums`` are its costs added up, from serial ``begin`` on (empty: all cost the same).
     A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``ratio`` says how much dearer
-    the CPU is than the device: the larger, the more the device lane gains. ``base`` is the first serial of its place,
-    ``home`` the side of the device lane that may have it.
+    the CPU is than the device: the larger, the more the device lane gains. ``home`` is the side of the
+    device lane that may have it.
     ``inspect`` marks tickets whose costs must be read from their headers first, ``read`` those whose host read is held.
 
     One that can be cut has the plans ``between`` as well, and the ``steps`` between those worth having. ``at``: the
@@ -43,10 +44,9 @@ class Entry:
         self,
         lo: TicketId,
         hi: TicketId,
-        base: TicketId,
+        place: Place,
         cpu: float | None = None,
         device: float | None = None,
-        home: str = DEVICE,
     ) -> None:
         self.lo = lo
         self.hi = hi
@@ -54,9 +54,9 @@ class Entry:
         self.device = device
         self.inspect = False
         self.read = False
-        self.base = base
-        self.home = home
-        self.priority = float(base)
+        self.place = place
+        self.home = place.admitted.home
+        self.priority = float(place.first)
         self.cold = False
         self.side = CPU
         self.slow = False
@@ -71,11 +71,11 @@ class Entry:
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
     @classmethod
-    def run(cls, first: TicketId, base: TicketId, costs: Sequence[float]) -> Entry:
+    def run(cls, first: TicketId, place: Place, costs: Sequence[float]) -> Entry:
         """Serials from ``first`` on, which cost so much on the CPU; nan where that is not known."""
         sums = list(accumulate(costs, initial=0.0))
         known = sums[-1] == sums[-1]
-        entry = cls(first, TicketId(first + len(costs)), base, sums[-1] / len(costs) if known else None)
+        entry = cls(first, TicketId(first + len(costs)), place, sums[-1] / len(costs) if known else None)
         if known:
             entry.sums = sums
         return entry
@@ -144,7 +144,7 @@ class Entry:
 
     def rest(self, serial: TicketId, split: int) -> Entry:
         """A new entry for one of the serials, whose stages before ``split`` are done."""
-        entry = Entry(serial, TicketId(serial + 1), self.base, home=self.home)
+        entry = Entry(serial, TicketId(serial + 1), self.place)
         entry.read, entry.at, entry.cold = True, split, self.cold
         if self.cpu is not None:
             entry.cpu, entry.device, entry.between = rest(self.cpu, self.between, split)
@@ -172,7 +172,6 @@ class Waiting:
         self._entries: dict[TicketId, Entry] = {}
         self._oldest: list[TicketId] = []
         self._seconds = dict.fromkeys(self._sides, 0.0)
-        self._samples: dict[TicketId, int] = {}  # first serial of a place -> its samples that wait
         self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
         self.cuttable = 0  # entries with steps
 
@@ -182,7 +181,7 @@ class Waiting:
         if entry.steps is not None:
             self.cuttable += 1
         self._entries[entry.lo] = entry
-        self._samples[entry.base] = self._samples.get(entry.base, 0) + entry.hi - entry.lo
+        entry.place.waiting += entry.hi - entry.lo
         heappush(self._oldest, entry.lo)
         if len(self._oldest) > 64 + 4 * len(self._entries):
             self._oldest = sorted(self._entries)
@@ -222,9 +221,7 @@ class Waiting:
         if entry.steps is not None:
             self.cuttable -= 1
         del self._entries[entry.lo]
-        left = self._samples.pop(entry.base) - (entry.hi - entry.lo)
-        if left:
-            self._samples[entry.base] = left
+        entry.place.waiting -= entry.hi - entry.lo
         self._account(entry, -1)
         if entry.lo + count < entry.hi:
             self.add(entry.part(TicketId(entry.lo + count), entry.hi))
@@ -253,10 +250,6 @@ class Waiting:
         self._top(heap, side)
         items = [item for item in heap[:NEAR] if item[2].waits and item[2].side == side]
         return [item[2] for item in sorted(items)]
-
-    def samples_of(self, base: TicketId) -> int:
-        """How many samples wait of the place that begins with serial ``base``."""
-        return self._samples.get(base, 0)
 
     def at(self, lo: TicketId) -> Entry | None:
         """The entry that begins with serial ``lo``."""

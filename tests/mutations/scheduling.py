@@ -67,7 +67,7 @@ FAULTS = (
     Fault(
         "nothing is set aside for the oldest place",
         "scheduling/dispatch.py",
-        "reserved = 0 if entry.base == self.oldest_place else self._not_begun()",
+        "reserved = 0 if entry.place is self.oldest else self._not_begun()",
         "reserved = 0",
         ("scheduling/test_pacing.py", "scheduling/test_scheduler.py", "contracts/test_memory.py"),
     ),
@@ -172,7 +172,7 @@ FAULTS = (
     Fault(
         "a lease reaches into the next epoch",
         "scheduling/dispatch.py",
-        "if following is None or not self.intake.same_epoch(entry.lo, following.lo):",
+        "if following is None or entry.place.epoch != following.place.epoch:",
         "if following is None:",
         ("scheduling/test_epochs.py", "scheduling/test_scheduler.py", "contracts/test_content.py"),
         "70f827a",

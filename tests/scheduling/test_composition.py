@@ -6,6 +6,7 @@ import pytest
 
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
+from minato_gpu.scheduling.messages import Admitted
 from minato_gpu.scheduling.places import Place, Places
 from tests.tickets import span
 
@@ -20,7 +21,7 @@ class Composer:
         made = FixedComposition(self.places, lateness) if fixed else FreeComposition(self.places, lateness)
         self.composition: FixedComposition | FreeComposition = made
         for number, epoch in enumerate(epochs):
-            place = Place(SourceBatch(number), epoch, TicketId(SIZE * number), SIZE)
+            place = Place(Admitted(0.0, SourceBatch(number), epoch, TicketId(SIZE * number), SIZE))
             self.composition.admit(place, SIZE)
             self.places.admit(place)
 
