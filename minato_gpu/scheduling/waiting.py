@@ -173,13 +173,10 @@ class Waiting:
         self._oldest: list[TicketId] = []
         self._seconds = dict.fromkeys(self._sides, 0.0)
         self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
-        self.cuttable = 0  # entries with steps
 
     def add(self, entry: Entry) -> None:
         """Queue an entry on its side."""
         entry.waits = True
-        if entry.steps is not None:
-            self.cuttable += 1
         self._entries[entry.lo] = entry
         entry.place.waiting += entry.hi - entry.lo
         heappush(self._oldest, entry.lo)
@@ -218,8 +215,6 @@ class Waiting:
     def take(self, entry: Entry, count: int) -> None:
         """Remove the first ``count`` serials of the entry; the rest keeps waiting."""
         entry.waits = False
-        if entry.steps is not None:
-            self.cuttable -= 1
         del self._entries[entry.lo]
         entry.place.waiting -= entry.hi - entry.lo
         self._account(entry, -1)
