@@ -61,7 +61,7 @@ class EngineIterator(EpochIterator):
         engine = session.engine if keeps and session.engine is not None and not session.engine.closed else None
         goes_on = engine is not None
         ahead, prepared = session.ahead if goes_on else None, None
-        if ahead is not None and ahead[0].number == number and engine is not None and engine.delivered_all:
+        if ahead is not None and ahead[0].number == number and engine is not None and engine.epochs.delivered_all:
             prepared = ahead if ahead[1].holds() else None
         knows_seed = resumption.knows_seed if resumption is not None else goes_on and loader.persistent_workers
         # PyTorch draws a seed when persistent workers start, not for every epoch
@@ -128,7 +128,7 @@ class EngineIterator(EpochIterator):
             self._engine.close()
             raise
         session = self._session
-        if self._keeps and session.speculates and session.ahead is None and self._engine.drained:
+        if self._keeps and session.speculates and session.ahead is None and self._engine.epochs.drained:
             self._try_to_prepare_next()
         return data
 

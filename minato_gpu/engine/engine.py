@@ -46,14 +46,14 @@ class Engine(Batches):
         self._links = parts.links
         self.pump = pump = Pump(parts)
         self.assembly = parts.assembly
-        self._epochs = Epochs(pump, parts)
+        self.epochs = Epochs(pump, parts)
         replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
         self._handover = Handover(parts)
         self._timeout = parts.timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False  # it has ended
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
         lanes = (fd for lane in pump.lanes.values() for fd in (*lane.fds(), *lane.fault_fds()))
@@ -75,11 +75,11 @@ class Engine(Batches):
             if pump.estimates is not None:
                 pump.estimates.begin_epoch()
             if prefetched:
-                self._epochs.go_on(source.number)
+                self.epochs.go_on(source.number)
             else:
                 pump.new_run()
-                self._epochs.start(source)
-            self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
+                self.epochs.start(source)
+            self.assembly.expect(self.epochs.order, self.epochs[source.number].first_order)
             self.log = pump.shown = pump.run.logs[source.number]
             self.log.began(expected, perf_counter())
             if self._count is not None:
@@ -87,34 +87,19 @@ class Engine(Batches):
                 self.log.workers["at_work"] = self._count.workers
             if not prefetched:
                 pump.open_lanes()
-            self._epochs.draw()
+            self.epochs.draw()
             self._settle()
             self._attention()
 
     def prefetch(self, source: Source) -> None:
-        """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``).
+        """Let the window run on into this epoch; the current one's sampler has ended (see ``Epochs.drained``).
 
         Raises what its sampler does; it is then not drawn from again until it begins.
         """
         with self._lock:
-            self._epochs.add(source, early=True)
-            self._epochs.draw_ahead()
+            self.epochs.add(source, early=True)
+            self.epochs.draw_ahead()
         self._leave_due()
-
-    @property
-    def drained(self) -> bool:
-        """Whether every sampler has ended while the window has room."""
-        return self._epochs.drained
-
-    @property
-    def delivered_all(self) -> bool:
-        """Whether nothing but prefetched epochs is left to deliver."""
-        return self._epochs.delivered_all
-
-    @property
-    def closed(self) -> bool:
-        """Whether the engine has ended."""
-        return self._closed
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
@@ -122,10 +107,10 @@ class Engine(Batches):
         """See Batches."""
         if asked is not None:
             asked()
-        started, epochs = perf_counter(), self._epochs
+        started, epochs = perf_counter(), self.epochs
         self.handed = None
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise EndOfEpoch
             epochs.raised.raise_kept()
             epoch = epochs[number]
@@ -167,9 +152,9 @@ class Engine(Batches):
         """See Batches."""
         started = perf_counter()
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise EndOfEpoch
-            epoch, order = self._epochs[number], OutputBatch(self._epochs.order - 1)
+            epoch, order = self.epochs[number], OutputBatch(self.epochs.order - 1)
             self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
             self._links.board.words[ATTENTION] = NOBODY
             self._settle()
@@ -192,7 +177,7 @@ class Engine(Batches):
     def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
         """The first sample that is left of the batches to come, which may mean to look beyond the window."""
         self.pump.run.handle(m.Asked(perf_counter()))
-        ticket, order, epochs = None, self._epochs.order, self._epochs
+        ticket, order, epochs = None, self.epochs.order, self.epochs
         try:
             while ticket is None:
                 # not until it is ready: a budget may hold its load back for as long as batches before it are not taken
@@ -217,7 +202,7 @@ class Engine(Batches):
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
-        return self.assembly.ready(self._epochs.order) or epoch.end == self._epochs.order
+        return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
     def _await(self, epoch: Epoch, started: float) -> None:
         """Pump until the next batch is ready, or the epoch turns out to be over."""
@@ -278,7 +263,7 @@ class Engine(Batches):
         lane that may be idle does not wait for a worker's report.
         """
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._listen(PUMP)
                 if len(self.pump.lanes) > 1 or not self._links.board.all_busy():
                     os.eventfd_write(self._links.wake, 1)
@@ -292,7 +277,7 @@ class Engine(Batches):
             waits = self._minder.watches or look_at is not None
             watch = self._minder.wait(self._links.wake, look_at) if waits else _wait(self._links.wake)
             with self._lock:
-                if self._closed:
+                if self.closed:
                     return
                 try:
                     self._serve(watch)
@@ -311,7 +296,7 @@ class Engine(Batches):
         if watch:
             self._minder.keep_watch(self.log)
             self._attention()
-        if self._epochs.due or self._links.board.words[ATTENTION]:
+        if self.epochs.due or self._links.board.words[ATTENTION]:
             self._settle()
             self._pump()
             look_at = self._look_at()
@@ -334,13 +319,13 @@ class Engine(Batches):
     def _settle(self) -> None:
         """Do what deliveries have left to be done."""
         self.assembly.holdings.reclaim()
-        self._epochs.settle()
+        self.epochs.settle()
 
     def _pump(self) -> None:
         self.pump.receive()
         if self.pump.faults:
             self._minder.tend(self.log)
-        if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
+        if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self.epochs.first) is not None:
             epoch.end = self.pump.run.scheduler.end
 
     # --- the end -------------------------------------------------------------------------------------------
@@ -354,9 +339,9 @@ class Engine(Batches):
             threading.Thread(target=self.close, name="closing").start()
             return
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             os.eventfd_write(self._links.wake, 1)
         self._thread.join()
         self.on_close()

@@ -36,11 +36,7 @@ class Epoch:
         self.first_order = first_order
         self.first_serial = first_serial
         self.end: OutputBatch | None = None
-        self._draw = source.draw if replay is None else lambda: next(replay, None)
-
-    def draw(self) -> Drawn | None:
-        """The next batch of tickets."""
-        return self._draw()
+        self.draw: Callable[[], Drawn | None] = source.draw if replay is None else lambda: next(replay, None)
 
     def samples_after(self, serial: TicketId) -> int | None:
         """How many are to follow, by the sampler's length; None where it has none, or has yielded more already."""
@@ -186,11 +182,12 @@ class Epochs:
             if isinstance(drawn, Epoch):
                 self._due.append(partial(m.Ended, epoch=drawn.number))
                 continue
-            if left is None:
-                batch = None if self._place >= self.order else 0
-                self._due.append(partial(self._admit, self._place, drawn, batch))
-            else:
-                self._admit_left(drawn, left)
+            # of what an earlier run delivered in part, the rest enters in pieces, each a record of its own
+            pieces = [drawn] if left is None else [drawn.part(lo, hi) for lo, hi in left or ((0, 0),)]
+            batch = 0 if self._place < self.order else None if left is None else drawn.rows
+            for piece in pieces:
+                self._due.append(partial(self._admit, self._place, piece, batch))
+                batch = 0
             self._place = SourceBatch(self._place + 1)
 
     def draw_on(self) -> None:
@@ -224,31 +221,17 @@ class Epochs:
         while self._due:
             self._pump.run.handle(self._due.popleft()(perf_counter()))
 
-    def _admit_left(self, record: Record, left: tuple[tuple[int, int], ...]) -> None:
-        """An earlier run delivered the rest of this place: what is left enters in pieces, each a record of its own."""
-        batch = record.rows if self._place >= self.order else 0
-        if not left:
-            home = self._home(self._place, record)
-            empty = partial(m.Admitted, place=self._place, epoch=record.epoch, first=record.first, size=0)
-            self._due.append(partial(empty, batch=batch, home=home))
-        for lo, hi in left:
-            piece = record.part(lo, hi)
-            self._due.append(partial(self._admit, self._place, piece, batch))
-            batch = 0
-
     def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
-        """A place enters the window."""
+        """A place enters the window; of one that has nothing left, only that there is such a batch."""
+        homes = self._parts.homes
+        home = homes[(place - record.begins) % len(homes)]
+        if not record.rows:
+            return m.Admitted(now, place, record.epoch, record.first, 0, batch=batch, home=home)
         estimates = self._parts.estimates
         self._parts.assembly.admit(record)
         cpu = None if estimates is None else estimates.of_keys(record.keys)
-        home = self._home(place, record)
         fetched = None if self._reads is None else self._reads.admit(record)
         what = place, record.epoch, record.first, record.rows, cpu
         epoch = self._epochs.get(record.epoch)
         follow = None if epoch is None else epoch.samples_after(record.end)
         return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched, follow=follow)
-
-    def _home(self, place: SourceBatch, record: Record) -> str:
-        """Which device lanes may prepare the place."""
-        homes = self._parts.homes
-        return homes[(place - record.begins) % len(homes)]
