@@ -17,7 +17,7 @@ from math import ceil
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.fetching import Fetching
-from minato_gpu.scheduling.flights import Flight, cut, spans_of
+from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
@@ -195,7 +195,8 @@ class Dispatcher:
         parts, seconds = self._gather(lane, entry, plan)
         if not parts:
             return False
-        flight = self._dispatch(lane, "run", spans_of(parts), parts, seconds, stop=_split(plan))
+        spans = tuple(m.joined((part.lo, part.hi) for part in parts))
+        flight = self._dispatch(lane, "run", spans, parts, seconds, stop=_split(plan))
         if plan is not None:
             self._promise(flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0]))
         return True
