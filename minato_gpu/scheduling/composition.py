@@ -16,7 +16,7 @@ changes places with the youngest failed one of the batch. Samples that did not f
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from heapq import heappop, heappush
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
@@ -95,7 +95,7 @@ class FreeComposition(_Composition):
         self._due: deque[tuple[int, int]] = deque()  # epoch and size of the next batches
         # by epoch, what is ready and in no batch: sorted spans that never touch, and how many samples these hold
         self._ready: defaultdict[int, list[TicketSpan]] = defaultdict(list)
-        self._counts: Counter[int] = Counter()
+        self._counts: defaultdict[int, int] = defaultdict(int)
         self._failed: set[TicketId] = set()
         self._in_place_of: dict[TicketId, TicketId] = {}  # ready serials that have changed places, each with the other
 
@@ -118,10 +118,12 @@ class FreeComposition(_Composition):
 
     def compose(self, eager: bool) -> Compose | None:
         """The next batch, or None."""
-        if not self._due or self.missing > 0:
+        if not self._due:
+            return None
+        epoch, size = self._due[0]
+        if self._counts[epoch] < size:
             return None
         oldest = self._places.oldest
-        epoch, size = self._due[0]
         overtakes = oldest is not None and oldest.first < self._ready[epoch][0][0] + size
         if overtakes and (not eager or self.held_back):
             return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from copy import copy
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
@@ -39,6 +38,11 @@ class Entry:
     for its cuts the threshold counts as no higher than this; 1.0 for a sample that would hold up the window, which
     then takes the fastest of its plans, however scarce the device is.
     """
+
+    __slots__ = (
+        *("at", "begin", "between", "charge", "cold", "cpu", "device", "haste", "hi", "home", "inspect", "lo", "place"),
+        *("priority", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
+    )
 
     def __init__(
         self,
@@ -96,8 +100,11 @@ class Entry:
 
     def part(self, lo: TicketId, hi: TicketId) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
-        entry = copy(self)
-        entry.lo, entry.hi = lo, hi
+        entry = Entry(lo, hi, self.place, self.cpu, self.device)
+        entry.begin, entry.sums = self.begin, self.sums
+        entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
+        entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
+        entry.at, entry.between, entry.steps, entry.haste = self.at, self.between, self.steps, self.haste
         if self.sums:
             entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
         return entry
