@@ -26,6 +26,7 @@ from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
+from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
@@ -130,7 +131,8 @@ class Engine(Batches):
             positions = self.handed = epoch.positions(batch.dealt)
             epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
             epochs.draw_on()
-            self._count_workers(batch.size)
+            if self._count is not None:
+                self._count_workers(self._count, batch.size)
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
@@ -215,10 +217,9 @@ class Engine(Batches):
         if self._count is not None:
             self._count.waited(cause, ready - asked)
 
-    def _count_workers(self, delivered: int) -> None:
+    def _count_workers(self, count: WorkerCount, delivered: int) -> None:
         """So many samples more were delivered: have more workers at work, or fewer, if that is due."""
-        count = self._count
-        if count is not None and count.delivered(perf_counter(), delivered, self.pump.run.scheduler.idle_slots):
+        if count.delivered(perf_counter(), delivered, self.pump.run.scheduler.idle_slots):
             self.pump.lanes[m.CPU].resize(count.workers)
             self.log.workers["at_work"] = count.workers
 

@@ -63,9 +63,10 @@ class LaneModel:
         self._spent: list[float] = []
         self._kept, self._deviations = 0.8, 1.0  # sums whose ratio is the share that comes back
 
-    def push(self, keys: Keys, rows: Array, seconds: list[float]) -> None:
+    def push(self, keys: Keys, rows: Array | None, seconds: list[float]) -> None:
         self._keys.extend(keys.tolist() if isinstance(keys, np.ndarray) else keys)
-        self._rows.append(rows)
+        if features := self.model.features:
+            self._rows.append(np.full((len(seconds), features), np.nan) if rows is None else rows)
         self._spent.extend(seconds)
         if len(self._keys) >= (FLUSH if self.plain.count < 2 * _MANY else _MANY):
             self.flush()
@@ -90,7 +91,8 @@ class LaneModel:
         """Take in what was observed: first judge the predictions, then learn, then record."""
         if not self._keys:
             return
-        keys, rows = plain(self._keys), np.concatenate(self._rows)
+        keys = plain(self._keys)
+        rows = np.concatenate(self._rows) if self._rows else np.empty((len(keys), 0))
         logs = np.log(np.maximum(np.array(self._spent), _SHORTEST_S))
         self._keys, self._rows, self._spent = [], [], []
         self._judge(keys, rows, logs)
@@ -130,8 +132,10 @@ class LaneModel:
     def _base(self, rows: Array) -> Array:
         """Log costs by the models alone; nan where nothing is known."""
         logs = np.full(len(rows), self.plain.level if self.plain.count else np.nan)
+        if self.model is self.plain or not self.model.count:
+            return logs
         given = _given(rows)
-        if self.model.count and given.any():
+        if given.any():
             logs[given] = self.model.predict(rows[given])
         return logs
 
@@ -174,7 +178,7 @@ class CostModel:
     def observe_many(self, lane: str, keys: Keys | None, features: ArrayLike | None, seconds: ArrayLike) -> None:
         """What samples took on a slot of ``lane``: keys (n,) or None, features (n, features) or None, seconds (n,)."""
         spent = seconds if isinstance(seconds, list) else np.asarray(seconds, dtype=np.float64).tolist()
-        matrix = self._matrix(features, len(spent))
+        matrix = None if features is None else self._matrix(features, len(spent))
         with self._lock:
             self._lanes[lane].push(keys if keys is not None else [None] * len(spent), matrix, spent)
 

@@ -195,7 +195,8 @@ class Dispatcher:
         parts, seconds = self._gather(lane, entry, plan)
         if not parts:
             return False
-        spans = tuple(m.joined((part.lo, part.hi) for part in parts))
+        one = parts[0].lo, parts[0].hi
+        spans = (one,) if len(parts) == 1 else tuple(m.joined([(part.lo, part.hi) for part in parts]))
         flight = self._dispatch(lane, "run", spans, parts, seconds, stop=_split(plan))
         if plan is not None:
             self._promise(flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0]))

@@ -52,7 +52,8 @@ class Intake:
 
     def _reconsider(self, entry: Entry) -> None:
         """Which lane suits the entry, and when it should start, anew."""
-        entry.suit(self.pace.patience())
+        if entry.device is not None or entry.steps is not None:
+            entry.suit(self.pace.patience())
         self.rank(entry)
 
     def rank(self, entry: Entry) -> None:

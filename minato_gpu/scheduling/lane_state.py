@@ -36,6 +36,7 @@ class LaneState:
         self._chunks = 0
         self._slow: set[int] = set()
         self._measurements, self.mean, self._variance = known or (0, 0.0, 0.0)  # the variance: of what one sample takes
+        self._find_even()
         # the most samples of one dispatch, and its target in predicted seconds
         self.limits = (
             (policy.micro_batch, policy.device_s) if self.is_device else (policy.chunk_samples, policy.chunk_s)
@@ -66,11 +67,11 @@ class LaneState:
         self.mean += error * weight
         if self._measurements > samples:
             self._variance += (samples * error * error - self._variance) * weight
+        self._find_even()
 
-    @property
-    def even(self) -> bool:
+    def _find_even(self) -> None:
         """Whether samples are known to cost much the same, so that many together take what is predicted."""
-        return self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
+        self.even = self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
 
     @property
     def costs(self) -> LaneCosts:

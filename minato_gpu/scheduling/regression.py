@@ -52,10 +52,10 @@ class LogLinear:
 
     def learn(self, features: Array, logs: Array) -> None:
         """Take in log costs, shape (n,), of features of shape (n, features)."""
-        logs_given = np.log(np.maximum(features, _FLOOR))
-        if self.count == 0:
-            self._center = logs_given.mean(axis=0)
-        self._stretch(logs_given - self._center)
+        if self.count == 0 and self.features:
+            self._center = np.log(np.maximum(features, _FLOOR)).mean(axis=0)
+        if self.features:
+            self._stretch(np.log(np.maximum(features, _FLOOR)) - self._center)
         basis = self._basis(features)
         self._follow_noise(logs - basis @ self._weights)
         for _ in range(2):  # the second time with weights for residuals of the coefficients just found
@@ -94,6 +94,9 @@ class LogLinear:
         self._high = high if self.count == 0 else np.maximum(self._high, high)
 
     def _basis(self, features: Array) -> Array:
+        ones = np.ones((len(features), 1))
+        if not self.features:
+            return ones
         z = np.log(np.maximum(features, _FLOOR)) - self._center
         bend = np.clip(z, self._low, self._high)  # a parabola must not run away outside of what was seen
-        return np.concatenate((np.ones((len(features), 1)), z, bend * bend), axis=1)
+        return np.concatenate((ones, z, bend * bend), axis=1)

@@ -319,10 +319,9 @@ class Scheduler:
         serials = tuple(cut(spans, offset, offset + 1)[0][0] for offset in failed)
         if flight.done or done < flight.size:
             spans = cut(spans, flight.done, done)
-        flight.done = done
+        flight.done, epoch = done, flight.parts[0].place.epoch  # a chunk has one epoch
         for span in spans:
             among = tuple(serial for serial in serials if span[0] <= serial < span[1])
-            epoch = self._places.at(span[0]).epoch
             self._composition.finished(epoch, span, among, self._places.finish(span, among))
 
     def _compose(self) -> None:
