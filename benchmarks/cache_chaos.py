@@ -233,7 +233,7 @@ class Run:
     def _do(self, fault: str, iterator: Any) -> None:
         pump = iterator._engine.pump
         if fault == "reader killed":
-            _kill(pump.reads.pid)
+            _kill(pump.reads.reader.process.pid)
         elif fault == "worker killed" and self.arguments["worker_kind"] == "process":
             _kill(self.choose.choice(pump.lanes["cpu"].pids))
         elif fault == "segment":

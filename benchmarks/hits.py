@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,7 +34,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import HEAD, Blocks
 from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.placing import Where
@@ -78,14 +78,14 @@ def memory_row(nbytes: int, copies: int, repetitions: int) -> Row:
 class _Nothing:
     """Reads nothing: all must be hits."""
 
-    def __init__(self, done: Done) -> None:
-        self._done = done
+    def __init__(self, done: Callable[..., None]) -> None:
+        self.done = done
 
     def submit(self, number: int, source: Source) -> None:
         """It is a miss."""
-        self._done(number, -1, 0, AssertionError(f"{source} has no copy"), 0.0)
+        self.done(number, -1, 0, AssertionError(f"{source} has no copy"), 0.0)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
+    def cancel(self, number: int) -> None:
         """There is nothing to cancel."""
 
 
@@ -120,7 +120,7 @@ class _DiskHits:
             number, seconds, block, nbytes, error = each
             done(number, block, nbytes, error, seconds)
 
-        pool = DiskPool(self.tier, self.blocks, done, _Nothing, Following(0))
+        pool = DiskPool(self.tier, self.blocks, _Nothing(done), Following(0))  # type: ignore[arg-type]
         bare = LocalReads(self.blocks, ended, self._barely)
         rows = [await self._row(pool, bare, told, cold, repetitions) for cold in (False, True)]
         bare.close()

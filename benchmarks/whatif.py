@@ -22,7 +22,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -97,7 +97,7 @@ def workload_rows(
         profile, beyond = profile_of(data, ways, runs, storage)
         report.progress(f"{data.name}: {_said(profile, beyond)}")
         if kept is not None:
-            plain_report.write(profile.as_json(), kept / f"{data.name}.json")
+            plain_report.write(asdict(profile), kept / f"{data.name}.json")
         predictors: dict[int, Predictor] = {}
         for turn in turns:
             if turn.point is not None:

@@ -154,8 +154,7 @@ def deciding(policy: str) -> Iterator[None]:
 
 
 def measure(data: Data, way: Way, address: str, seed: int = 0) -> Measured:
-    """Epochs of one loader, from the server there; in a process of its own. ``seed``: of orders that nobody foretells.
-    """
+    """Epochs of one loader, from the server there, in a process of its own. ``seed``: of orders that none foretells."""
     torch.set_num_threads(1)
     urllib.request.urlopen(f"{address}/set?latency_ms={way.latency_ms}&rate={way.rate}").close()
     with deciding(way.policy):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
-from minato_gpu.stages import Fields, Keepable, Stage
+from minato_gpu.stages import Fields, Keepable
 
 Kept = Mapping[int, Fields]
 """By the number of the stage that writes them."""
@@ -60,10 +60,12 @@ class KeepableFields:
         return bool(self._names or self._parts)
 
     def _look(self) -> None:
-        drawn: set[str] = set()
-        writer: dict[str, int] = {}
+        writer: dict[str, int] = {}  # of each field as it stands, but for those that the data set gives
         wanted: dict[int, set[str]] = {}
         given: set[str] = set()
+
+        def fixed(names: Iterable[str]) -> bool:
+            return all(name not in writer or writer[name] in self._fixed for name in names)
 
         def want(names: Iterable[str]) -> None:
             for name in names:
@@ -71,29 +73,19 @@ class KeepableFields:
                     wanted.setdefault(writer[name], set()).add(name)
 
         for number, stage in enumerate(self._pipeline.stages):
-            early, late = self._divide(number, stage, drawn)
+            early: tuple[str, ...] = ()  # what is read for what may be kept
+            if stage.draw is None and fixed(stage.reads):
+                self._fixed.add(number)
+                early = stage.reads
+            elif stage.keep is not None and fixed(stage.keep.reads):
+                self._parts[number] = stage.keep
+                early = stage.keep.reads
             given.update(name for name in early if name not in writer)
-            want(late)
+            want({*stage.reads}.difference(early).union(stage.meta))  # read whatever is kept
             writer.update(dict.fromkeys(stage.writes, number))
         want(self._pipeline.outputs)
         self._names = {number: tuple(sorted(names)) for number, names in wanted.items()}
         self._given = tuple(sorted(given))
-
-    def _divide(self, number: int, stage: Stage, drawn: set[str]) -> tuple[set[str], set[str]]:
-        """The fields that the stage reads for what may be kept, and those that it reads whatever is kept. ``drawn``:
-        those that depend on a draw, before the stage and, changed, after it."""
-        reads = set(stage.reads)
-        if stage.draw is None and not reads & drawn:
-            self._fixed.add(number)
-            drawn.difference_update(stage.writes)
-            return reads, set()
-        keep = stage.keep
-        early: set[str] = set()
-        if keep is not None and not set(keep.reads) & drawn:
-            self._parts[number] = keep
-            early = set(keep.reads)
-        drawn.update(stage.writes)
-        return early, (reads - early) | set(stage.meta)
 
     # --- runs ------------------------------------------------------------------------------------------------
 
@@ -149,25 +141,23 @@ class KeepableFields:
     ) -> tuple[dict[str, Value], Fields | None, float, float]:
         """A stage whose part is kept: the fields then, the part, the seconds that it saves, and those that it took more
         than the stage as it is."""
-        pipeline, part = self._pipeline, self._parts[number]
-        fused_s = 0.0
-        began = perf_counter()
-        if self._compared < _COMPARED:  # the first samples go both ways
-            pipeline.run_stage(number, known, seed)
-            fused_s = perf_counter() - began
-        middle = perf_counter()
-        made = pipeline.run_stage(number, known, seed, lambda fields, _: part.make(fields), part.writes)
-        after = perf_counter()
+        run, part, began = self._pipeline.run_stage, self._parts[number], perf_counter()
+        fused_s = _timed(lambda: run(number, known, seed))[1] if self._compared < _COMPARED else 0.0
+        made, made_s = _timed(lambda: run(number, known, seed, lambda fields, _: part.make(fields), part.writes))
         kept = _copied(made)
-        began_again = perf_counter()
-        written = pipeline.run_stage(number, {**known, **made}, seed, part.cpu)
-        end = perf_counter()
-        if fused_s:
+        written, rest_s = _timed(lambda: run(number, {**known, **made}, seed, part.cpu))
+        if fused_s:  # the first samples go both ways
             self._compared += 1
             self._fused_s += fused_s
-            self._made_s += after - middle
-        usual_s = self._fused_s / max(self._made_s, 1e-9) * (after - middle)
-        return {**known, **written}, kept, max(0.0, usual_s - (end - began_again)), end - began - usual_s
+            self._made_s += made_s
+        usual_s = self._fused_s / max(self._made_s, 1e-9) * made_s
+        return {**known, **written}, kept, max(0.0, usual_s - rest_s), perf_counter() - began - usual_s
+
+
+def _timed(run: Callable[[], Fields]) -> tuple[Fields, float]:
+    """What it returns, and the seconds that it took."""
+    began = perf_counter()
+    return run(), perf_counter() - began
 
 
 def _copied(fields: Fields) -> Fields | None:

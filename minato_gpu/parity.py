@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add
@@ -23,7 +23,8 @@ import numpy as np
 
 from minato_gpu.extras import from_extra
 from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.values import to_numpy
+from minato_gpu.lanes.values import Result, to_numpy
+from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, StageError, sample_seed
 from minato_gpu.stages import Field, Fields, Tolerance
@@ -33,7 +34,7 @@ DRAWS = 2  # how often run_check prepares each sample, each time with other draw
 MAX_SAMPLES = 200  # of the user's own data, spread evenly over it
 
 
-@dataclass(frozen=True)
+@dataclass
 class StageParity:
     """One compared stage, or, with ``stage`` "split K", everything from split point K on.
 
@@ -43,16 +44,38 @@ class StageParity:
 
     stage: str
     implementation: str
-    samples: int
-    max_deviation: float
-    mean_deviation: float
-    limit_max: float
-    limit_mean: float
+    samples: int = 0
+    max_deviation: float = 0.0
+    mean_deviation: float = 0.0
+    limit_max: float = 0.0
+    limit_mean: float = 0.0
     problem: str = ""
 
     @property
     def passed(self) -> bool:
         return self.max_deviation <= self.limit_max and self.mean_deviation <= self.limit_mean
+
+    def add(self, expected: Fields, got: Mapping[str, JSON] | StageError, declared: Mapping[str, Field]) -> None:
+        """Another sample: what the CPU and the device have made of it."""
+        self.samples += 1
+        if isinstance(got, StageError):
+            return self._fail(str(got))
+        for name, reference in expected.items():
+            if declared[name].dtype == np.dtype(object):
+                continue
+            value = to_numpy(got[name])
+            reference = np.asarray(reference)
+            if value.shape != reference.shape:
+                return self._fail(f"field {name!r} has shape {value.shape}, on the CPU {reference.shape}")
+            if value.size:
+                deviation = np.abs(value.astype(np.float64) - reference.astype(np.float64)) / declared[name].level
+                self.max_deviation = max(self.max_deviation, _no_nan(deviation.max()))
+                self.mean_deviation = max(self.mean_deviation, _no_nan(deviation.mean()))
+        return None
+
+    def _fail(self, problem: str) -> None:
+        self.max_deviation = self.mean_deviation = float("inf")
+        self.problem = self.problem or problem
 
 
 @dataclass(frozen=True)
@@ -121,19 +144,22 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
     if all(stage.device is None for stage in pipeline.stages):
         raise ValueError(f"pipeline {pipeline.name!r} has no stage with a device implementation")
     seeded = [(fields, sample_seed(0, epoch, n)) for n, fields in enumerate(samples) for epoch in range(draws)]
-    end = len(pipeline.stages)
+    none = Tolerance()
+    compared = [
+        (stage.name, range(number, number + 1), stage.tolerance.get(_kind(device), none))
+        for number, stage in enumerate(pipeline.stages)
+        if stage.device is not None
+    ]
+    compared += [
+        (f"split {split}", range(split, len(pipeline.stages)), whole_tolerance(pipeline, device, split))
+        for split in pipeline.splits[:-1]
+    ]
     found = []
-    for number, stage in enumerate(pipeline.stages):
-        if stage.device is not None:
-            tally = _compare(pipeline, range(number, number + 1), seeded, device)
-            limit = stage.tolerance.get(_kind(device), Tolerance())
-            found.append(tally.result(stage.name, f"{stage.device.kind} on {device}", limit))
-    for split in pipeline.splits[:-1]:
-        tally = _compare(pipeline, range(split, end), seeded, device)
-        kinds = sorted({s.device.kind for s in pipeline.stages[split:] if s.device is not None})
-        found.append(
-            tally.result(f"split {split}", f"{'+'.join(kinds)} on {device}", whole_tolerance(pipeline, device, split))
-        )
+    for name, stages, limit in compared:
+        kinds = sorted({how.kind for number in stages if (how := pipeline.stages[number].device) is not None})
+        implementation = f"{'+'.join(kinds)} on {device}"
+        found.append(StageParity(name, implementation, limit_max=limit.maximum, limit_mean=limit.mean))
+        _compare(pipeline, stages, seeded, device, found[-1])
     return found
 
 
@@ -152,63 +178,35 @@ def _kind(device: str) -> str:
     return device.partition(":")[0]
 
 
-class _Tally:
-    """The worst deviations seen so far."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.maximum = 0.0
-        self.mean = 0.0
-        self.problem = ""
-
-    def add(self, expected: Fields, got: Mapping[str, JSON] | StageError, declared: Mapping[str, Field]) -> None:
-        self.samples += 1
-        if isinstance(got, StageError):
-            return self._fail(str(got))
-        for name, reference in expected.items():
-            if declared[name].dtype == np.dtype(object):
-                continue
-            value = to_numpy(got[name])
-            reference = np.asarray(reference)
-            if value.shape != reference.shape:
-                return self._fail(f"field {name!r} has shape {value.shape}, on the CPU {reference.shape}")
-            if value.size:
-                deviation = np.abs(value.astype(np.float64) - reference.astype(np.float64)) / declared[name].level
-                self.maximum = max(self.maximum, _no_nan(deviation.max()))
-                self.mean = max(self.mean, _no_nan(deviation.mean()))
-        return None
-
-    def _fail(self, problem: str) -> None:
-        self.maximum = self.mean = float("inf")
-        self.problem = self.problem or problem
-
-    def result(self, stage: str, implementation: str, limit: Tolerance) -> StageParity:
-        return StageParity(
-            stage, implementation, self.samples, self.maximum, self.mean, limit.maximum, limit.mean, self.problem
-        )
-
-
 def _no_nan(value: float) -> float:
     # max() would silently drop a NaN.
     return float("inf") if np.isnan(value) else float(value)
 
 
-def _compare(pipeline: Pipeline, stages: range, seeded: Sequence[tuple[Fields, int]], device: str) -> _Tally:
-    tally = _Tally()
-    executor = DeviceExecutor(pipeline, stages.start, stages.stop, device=device, max_batch=MAX_BATCH, threads=1)
+def _compare(
+    pipeline: Pipeline, stages: range, seeded: Sequence[tuple[Fields, int]], device: str, into: StageParity
+) -> None:
+    executor = DeviceExecutor(pipeline, stages.start, stages.stop, device=device, max_batch=MAX_BATCH)
     declared = pipeline.fields_at(stages.stop)
     try:
         with from_extra("cuda13", "cuda12"):
             executor.load()
-        for batch in _batches(seeded):
+        for first in range(0, len(seeded), MAX_BATCH):
+            batch = seeded[first : first + MAX_BATCH]
             items = [(pipeline.run(fields, seed, 0, stages.start), seed) for fields, seed in batch]
-            for (fields, seed), got in zip(items, executor.run(items), strict=True):
+            for (fields, seed), got in zip(items, _run(executor, items), strict=True):
                 known = pipeline.run(fields, seed, stages.start, stages.stop)
-                tally.add({name: known[name] for name in executor.makes}, got, declared)
+                into.add({name: known[name] for name in executor.makes}, got, declared)
     finally:
         executor.close()
-    return tally
 
 
-def _batches(seeded: Sequence[tuple[Fields, int]]) -> Iterator[Sequence[tuple[Fields, int]]]:
-    return (seeded[n : n + MAX_BATCH] for n in range(0, len(seeded), MAX_BATCH))
+def _run(executor: DeviceExecutor, items: Sequence[tuple[Fields, int]]) -> list[Result]:
+    """The results, of fewer samples at once where the device has no memory for all."""
+    try:
+        return executor.run(items)
+    except Exception as error:
+        half = len(items) // 2
+        if not half or not is_out_of_memory(error):
+            raise
+    return [*_run(executor, items[:half]), *_run(executor, items[half:])]

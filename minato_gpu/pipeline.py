@@ -28,6 +28,7 @@ from minato_gpu.stages import (
     canonical,
     check_tolerance,
     check_values,
+    names_in,
 )
 
 __all__ = ["CupyFunction", "DaliFragment", "Field", "Keepable", "Pipeline", "Stage", "Tolerance", "TorchFunction"]
@@ -56,7 +57,9 @@ class Pipeline:
         if isinstance(self.stages, Stage):
             raise TypeError(f"stages must be a sequence of Stage objects, got the stage {self.stages.name!r} alone")
         object.__setattr__(self, "stages", tuple(self.stages))
-        object.__setattr__(self, "outputs", _unique(self.outputs, "outputs"))
+        object.__setattr__(self, "outputs", names_in("outputs", self.outputs))
+        if not self.outputs:
+            raise ValueError("outputs must name at least one field")
         _check_stages(self.stages)  # first: what follows looks into them
         check_values("inputs", {} if self.inputs is None else self.inputs, Field)
         check_tolerance("tolerance", self.tolerance)
@@ -66,7 +69,7 @@ class Pipeline:
     @cached_property
     def input_fields(self) -> Mapping[str, Field]:
         """The fields that the data set returns, as declared or inferred."""
-        return dict(self.inputs) if self.inputs is not None else _inferred(self.stages, self.outputs)
+        return dict.fromkeys(sorted(self.live(0)), Field(object)) if self.inputs is None else dict(self.inputs)
 
     @cached_property
     def output_fields(self) -> Mapping[str, Field]:
@@ -122,6 +125,18 @@ class Pipeline:
             needed -= stage.writes.keys()
             needed.update(stage.reads, stage.meta)
         return frozenset(needed)
+
+    def written(self, stages: range) -> tuple[str, ...]:
+        """Names of the fields that these stages write."""
+        return tuple(dict.fromkeys(name for number in stages for name in self.stages[number].writes))
+
+    def taken(self, stages: range) -> tuple[str, ...]:
+        """Names of the fields that these stages read, and take from outside."""
+        found: dict[str, None] = {}
+        for number in stages:
+            made = self.written(range(stages.start, number))
+            found.update(dict.fromkeys(name for name in self.stages[number].reads if name not in made))
+        return tuple(found)
 
     def draw(self, number: int, fields: Fields, seed: int) -> Params:
         """The parameters of stage ``number`` for the sample with this seed: NumPy values by name, or empty.
@@ -253,25 +268,6 @@ def check_written(declared: Mapping[str, Field], written: Fields) -> None:
             raise ValueError(f"field {name!r} {problem}")
 
 
-def _unique(names: Sequence[str] | str, what: str) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise TypeError(f"{what} must be a sequence of names, got the string {names!r}")
-    if not names:
-        raise ValueError(f"{what} must name at least one field")
-    if len(set(names)) != len(names):
-        raise ValueError(f"{what} names a field twice: {tuple(names)}")
-    return tuple(names)
-
-
-def _inferred(stages: Sequence[Stage], outputs: Sequence[str]) -> dict[str, Field]:
-    found: dict[str, Field] = {}
-    written: set[str] = set()
-    for stage in stages:
-        found |= {name: Field(object) for name in (*stage.reads, *stage.meta) if name not in written}
-        written |= stage.writes.keys()
-    return found | {name: Field(object) for name in outputs if name not in written}
-
-
 def _check_stages(stages: Sequence[Stage]) -> None:
     if not stages:
         raise ValueError("a pipeline needs at least one stage")
@@ -302,7 +298,7 @@ def _check_flow(stages: Sequence[Stage], inputs: Mapping[str, Field], outputs: S
 
 def _check_meta(stages: Sequence[Stage], inputs: Mapping[str, Field], host_prefix: int) -> None:
     # A draw that looked at a field made later would depend on the lane that made it.
-    early = set(inputs).union(*(s.writes for s in stages[:host_prefix])) if host_prefix else set(inputs)
+    early = set(inputs).union(*(stage.writes for stage in stages[:host_prefix]))
     for number, stage in enumerate(stages):
         for name in stage.meta:
             late = [s.name for s in stages[host_prefix:number] if name in s.writes]

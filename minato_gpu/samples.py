@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any, NewType, ParamSpec, TypeVar
 
@@ -149,16 +149,10 @@ class Origin:
     path: str | None = None
 
     def __str__(self) -> str:
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
         parts = [
             f"{name} {value!r}" if name in ("index", "path", "stage") else f"{name} {value}"
-            for name, value in (
-                ("epoch", self.epoch),
-                ("position", self.position),
-                ("index", self.index),
-                ("stage", self.stage),
-                ("lane", self.lane),
-                ("path", self.path),
-            )
+            for name, value in known.items()
             if value is not None
         ]
         return ", ".join(parts) or "origin unknown"

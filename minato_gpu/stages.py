@@ -147,6 +147,10 @@ class CupyFunction:
     function: Callable[[ModuleType, Fields, Params], Fields]
     kind = "cupy"
 
+    def on_cpu(self, fields: Fields, params: Params) -> Fields:
+        """The same over NumPy: for a stage's ``cpu``, where that needs nothing of its own."""
+        return self.function(np, fields, params)
+
 
 @dataclass(frozen=True)
 class TorchFunction:
@@ -211,21 +215,13 @@ class Stage:
         if not (isinstance(name, str) and name):
             raise TypeError(f"a stage needs a name that is a non-empty string, got {name!r}")
         for part in ("reads", "meta", "feature_names"):
-            object.__setattr__(self, part, self._names(part))
+            object.__setattr__(self, part, names_in(f"stage {self.name!r}: {part}", getattr(self, part)))
         check_values(f"stage {self.name!r}: writes", self.writes, Field)
         check_tolerance(f"stage {self.name!r}: tolerance", self.tolerance)
         object.__setattr__(self, "writes", dict(self.writes))
         object.__setattr__(self, "tolerance", dict(self.tolerance))
         self._check_values()
         self._check_agreement()
-
-    def _names(self, part: str) -> tuple[str, ...]:
-        names = getattr(self, part)
-        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
-            raise TypeError(f"stage {self.name!r}: {part} must be a sequence of names, got {names!r}")
-        if len(set(names)) != len(tuple(names)):
-            raise ValueError(f"stage {self.name!r}: {part} names a field twice: {tuple(names)}")
-        return tuple(names)
 
     def _check_values(self) -> None:
         if not self.writes:
@@ -245,19 +241,27 @@ class Stage:
             raise ValueError(f"stage {self.name!r} names meta fields but has no draw")
         if (self.features is None) != (not self.feature_names):
             raise ValueError(f"stage {self.name!r}: features and feature_names go together")
-        unknown = set(getattr(self.device, "host_reads", ())) - set(self.reads)
-        if unknown:
-            raise ValueError(f"stage {self.name!r}: host_reads {sorted(unknown)} are not among its reads")
-        if self.keep is not None:
-            self._check_keep(self.keep)
-
-    def _check_keep(self, keep: object) -> None:
-        if not isinstance(keep, Keepable):
+        self._check_read("host_reads", getattr(self.device, "host_reads", ()))
+        keep: object = self.keep
+        if not isinstance(keep, Keepable | None):
             raise TypeError(f"stage {self.name!r}: keep must be a Keepable, got {keep!r}")
-        check_values(f"stage {self.name!r}: keep.writes", keep.writes, Field)
-        unknown = set(keep.reads) - set(self.reads)
+        if keep is not None:
+            check_values(f"stage {self.name!r}: keep.writes", keep.writes, Field)
+            self._check_read("keep.reads", keep.reads)
+
+    def _check_read(self, what: str, names: Iterable[str]) -> None:
+        unknown = set(names) - set(self.reads)
         if unknown:
-            raise ValueError(f"stage {self.name!r}: keep.reads {sorted(unknown)} are not among its reads")
+            raise ValueError(f"stage {self.name!r}: {what} {sorted(unknown)} are not among its reads")
+
+
+def names_in(what: str, names: object) -> tuple[str, ...]:
+    """Raise TypeError or ValueError unless ``names`` are different names."""
+    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+        raise TypeError(f"{what} must be a sequence of names, got {names!r}")
+    if len(set(names)) != len(tuple(names)):
+        raise ValueError(f"{what} names a field twice: {tuple(names)}")
+    return tuple(names)
 
 
 def check_values(what: str, values: object, kind: type) -> None:

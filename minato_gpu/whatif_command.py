@@ -110,13 +110,13 @@ def _read(path: Path, rank: int) -> Profile:
 
 def _points(profile: Profile, policy: str, loader: Any, ranges: Mapping[str, str | None]) -> list[Point] | None:
     """What is asked for; None where nothing is named."""
-    from minato_gpu.analysis.questions import Point, Range
+    from minato_gpu.analysis.questions import Point, parsed_range
     from minato_gpu.analysis.setting import Setting
 
     values: dict[str, tuple[float, ...]] = {}
     for name, text in ranges.items():
         if text is not None:
-            values[name] = Range.parsed(text, whole=_FIELDS[name][1] is None).values
+            values[name] = parsed_range(text, whole=_FIELDS[name][1] is None)
     if policy and "cache" not in values:
         raise ValueError("--policy is that of a cache: give --cache too")
     if not values and loader is None:

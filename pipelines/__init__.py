@@ -1,7 +1,7 @@
 """Pipeline definition modules, one per workload: ``minato_gpu.pipelines``, and in a clone ``pipelines`` too.
 
 A module that the commands can use by name (``minato-gpu check pipelines.image_classification``) has three
-module-level functions:
+module-level functions (or classes):
 
 - ``pipeline()`` returns the ``minato_gpu.Pipeline`` with its default settings;
 - ``dataset(directory)`` returns a map-style data set over the files there, whose items are the pipeline's input

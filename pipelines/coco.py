@@ -55,9 +55,8 @@ class CocoDetection:
         if not self.annotations.is_file():
             raise FileNotFoundError(f"there is no annotation file {str(self.annotations)!r}")
         try:
-            document = coco_document.read(self.annotations)
-            self.category_ids, self.classes = document.category_ids, document.classes
-            self._arrange(document.pictures, document.objects, keep_empty)
+            pictures, self.category_ids, self.classes, objects = coco_document.read(self.annotations)
+            self._arrange(pictures, objects, keep_empty)
         except ValueError as error:
             raise ValueError(f"{str(self.annotations)!r}: {error}") from None
         say_left_out(self.annotations, self.left_out, "keep_empty=True keeps images without objects")
@@ -125,8 +124,8 @@ class CocoDetection:
         if not len(shown):
             raise ValueError("no image has an object to detect; keep_empty=True keeps images without")
         self.left_out = {
-            "crowds": objects.crowds,
-            "degenerate objects": objects.flat + int((~sound).sum()),
+            "crowds": objects.left_out["crowds"],
+            "degenerate objects": objects.left_out["degenerate objects"] + int((~sound).sum()),
             "images without objects": len(counts) - len(shown),
         }
         self.image_ids, self._names, self._sizes = (part[shown] for part in pictures)

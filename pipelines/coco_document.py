@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections import Counter
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
@@ -31,32 +32,22 @@ class Pictures(NamedTuple):
 
 class Objects(NamedTuple):
     """In the document's order: the number of each object's picture, its label, its box as it is given, its polygons.
-    ``crowds`` and ``flat``: how many were left out, the latter because their polygons enclose nothing."""
+    ``left_out``: how many "crowds", and "degenerate objects" whose polygons enclose nothing."""
 
     owner: array[int]
     labels: array[int]
     boxes: array[float]
     polygons: list[list[list[float]]]
-    crowds: int
-    flat: int
+    left_out: Counter[str]
 
 
-class Document(NamedTuple):
-    """What a document says. By label: the categories' ids as COCO has them, and their names."""
-
-    pictures: Pictures
-    category_ids: list[int]
-    classes: list[str]
-    objects: Objects
-
-
-def read(path: Path) -> Document:
-    """The document in the file ``path``. Raises ValueError for one that is not what it should be."""
+def read(path: Path) -> tuple[Pictures, list[int], list[str], Objects]:
+    """What the document in the file ``path`` says: between pictures and objects, by label, the categories' ids as COCO
+    has them and their names. Raises ValueError for one that is not what it should be."""
     document = _document(path)
     pictures = _pictures(_entries(document, "images"))
     category_ids, classes = _categories(_entries(document, "categories"))
-    objects = _objects(_entries(document, "annotations"), pictures.ids, category_ids)
-    return Document(pictures, category_ids, classes, objects)
+    return pictures, category_ids, classes, _objects(_entries(document, "annotations"), pictures.ids, category_ids)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -105,26 +96,23 @@ def _categories(entries: list[dict[str, Any]]) -> tuple[list[int], list[str]]:
 def _objects(entries: list[dict[str, Any]], images: Any, categories: list[int]) -> Objects:
     numbers = {number: place for place, number in enumerate(images.tolist())}
     labels = {number: label for label, number in enumerate(categories) if label}
-    found = Objects(array("q"), array("q"), array("d"), [], 0, 0)
-    crowds = flat = 0
+    found = Objects(array("q"), array("q"), array("d"), [], Counter())
     for entry in entries:
         image, category = _value(entry, "image_id", int, "annotation"), _value(entry, "category_id", int, "annotation")
         if image not in numbers:
             raise _wrong(entry, "annotation", f"is of image {image}, which is not among the images")
         if category not in labels:
             raise _wrong(entry, "annotation", f"is of category {category}, which is not among the categories")
-        if entry.get("iscrowd", 0):
-            crowds += 1
-            continue
-        polygons = _polygons(entry)
+        crowd = entry.get("iscrowd", 0)
+        polygons = None if crowd else _polygons(entry)
         if polygons is None:
-            flat += 1
+            found.left_out["crowds" if crowd else "degenerate objects"] += 1
             continue
         found.owner.append(numbers[image])
         found.labels.append(labels[category])
         found.boxes.extend(_box(entry))
         found.polygons.append(polygons)
-    return found._replace(crowds=crowds, flat=flat)
+    return found
 
 
 def _box(entry: dict[str, Any]) -> list[float]:

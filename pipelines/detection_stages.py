@@ -6,16 +6,11 @@ Points and boxes are in pixels from the upper left corner of the upright picture
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
-
-with from_extra("pipelines"):
-    import cv2
 
 
 def target_size(height: int, width: int, *, shorter: int, longest: int) -> tuple[int, int]:
@@ -112,27 +107,3 @@ def fill(mask: Any, ring: Any) -> None:
     np.bitwise_xor.at(turns, (row - top, column - left), 1)
     inside = np.bitwise_xor.accumulate(turns, axis=1)[:, :-1]
     mask[top : top + len(inside), left : left + inside.shape[1]] |= inside
-
-
-def resize(fields: Fields, params: Params) -> Fields:
-    """To ``shape``, bilinear between the four nearest pixels, no antialiasing."""
-    height, width = (int(n) for n in fields["shape"])
-    return {"image": cv2.resize(fields["image"], (width, height), interpolation=cv2.INTER_LINEAR)}
-
-
-def resize_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
-    """As ``resize``. DALI antialiases unless told not to, which OpenCV's bilinear does not do."""
-    size = dali.fn.cast(fields["shape"], dtype=dali.types.FLOAT)
-    image = dali.fn.resize(fields["image"], size=size, interp_type=dali.types.INTERP_LINEAR, antialias=False)
-    return {"image": image}
-
-
-def mirror(fields: Fields, params: Params) -> Fields:
-    """Left and right exchanged where ``mirror`` says so."""
-    image = fields["image"]
-    return {"image": cv2.flip(image, 1) if fields["mirror"] else image}
-
-
-def mirror_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
-    """As ``mirror``."""
-    return {"image": dali.fn.flip(fields["image"], horizontal=fields["mirror"])}

@@ -74,8 +74,9 @@ def scenes() -> dict[str, Scene]:
     }
 
 
-def write(directory: Path) -> None:
+def write(directory: str | Path) -> None:
     """Write ``directory``/annotations/instances_example.json and ``directory``/example/*.jpg, replacing such files."""
+    directory = Path(directory)
     folder = directory / SPLIT
     folder.mkdir(parents=True, exist_ok=True)
     images: list[dict[str, Any]] = []

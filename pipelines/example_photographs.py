@@ -6,6 +6,7 @@ small pictures, greyscale, every chroma subsampling, progressive coding, PNG, We
 
 from __future__ import annotations
 
+import io
 import struct
 from importlib import resources
 from pathlib import Path
@@ -27,17 +28,18 @@ SUBSAMPLING = (
 )
 
 
-def write(directory: Path) -> None:
+def write(directory: str | Path) -> None:
     """Write the files as ``directory``/class/name.jpg (.png, .webp). Existing files of those names are replaced."""
+    directory = Path(directory)
     for number, name in enumerate((*COLOUR, *GREY)):
         folder = directory / Path(name).stem
         folder.mkdir(parents=True, exist_ok=True)
         picture = photograph(name)
         height, width = picture.shape[:2]
-        _save(folder / "whole.jpg", jpeg(picture, SUBSAMPLING[number % 3]))
+        (folder / "whole.jpg").write_bytes(jpeg(picture, SUBSAMPLING[number % 3]))
         odd = picture[: height - 1 - height % 2, : width - 3 - width % 2]
-        _save(folder / "odd.jpg", jpeg(odd, SUBSAMPLING[(number + 1) % 3], progressive=number % 2 == 0))
-        _save(folder / "turned.jpg", with_orientation(jpeg(odd, SUBSAMPLING[number % 3]), 1 + number % 8))
+        (folder / "odd.jpg").write_bytes(jpeg(odd, SUBSAMPLING[(number + 1) % 3], progressive=number % 2 == 0))
+        (folder / "turned.jpg").write_bytes(with_orientation(jpeg(odd, SUBSAMPLING[number % 3]), 1 + number % 8))
     _write_oddities(directory)
 
 
@@ -46,24 +48,29 @@ def _write_oddities(directory: Path) -> None:
     folder = directory / "chelsea"
     small = {"dot": (1, 1), "sliver": (3, 97), "post": (181, 2), "tiny": (13, 17)}
     for name, (height, width) in small.items():
-        _save(folder / f"{name}.jpg", jpeg(cat[100 : 100 + height, 100 : 100 + width], SUBSAMPLING[0]))
+        (folder / f"{name}.jpg").write_bytes(jpeg(cat[100 : 100 + height, 100 : 100 + width], SUBSAMPLING[0]))
     # Enlarged, so that the box is shrunk by more than two, where antialiasing would show.
     large = cv2.resize(cat, None, fx=3.3, fy=3.3, interpolation=cv2.INTER_CUBIC)
-    _save(folder / "large.jpg", jpeg(large, SUBSAMPLING[0]))
-    _save(folder / "lossless.png", _encoded(".png", cat[:251, :333]))
+    (folder / "large.jpg").write_bytes(jpeg(large, SUBSAMPLING[0]))
+    (folder / "lossless.png").write_bytes(_encoded(".png", cat[:251, :333]))
     for name, quality in {"lossy": 90, "lossless": 101}.items():
-        _save(folder / f"{name}.webp", _encoded(".webp", cat[:251, :333], [cv2.IMWRITE_WEBP_QUALITY, quality]))
+        (folder / f"{name}.webp").write_bytes(_encoded(".webp", cat[:251, :333], [cv2.IMWRITE_WEBP_QUALITY, quality]))
 
 
 def photograph(name: str) -> Any:
-    """A photograph of the scikit-image package by file name, as OpenCV holds it (blue first; grey has no channels)."""
+    """A photograph of the scikit-image package by file name, as OpenCV holds it (blue first; grey has no channels).
+
+    Read from the package itself: its own functions may go to the network for a file that they lack. By Pillow, which
+    warns of no odd profile.
+    """
     with from_extra("demo"):
-        data = resources.files("skimage").joinpath("data", name).read_bytes()
-    mode = cv2.IMREAD_GRAYSCALE if name in GREY else cv2.IMREAD_COLOR
-    picture = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
-    if picture is None:
-        raise ValueError(f"cannot decode {name!r} of scikit-image")
-    return picture
+        from PIL import Image
+
+        data = (resources.files("skimage") / "data" / name).read_bytes()
+    with Image.open(io.BytesIO(data)) as picture:
+        if picture.mode == "L":
+            return np.array(picture)
+        return np.ascontiguousarray(np.asarray(picture.convert("RGB"))[:, :, ::-1])
 
 
 def jpeg(picture: Any, subsampling: int = SUBSAMPLING[0], *, progressive: bool = False) -> bytes:
@@ -84,7 +91,3 @@ def _encoded(suffix: str, picture: Any, options: list[int] | None = None) -> byt
     if not done:
         raise ValueError(f"OpenCV cannot encode a picture as {suffix}")
     return data.tobytes()
-
-
-def _save(path: Path, data: bytes) -> None:
-    path.write_bytes(data)

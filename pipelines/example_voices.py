@@ -50,13 +50,13 @@ _SPEAKERS = (
 _OTHER_RATE = "this one was recorded at another rate than all the others"
 
 
-def write(directory: Path) -> None:
+def write(directory: str | Path) -> None:
     """Write utterances of 0.4 to 10 seconds by four speakers; the last is not at 16 kHz."""
     for speaker, chapter, voice, speed, pitch, texts in _SPEAKERS:
         spoken = [(text, *speak(text, voice=voice, speed=speed, pitch=pitch)) for text in texts]
         resampled = [(text, signal.resample_poly(audio, RATE, rate), RATE) for text, audio, rate in spoken]
-        write_chapter(directory, speaker, chapter, resampled)
-    write_chapter(directory, 14, 1004, [(_OTHER_RATE, *speak(_OTHER_RATE))])
+        write_chapter(Path(directory), speaker, chapter, resampled)
+    write_chapter(Path(directory), 14, 1004, [(_OTHER_RATE, *speak(_OTHER_RATE))])
 
 
 def write_chapter(

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from .example_photographs import photograph
-
 _SHAPES = ((40, 150, 140), (70, 133, 201), (9, 64, 50))  # the last is smaller than any patch
 
 
-def write(directory: Path) -> None:
+def write(directory: str | Path) -> None:
     """Write cases in the NumPy layout: ``directory``/case_00000_x.npy with case_00000_y.npy, and so on."""
+    from .example_photographs import photograph  # OpenCV, which nothing else of this workload needs
+
+    directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     for number, shape in enumerate(_SHAPES):
         image, label = volume(shape, photograph("camera.png"))

@@ -12,7 +12,7 @@ picture fails on it, one that decodes a region may never get there.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MOST_PIXELS = 1 << 28
 """A picture that claims more is refused before a decoder reserves memory for it: 268 million, 16 thousand squared."""
@@ -41,13 +41,14 @@ def read_header(data: bytes) -> Header:
     if not data:
         raise ValueError("the file is empty")
     if data[:2] == b"\xff\xd8":
-        found = _jpeg(data)
+        coded = _jpeg(data)
     elif data[:8] == _PNG:
-        found = _png(data)
+        coded = _png(data)
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        found = _webp(data)
+        coded = _webp(data)
     else:
         raise ValueError(f"neither a JPEG nor a PNG nor a WebP file; it begins with {data[:12]!r}")
+    found = replace(coded, height=coded.width, width=coded.height) if coded.orientation >= 5 else coded
     if found.height < 1 or found.width < 1:
         raise ValueError(f"the header gives a picture of {found.width} x {found.height} pixels")
     if found.height * found.width > MOST_PIXELS:
@@ -56,6 +57,7 @@ def read_header(data: bytes) -> Header:
 
 
 def _jpeg(data: bytes) -> Header:
+    """As all of these: with the size that is coded, before the orientation is applied."""
     at, size, orientation, progressive = 2, None, 1, False
     while at + 4 <= len(data):
         if data[at] != 0xFF:
@@ -67,7 +69,11 @@ def _jpeg(data: bytes) -> Header:
         length = int.from_bytes(data[at + 2 : at + 4], "big")
         body = at + 4
         if marker == 0xDA:  # start of scan: the header ends here
-            return _finished(data, at, size, orientation, progressive)
+            if size is None:
+                raise ValueError("broken JPEG header: no frame header before the first scan")
+            if data.rfind(b"\xff\xd9", at) < 0:
+                raise ValueError("the JPEG file is cut off: it has no end marker")
+            return Header(size[0], size[1], orientation, progressive)
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # frame header
             size = struct.unpack(">HH", data[body + 1 : body + 5]) if len(data) >= body + 5 else None
             progressive = marker & 3 == 2
@@ -75,14 +81,6 @@ def _jpeg(data: bytes) -> Header:
             orientation = _orientation(data[body + 6 : at + 2 + length])
         at += 2 + length
     raise ValueError("broken JPEG header: the file ends before its first scan")
-
-
-def _finished(data: bytes, scan: int, size: tuple[int, ...] | None, orientation: int, progressive: bool) -> Header:
-    if size is None:
-        raise ValueError("broken JPEG header: no frame header before the first scan")
-    if data.rfind(b"\xff\xd9", scan) < 0:
-        raise ValueError("the JPEG file is cut off: it has no end marker")
-    return Header(*_upright(size[0], size[1], orientation), orientation, progressive)
 
 
 def _png(data: bytes) -> Header:
@@ -97,7 +95,7 @@ def _png(data: bytes) -> Header:
         elif kind == b"IEND":
             break
         at += 12 + length
-    return Header(*_upright(height, width, orientation), orientation)
+    return Header(height, width, orientation)
 
 
 def _webp(data: bytes) -> Header:
@@ -117,7 +115,7 @@ def _webp(data: bytes) -> Header:
         at += 8 + length + length % 2
     if size is None:
         raise ValueError("broken WebP header: it does not begin with a picture")
-    return Header(*_upright(*size, orientation), orientation, lossy)
+    return Header(*size, orientation, lossy)
 
 
 def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:
@@ -131,10 +129,6 @@ def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:
         (bits,) = struct.unpack("<I", body[1:5])
         return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
     return None
-
-
-def _upright(height: int, width: int, orientation: int) -> tuple[int, int]:
-    return (width, height) if orientation >= 5 else (height, width)
 
 
 def _orientation(tiff: bytes) -> int:

@@ -26,6 +26,7 @@ from minato_gpu import Source
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 
 from . import image_stages
+from .example_photographs import write as example_data
 from .files import check_link, find, say_left_out
 from .photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
 from .shards import TarShards
@@ -80,23 +81,6 @@ class ImageFolder:
         return Source(self.paths[index])
 
 
-def pipeline() -> Pipeline:
-    """The pipeline with its default settings."""
-    return build()
-
-
-def dataset(directory: str | Path) -> ImageFolder:
-    """The data set over a folder of class folders."""
-    return ImageFolder(directory)
-
-
-def example_data(directory: str | Path) -> None:
-    """Write photographs that the scikit-image package ships: odd sizes, greyscale, every orientation."""
-    from .example_photographs import write
-
-    write(Path(directory))
-
-
 def build(
     size: int = 224,
     *,
@@ -143,6 +127,9 @@ def build(
         inputs=inputs,
         tolerance={"cpu": GEOMETRIC, "cuda": NVJPEG},
     )
+
+
+pipeline, dataset = build, ImageFolder  # with their default settings: see ``minato_gpu.pipelines``
 
 
 def _host_stages(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Stage, Stage]:

@@ -110,14 +110,16 @@ def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -
     return {"image": dali.fn.decoders.image_slice(encoded, begin, extent, axes=[0, 1], **options)}
 
 
-def resize(fields: Fields, params: Params, *, size: int) -> Fields:
-    """To ``size`` x ``size``, bilinear between the four nearest pixels, no antialiasing."""
-    return {"image": cv2.resize(fields["image"], (size, size), interpolation=cv2.INTER_LINEAR)}
+def resize(fields: Fields, params: Params, *, size: int | None = None) -> Fields:
+    """To ``size`` x ``size``, or to "shape", bilinear between the four nearest pixels, no antialiasing."""
+    height, width = (size, size) if size else map(int, fields["shape"])
+    return {"image": cv2.resize(fields["image"], (width, height), interpolation=cv2.INTER_LINEAR)}
 
 
-def resize_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *, size: int) -> Fields:
+def resize_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *, size: int | None = None) -> Fields:
     """As ``resize``. DALI antialiases unless told not to, which OpenCV's bilinear does not do."""
-    image = dali.fn.resize(fields["image"], size=[size, size], interp_type=dali.types.INTERP_LINEAR, antialias=False)
+    shape = [size, size] if size else dali.fn.cast(fields["shape"], dtype=dali.types.FLOAT)
+    image = dali.fn.resize(fields["image"], size=shape, interp_type=dali.types.INTERP_LINEAR, antialias=False)
     return {"image": image}
 
 
@@ -126,15 +128,15 @@ def draw_mirror(rng: np.random.Generator, meta: Fields, *, probability: float) -
     return {"mirror": int(rng.random() < probability)}
 
 
-def mirror(fields: Fields, params: Params) -> Fields:
-    """Left and right exchanged where "mirror" was drawn."""
-    image = fields["image"]
-    return {"image": cv2.flip(image, 1) if params["mirror"] else image}
+def mirror(fields: Fields, params: Params, *, drawn: bool = True) -> Fields:
+    """Left and right exchanged where "mirror" says so, which was ``drawn`` here or is a field."""
+    image, turned = fields["image"], (params if drawn else fields)["mirror"]
+    return {"image": cv2.flip(image, 1) if turned else image}
 
 
-def mirror_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
+def mirror_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *, drawn: bool = True) -> Fields:
     """As ``mirror``."""
-    return {"image": dali.fn.flip(fields["image"], horizontal=params["mirror"])}
+    return {"image": dali.fn.flip(fields["image"], horizontal=(params if drawn else fields)["mirror"])}
 
 
 def normalise(

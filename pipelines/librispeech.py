@@ -54,12 +54,12 @@ class LibriSpeech:
         tokens: list[NDArray[np.uint8]] = []
         flac, self.left_out = find(self.root, (".flac", ".txt"))
         for folder, files in _chapters(flac):
-            chapter = _Chapter(folder, files)
-            texts = chapter.texts()
+            chapter = folder / f"{folder.parent.name}-{folder.name}"
+            texts = _texts(chapter, files)
             chapter_of.append(np.full(len(texts), len(self._chapters), np.int32))
             utterances.append(np.array(list(texts), np.int16))
-            tokens += [_tokens(text, line, chapter.transcript, alphabet, numbers) for line, text in texts.values()]
-            self._chapters.append(str(folder / chapter.name))
+            tokens += [_tokens(text, where, numbers) for where, text in texts.values()]
+            self._chapters.append(str(chapter))
         if not tokens:
             raise FileNotFoundError(f"{str(root)!r} holds no FLAC files; the layout is {_LAYOUT}")
         say_left_out(self.root, self.left_out, f"the layout is {_LAYOUT}")
@@ -101,73 +101,62 @@ def _chapters(paths: list[str]) -> list[tuple[Path, list[str]]]:
     return sorted((Path(folder), names) for folder, names in found.items())
 
 
-class _Chapter:
-    """One folder: ``name`` is SPEAKER-CHAPTER, ``transcript`` the file with its words."""
-
-    def __init__(self, folder: Path, files: list[str]) -> None:
-        self.folder = folder
-        self.name = f"{folder.parent.name}-{folder.name}"
-        self.transcript = folder / f"{self.name}.trans.txt"
-        self._files = files
-        if not self.transcript.is_file():
-            raise FileNotFoundError(
-                f"{str(folder)!r} has FLAC files but no transcript {self.transcript.name!r}; the layout is {_LAYOUT}"
-            )
-
-    def texts(self) -> dict[int, tuple[int, str]]:
-        """By utterance, in order: the line of the transcript that it is in, from 1, and its text."""
-        known = self._lines()
-        present = {self._number(file): file for file in self._files}
-        for number, file in present.items():
-            if number not in known:
-                raise ValueError(f"{str(self.folder / file)!r} has no line in {self.transcript.name!r}")
-        for number, (line, _) in known.items():
-            if number not in present:
-                missing = f"{self.name}-{number:04}.flac"
-                raise FileNotFoundError(f"{str(self.transcript)!r}, line {line}: there is no {missing!r} beside it")
-        return {number: known[number] for number in sorted(present)}
-
-    def _number(self, file: str) -> int:
-        match = _NAME.fullmatch(file)
-        if match is None or match[1] != self.name:
-            raise ValueError(
-                f"{str(self.folder / file)!r} is not called {self.name}-NNNN.flac after its folders; "
-                f"the layout is {_LAYOUT}"
-            )
-        return int(match[2])
-
-    def _lines(self) -> dict[int, tuple[int, str]]:
-        found: dict[int, tuple[int, str]] = {}
-        for line, content in enumerate(self.transcript.read_text(encoding="utf-8").splitlines(), start=1):
-            name, _, text = content.strip().partition(" ")
-            where = f"{str(self.transcript)!r}, line {line}"
-            match = _NAME.fullmatch(f"{name}.flac")
-            if match is None or match[1] != self.name or not text:
-                raise ValueError(f"{where}: {content!r} is not '{self.name}-NNNN', a space, and the words")
-            if int(match[2]) in found:
-                raise ValueError(f"{where}: {name} has a line already")
-            found[int(match[2])] = (line, text.lower())
-        return found
+def _texts(chapter: Path, files: list[str]) -> dict[int, tuple[str, str]]:
+    """By utterance, in order: the line of the transcript that it is in, in words, and its text. ``chapter``: what all
+    its files are called, before their numbers."""
+    transcript = chapter.with_name(f"{chapter.name}.trans.txt")
+    if not transcript.is_file():
+        raise FileNotFoundError(
+            f"{str(chapter.parent)!r} has FLAC files but no transcript {transcript.name!r}; the layout is {_LAYOUT}"
+        )
+    known, present = _lines(transcript, chapter.name), {_number(chapter, file): file for file in files}
+    for number, file in present.items():
+        if number not in known:
+            raise ValueError(f"{str(chapter.with_name(file))!r} has no line in {transcript.name!r}")
+    for number, (where, _) in known.items():
+        if number not in present:
+            raise FileNotFoundError(f"{where}: there is no '{chapter.name}-{number:04}.flac' beside it")
+    return {number: known[number] for number in sorted(present)}
 
 
-def _numbers(alphabet: str) -> NDArray[np.uint8]:
-    """The token of every Unicode code point, 0 for those outside of the alphabet."""
+def _number(chapter: Path, file: str) -> int:
+    match = _NAME.fullmatch(file)
+    if match is None or match[1] != chapter.name:
+        raise ValueError(
+            f"{str(chapter.with_name(file))!r} is not called {chapter.name}-NNNN.flac after its folders; "
+            f"the layout is {_LAYOUT}"
+        )
+    return int(match[2])
+
+
+def _lines(transcript: Path, chapter: str) -> dict[int, tuple[str, str]]:
+    found: dict[int, tuple[str, str]] = {}
+    for line, content in enumerate(transcript.read_text(encoding="utf-8").splitlines(), start=1):
+        name, _, text = content.strip().partition(" ")
+        where = f"{str(transcript)!r}, line {line}"
+        match = _NAME.fullmatch(f"{name}.flac")
+        if match is None or match[1] != chapter or not text:
+            raise ValueError(f"{where}: {content!r} is not '{chapter}-NNNN', a space, and the words")
+        if int(match[2]) in found:
+            raise ValueError(f"{where}: {name} has a line already")
+        found[int(match[2])] = (where, text.lower())
+    return found
+
+
+def _numbers(alphabet: str) -> dict[str, int]:
+    """The tokens of its characters."""
     if not alphabet or len(set(alphabet)) != len(alphabet) or alphabet != alphabet.lower():
         raise ValueError(f"an alphabet consists of different characters, in lower case, got {alphabet!r}")
     if len(alphabet) > _LARGEST:
         raise ValueError(f"an alphabet has at most {_LARGEST} characters, this one has {len(alphabet)}")
-    numbers = np.zeros(0x110000, np.uint8)
-    numbers[[ord(character) for character in alphabet]] = np.arange(1, len(alphabet) + 1)
-    return numbers
+    return {character: token for token, character in enumerate(alphabet, start=1)}
 
 
-def _tokens(text: str, line: int, transcript: Path, alphabet: str, numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    found = numbers[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
-    outside = np.flatnonzero(found == 0)
-    if len(outside):
-        character = text[outside[0]]
+def _tokens(text: str, where: str, numbers: dict[str, int]) -> NDArray[np.uint8]:
+    try:
+        return np.frombuffer(bytes(map(numbers.__getitem__, text)), np.uint8)
+    except KeyError as error:
         raise ValueError(
-            f"{str(transcript)!r}, line {line}: the character {character!r} is not in the alphabet {alphabet!r}; "
-            "give LibriSpeech an alphabet that has it, or change the line"
-        )
-    return found
+            f"{where}: the character {error.args[0]!r} is not in the alphabet "
+            f"{''.join(numbers)!r}; give LibriSpeech an alphabet that has it, or change the line"
+        ) from None

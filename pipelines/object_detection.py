@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 
 from . import detection_stages, image_stages
 from .coco import CocoDetection
+from .example_detections import write as example_data
 from .photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
 
 __all__ = ["CocoDetection", "build", "dataset", "example_data", "pad_batch", "pipeline"]
@@ -53,23 +53,6 @@ _INPUTS = {
     "points": _POINTS,
     "rings": Field(np.int32, (None, 2)),
 }
-
-
-def pipeline() -> Pipeline:
-    """The pipeline with its default settings."""
-    return build()
-
-
-def dataset(directory: str | Path) -> CocoDetection:
-    """The data set over a folder in COCO's layout that has a single split."""
-    return CocoDetection.in_folder(directory)
-
-
-def example_data(directory: str | Path) -> None:
-    """Write photographs that the scikit-image package ships, with objects, as COCO would."""
-    from .example_detections import write
-
-    write(Path(directory))
 
 
 def build(
@@ -102,6 +85,9 @@ def build(
         inputs=_INPUTS,
         tolerance={"cpu": GEOMETRIC, "cuda": NVJPEG},
     )
+
+
+pipeline, dataset = build, CocoDetection.in_folder  # with their default settings: see ``minato_gpu.pipelines``
 
 
 def _host_stages(shorter: int, longest: int, flip: float, masks: str) -> tuple[Stage, ...]:
@@ -140,16 +126,16 @@ def _device_stages(
             "resize",
             reads=("image", "shape"),
             writes={"image": resized},
-            cpu=detection_stages.resize,
-            device=DaliFragment(detection_stages.resize_dali, host_reads=("shape",)),
+            cpu=image_stages.resize,
+            device=DaliFragment(image_stages.resize_dali, host_reads=("shape",)),
             tolerance={"cpu": GEOMETRIC, "cuda": GEOMETRIC},
         ),
         Stage(
             "flip",
             reads=("image", "mirror"),
             writes={"image": resized},
-            cpu=detection_stages.mirror,
-            device=DaliFragment(detection_stages.mirror_dali, host_reads=("mirror",)),
+            cpu=partial(image_stages.mirror, drawn=False),
+            device=DaliFragment(partial(image_stages.mirror_dali, drawn=False), host_reads=("mirror",)),
         ),
         normalise(None, mean, std),
     )

@@ -14,13 +14,13 @@ Decisions:
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from minato_gpu.pipeline import CupyFunction, Field, Keepable, Pipeline, Stage, Tolerance, TorchFunction
 
 from . import volume_stages
+from .example_volumes import write as example_data
 from .volumes import CaseFolder
 
 __all__ = ["CaseFolder", "build", "dataset", "example_data", "pipeline"]
@@ -28,22 +28,10 @@ __all__ = ["CaseFolder", "build", "dataset", "example_data", "pipeline"]
 _LEVEL = 1 / 255  # images are normalised: about one unit is their whole range
 _ROUNDING = {"cpu": Tolerance(0.001, 0.001), "cuda": Tolerance(0.01, 0.001)}
 
-
-def pipeline() -> Pipeline:
-    """The pipeline with its default settings."""
-    return build()
-
-
-def dataset(directory: str | Path) -> CaseFolder:
-    """The data set over a folder of cases (see ``pipelines.volumes``)."""
-    return CaseFolder(directory)
-
-
-def example_data(directory: str | Path) -> None:
-    """Write a few volumes in both layouts, made from a photograph that the scikit-image package ships."""
-    from .example_volumes import write
-
-    write(Path(directory))
+# one implementation for both lanes
+_FLIP = CupyFunction(volume_stages.flip)
+_BRIGHTEN = CupyFunction(volume_stages.brighten)
+_ADD_NOISE = CupyFunction(volume_stages.add_noise)
 
 
 def build(
@@ -91,16 +79,16 @@ def build(
             "flip",
             reads=("image", "label"),
             writes={"image": image, "label": label},
-            cpu=volume_stages.flip,
-            device=CupyFunction(volume_stages.flip_on_device),
+            cpu=_FLIP.on_cpu,
+            device=_FLIP,
             draw=partial(volume_stages.draw_flip, probability=flip),
         ),
         Stage(
             "brightness",
             reads=("image",),
             writes={"image": image},
-            cpu=volume_stages.brighten,
-            device=CupyFunction(volume_stages.brighten_on_device),
+            cpu=_BRIGHTEN.on_cpu,
+            device=_BRIGHTEN,
             draw=partial(volume_stages.draw_brightness, probability=probability, factor=brightness),
             tolerance=_ROUNDING,
         ),
@@ -108,8 +96,8 @@ def build(
             "noise",
             reads=("image",),
             writes={"image": image},
-            cpu=volume_stages.add_noise,
-            device=CupyFunction(volume_stages.add_noise_on_device),
+            cpu=_ADD_NOISE.on_cpu,
+            device=_ADD_NOISE,
             draw=partial(volume_stages.draw_noise, probability=probability, deviation=noise, patch=patch),
             tolerance=_ROUNDING,
         ),
@@ -123,6 +111,9 @@ def build(
     )
     inputs = {"path": Field(object), "label_path": Field(object)}
     return Pipeline(stages, outputs=("image", "label"), name="segmentation_3d", inputs=inputs)
+
+
+pipeline, dataset = build, CaseFolder  # with their default settings: see ``minato_gpu.pipelines``
 
 
 def _check(

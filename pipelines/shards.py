@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +75,17 @@ def _samples(number: int, shard: str) -> Iterator[_Found]:
     """The samples of one shard, in its order."""
     try:
         with tarfile.open(shard, "r:") as archive:
-            key: str | None = None
-            parts: dict[str, tarfile.TarInfo] = {}
-            for member in archive:
-                if member.isdir():
-                    continue
-                folder, _, name = member.name.rpartition("/")
-                stem, _, kind = name.partition(".")
-                if f"{folder}/{stem}" != key:
-                    if parts:
-                        yield _sample(number, shard, archive, parts)
-                    key, parts = f"{folder}/{stem}", {}
-                parts[kind.lower()] = member
-            if parts:
-                yield _sample(number, shard, archive, parts)
+            files = (member for member in archive if not member.isdir())
+            for _, members in groupby(files, key=lambda member: _key_and_kind(member)[0]):
+                yield _sample(number, shard, archive, {_key_and_kind(member)[1]: member for member in members})
     except tarfile.TarError as error:
         raise ValueError(f"{shard!r} is no uncompressed tar archive, or is damaged: {error}") from error
+
+
+def _key_and_kind(member: tarfile.TarInfo) -> tuple[str, str]:
+    folder, slash, name = member.name.rpartition("/")
+    stem, _, kind = name.partition(".")
+    return folder + slash + stem, kind.lower()
 
 
 def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, tarfile.TarInfo]) -> _Found:

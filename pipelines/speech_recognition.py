@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance, TorchFunction
 
 from . import speech_resampling, speech_stages, speech_steps
+from .example_voices import write as example_data
 from .librispeech import LibriSpeech
 from .speech_steps import Steps, rounds_for
 
@@ -46,23 +46,6 @@ _LEVEL = 6 / 255  # features have mean 0 and deviation 1: nearly all lie within 
 # levels for speech, and up to 1 beside a pure tone, where all else is rounding. On a GPU it has yet to be measured.
 _RESAMPLED = {"cpu": Tolerance(0.001, 0.0001), "cuda": Tolerance(0.001, 0.0001)}
 _SPECTRAL = {"cpu": Tolerance(1, 0.1), "cuda": Tolerance(1, 0.1)}
-
-
-def pipeline() -> Pipeline:
-    """The pipeline with its default settings."""
-    return build()
-
-
-def dataset(directory: str | Path) -> LibriSpeech:
-    """The data set over a folder in LibriSpeech's layout (see ``pipelines.librispeech``)."""
-    return LibriSpeech(directory)
-
-
-def example_data(directory: str | Path) -> None:
-    """Write a few utterances, spoken by espeak-ng (the package espeakng-loader)."""
-    from .example_voices import write
-
-    write(Path(directory))
 
 
 def build(
@@ -98,6 +81,9 @@ def build(
     return Pipeline(stages, outputs=outputs, name="speech_recognition", inputs=inputs)
 
 
+pipeline, dataset = build, LibriSpeech  # with their default settings: see ``minato_gpu.pipelines``
+
+
 def _spectral_stages(rate: int, speeds: tuple[float, ...], mels: int) -> tuple[Stage, ...]:
     audio = Field(np.float32, (None,), level=_AUDIO_LEVEL)
     return (
@@ -120,27 +106,18 @@ def _spectral_stages(rate: int, speeds: tuple[float, ...], mels: int) -> tuple[S
 
 
 def _resample_stage(rate: int, speeds: tuple[float, ...], audio: Field) -> Stage:
-    stage = partial(
-        Stage,
-        name="resample",
+    only = speeds[0] if len(speeds) == 1 else None  # nothing to draw: a cache may keep all that comes before the masks
+    return Stage(
+        "resample",
+        reads=("audio",) if only is None else ("audio", "rate"),
         writes={"audio": audio},
+        cpu=partial(speech_resampling.resample, rate=rate, speed=only),
+        device=CupyFunction(partial(speech_resampling.resample_on_device, rate=rate, speed=only)),
+        draw=partial(speech_resampling.draw_speed, rate=rate, speeds=speeds) if only is None else None,
+        meta=("rate",) if only is None else (),
         features=speech_stages.cost_features,
         feature_names=("samples",),
         tolerance=_RESAMPLED,
-    )
-    if len(speeds) == 1:  # nothing to draw: a cache may keep all that comes before the masks
-        here: dict[str, Any] = {"rate": rate, "speed": speeds[0]}
-        return stage(
-            reads=("audio", "rate"),
-            cpu=partial(speech_resampling.resample_at, **here),
-            device=CupyFunction(partial(speech_resampling.resample_at_on_device, **here)),
-        )
-    return stage(
-        reads=("audio",),
-        cpu=speech_resampling.resample,
-        device=CupyFunction(speech_resampling.resample_on_device),
-        draw=partial(speech_resampling.draw_speed, rate=rate, speeds=speeds),
-        meta=("rate",),
     )
 
 
@@ -149,21 +126,23 @@ def _augmenting_stages(
 ) -> tuple[Stage, ...]:
     masks, width = frequency
     stretches, share = time
+    augment = CupyFunction(partial(speech_stages.spec_augment, frequency_width=width, time_width=share))
+    splice_frames = CupyFunction(partial(speech_stages.splice_frames, splice=splice))
     return (
         Stage(
             "spec_augment",
             reads=("features",),
             writes={"features": Field(np.float32, (mels, None), layout="ft", level=_LEVEL)},
-            cpu=partial(speech_stages.spec_augment, frequency_width=width, time_width=share),
-            device=CupyFunction(partial(speech_stages.spec_augment_on_device, frequency_width=width, time_width=share)),
+            cpu=augment.on_cpu,
+            device=augment,
             draw=partial(speech_stages.draw_masks, frequency_masks=masks, time_masks=stretches),
         ),
         Stage(
             "splice",
             reads=("features",),
             writes={"features": Field(np.float32, (splice * mels, None), layout="ft", level=_LEVEL)},
-            cpu=partial(speech_stages.splice_frames, splice=splice),
-            device=CupyFunction(partial(speech_stages.splice_on_device, splice=splice)),
+            cpu=splice_frames.on_cpu,
+            device=splice_frames,
         ),
         Stage(
             "permute",

@@ -28,12 +28,18 @@ def draw_speed(rng: np.random.Generator, meta: Fields, *, rate: int, speeds: tup
 
     Ko, Peddinti, Povey and Khudanpur, "Audio augmentation for speech recognition", Interspeech 2015.
     """
-    return _ratio(meta, rate, speeds[int(rng.integers(len(speeds)))])
-
-
-def _ratio(fields: Fields, rate: int, speed: float) -> Params:
-    ratio = Fraction(rate, int(fields["rate"])) / speed_fraction(speed)
+    ratio = _ratio(meta, rate, speeds[int(rng.integers(len(speeds)))])
     return {"up": ratio.numerator, "down": ratio.denominator}
+
+
+def _ratio(fields: Fields, rate: int, speed: float) -> Fraction:
+    return Fraction(rate, int(fields["rate"])) / speed_fraction(speed)
+
+
+def _up_and_down(fields: Fields, params: Params, rate: int, speed: float | None) -> tuple[int, int]:
+    if speed is None:
+        return int(params["up"]), int(params["down"])
+    return _ratio(fields, rate, speed).as_integer_ratio()
 
 
 @lru_cache(maxsize=32)
@@ -43,17 +49,13 @@ def taps(up: int, down: int) -> Any:
     return signal.firwin(20 * largest + 1, 1 / largest, window=("kaiser", 5.0)).astype(np.float32)
 
 
-def resample(fields: Fields, params: Params) -> Fields:
-    """The audio at ``up`` / ``down`` times its rate."""
-    up, down = int(params["up"]), int(params["down"])
+def resample(fields: Fields, params: Params, *, rate: int = 0, speed: float | None = None) -> Fields:
+    """The audio at ``up`` / ``down`` times its rate; or at ``rate`` and played at ``speed``, where that is the only one
+    and nothing is drawn."""
+    up, down = _up_and_down(fields, params, rate, speed)
     if up == down:
         return {"audio": fields["audio"]}
     return {"audio": signal.resample_poly(fields["audio"], up, down, window=taps(up, down))}
-
-
-def resample_at(fields: Fields, params: Params, *, rate: int, speed: float) -> Fields:
-    """The audio at ``rate`` and played at ``speed``, the only one, so that nothing is drawn."""
-    return resample(fields, _ratio(fields, rate, speed))
 
 
 @lru_cache(maxsize=32)
@@ -66,12 +68,14 @@ def _phases(up: int, down: int) -> Any:
     return np.pad(whole, (0, -len(whole) % up)).reshape(-1, up)
 
 
-def resample_on_device(xp: ModuleType, fields: Fields, params: Params) -> Fields:
+def resample_on_device(
+    xp: ModuleType, fields: Fields, params: Params, *, rate: int = 0, speed: float | None = None
+) -> Fields:
     """As ``resample``, over an array module.
 
     Tap by tap: to gather the samples for all taps at once would take 20 to 50 times the memory.
     """
-    audio, up, down = fields["audio"], int(params["up"]), int(params["down"])
+    audio, (up, down) = fields["audio"], _up_and_down(fields, params, rate, speed)
     if up == down:
         return {"audio": audio}
     phases = _phases(up, down)
@@ -84,8 +88,3 @@ def resample_on_device(xp: ModuleType, fields: Fields, params: Params) -> Fields
     for tap in range(reach):
         resampled += padded[newest - tap] * weights[tap][phase]
     return {"audio": resampled}
-
-
-def resample_at_on_device(xp: ModuleType, fields: Fields, params: Params, *, rate: int, speed: float) -> Fields:
-    """As ``resample_at``, over an array module."""
-    return resample_on_device(xp, fields, _ratio(fields, rate, speed))

@@ -1,7 +1,7 @@
 """The functions behind ``pipelines.speech_recognition``: reading, filter bank, masking, splicing.
 
 Audio is float32 (samples,) within -1 to 1. Features are mel band x frame until ``permute``. A frame is centred on every
-tenth millisecond; beyond the ends the signal is mirrored.
+tenth millisecond; beyond the ends the signal is mirrored. ``xp`` is NumPy or CuPy.
 """
 
 from __future__ import annotations
@@ -166,19 +166,12 @@ def draw_masks(rng: np.random.Generator, meta: Fields, *, frequency_masks: int, 
     return {"frequency": rng.random((frequency_masks, 2)), "time": rng.random((time_masks, 2))}
 
 
-def spec_augment(fields: Fields, params: Params, *, frequency_width: int, time_width: float) -> Fields:
+def spec_augment(xp: ModuleType, fields: Fields, params: Params, *, frequency_width: int, time_width: float) -> Fields:
     """The features with bands and stretches of time set to 0, which is their mean.
 
     Frequency and time masking of Park et al., "SpecAugment", Interspeech 2019, section 2, without time warping. A mask
     is up to ``frequency_width`` bands or up to the share ``time_width`` of the frames wide.
     """
-    return spec_augment_on_device(np, fields, params, frequency_width=frequency_width, time_width=time_width)
-
-
-def spec_augment_on_device(
-    xp: ModuleType, fields: Fields, params: Params, *, frequency_width: int, time_width: float
-) -> Fields:
-    """As ``spec_augment``, over an array module."""
     features = fields["features"].copy()
     mels, frames = features.shape
     for begin, end in _stretches(params["frequency"], frequency_width, mels):
@@ -195,13 +188,8 @@ def _stretches(shares: Any, widest: int, size: int) -> Iterator[tuple[int, int]]
         yield begin, begin + width
 
 
-def splice_frames(fields: Fields, params: Params, *, splice: int) -> Fields:
+def splice_frames(xp: ModuleType, fields: Fields, params: Params, *, splice: int) -> Fields:
     """``splice`` neighbouring frames become one, the first on top; what is missing at the end is 0."""
-    return splice_on_device(np, fields, params, splice=splice)
-
-
-def splice_on_device(xp: ModuleType, fields: Fields, params: Params, *, splice: int) -> Fields:
-    """As ``splice_frames``, over an array module."""
     features = fields["features"]
     mels, frames = features.shape
     padded = xp.zeros((mels, -(-frames // splice), splice), xp.float32)

@@ -49,21 +49,23 @@ class Steps:
 def stages(steps: Steps, mels: int) -> tuple[Stage, Stage]:
     """The stages "light" and "heavy": "features" (frames, splice * mels) and "index" to "direction" (mels,)."""
     direction = Field(np.float32, (mels,), level=_LEVEL)
+    both_light = CupyFunction(partial(light, mels=mels, rounds=steps.light_rounds))
+    both_heavy = CupyFunction(partial(heavy, steps=steps))
     return (
         Stage(
             "light",
             reads=("features",),
             writes={"covariance": Field(np.float32, (mels, mels), level=_LEVEL), "direction": direction},
-            cpu=partial(light, mels=mels, rounds=steps.light_rounds),
-            device=CupyFunction(partial(light_on_device, mels=mels, rounds=steps.light_rounds)),
+            cpu=both_light.on_cpu,
+            device=both_light,
             tolerance=_ROUNDING,
         ),
         Stage(
             "heavy",
             reads=("covariance", "direction", "index"),
             writes={"direction": direction},
-            cpu=partial(heavy, steps=steps),
-            device=CupyFunction(partial(heavy_on_device, steps=steps)),
+            cpu=both_heavy.on_cpu,
+            device=both_heavy,
             features=partial(cost_features, steps=steps),
             feature_names=("applies",),
             tolerance=_ROUNDING,
@@ -71,13 +73,8 @@ def stages(steps: Steps, mels: int) -> tuple[Stage, Stage]:
     )
 
 
-def light(fields: Fields, params: Params, *, mels: int, rounds: int) -> Fields:
+def light(xp: ModuleType, fields: Fields, params: Params, *, mels: int, rounds: int) -> Fields:
     """The covariance of the mel bands over the frames, and its main direction after ``rounds`` rounds."""
-    return light_on_device(np, fields, params, mels=mels, rounds=rounds)
-
-
-def light_on_device(xp: ModuleType, fields: Fields, params: Params, *, mels: int, rounds: int) -> Fields:
-    """As ``light``, over an array module."""
     bands = xp.ascontiguousarray(fields["features"].reshape(-1, mels).T)
     bands = bands - bands.mean(axis=1, keepdims=True)
     # not by "@", for which NumPy starts BLAS's threads: a slot is one core
@@ -86,13 +83,8 @@ def light_on_device(xp: ModuleType, fields: Fields, params: Params, *, mels: int
     return {"covariance": covariance, "direction": power_iteration(xp, covariance, start, rounds)}
 
 
-def heavy(fields: Fields, params: Params, *, steps: Steps) -> Fields:
+def heavy(xp: ModuleType, fields: Fields, params: Params, *, steps: Steps) -> Fields:
     """The direction after the heavy step's further rounds, where it applies."""
-    return heavy_on_device(np, fields, params, steps=steps)
-
-
-def heavy_on_device(xp: ModuleType, fields: Fields, params: Params, *, steps: Steps) -> Fields:
-    """As ``heavy``, over an array module."""
     rounds = steps.heavy_rounds if steps.heavy(int(fields["index"])) else 0
     return {"direction": power_iteration(xp, fields["covariance"], fields["direction"], rounds)}
 

@@ -1,4 +1,4 @@
-"""The functions behind ``pipelines.segmentation_3d``. Arrays are depth x height x width."""
+"""The functions behind ``pipelines.segmentation_3d``. Arrays are depth x height x width; ``xp`` is NumPy or CuPy."""
 
 from __future__ import annotations
 
@@ -96,13 +96,8 @@ def draw_flip(rng: np.random.Generator, meta: Fields, *, probability: float) -> 
     return {"axes": (rng.random(AXES) < probability).astype(np.int32)}
 
 
-def flip(fields: Fields, params: Params) -> Fields:
+def flip(xp: ModuleType, fields: Fields, params: Params) -> Fields:
     """Image and label reversed along the drawn axes."""
-    return flip_on_device(np, fields, params)
-
-
-def flip_on_device(xp: ModuleType, fields: Fields, params: Params) -> Fields:
-    """As ``flip``, over an array module."""
     turn = tuple(slice(None, None, -1) if reverse else slice(None) for reverse in params["axes"].tolist())
     return {name: xp.ascontiguousarray(fields[name][turn]) for name in ("image", "label")}
 
@@ -114,13 +109,8 @@ def draw_brightness(rng: np.random.Generator, meta: Fields, *, probability: floa
     return {"gain": float(gain) if applied else 1.0}
 
 
-def brighten(fields: Fields, params: Params) -> Fields:
+def brighten(xp: ModuleType, fields: Fields, params: Params) -> Fields:
     """The image times the drawn gain."""
-    return brighten_on_device(np, fields, params)
-
-
-def brighten_on_device(xp: ModuleType, fields: Fields, params: Params) -> Fields:
-    """As ``brighten``, over an array module."""
     return {"image": fields["image"] * xp.float32(params["gain"])}
 
 
@@ -137,13 +127,8 @@ def draw_noise(
     return {"noise": rng.standard_normal(patch, dtype=np.float32) * scale}
 
 
-def add_noise(fields: Fields, params: Params) -> Fields:
+def add_noise(xp: ModuleType, fields: Fields, params: Params) -> Fields:
     """The image plus the drawn noise."""
-    return add_noise_on_device(np, fields, params)
-
-
-def add_noise_on_device(xp: ModuleType, fields: Fields, params: Params) -> Fields:
-    """As ``add_noise``, over an array module."""
     return {"image": fields["image"] + xp.asarray(params["noise"])}
 
 

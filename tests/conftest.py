@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     import torch.utils.data
 
 import minato_gpu
-from tests import selection
+from tests import large_pages, selection
 from tests.leaks import assert_no_leaks, take_snapshot
 
 _TIME_LIMIT_S = 180  # a hang: what takes 14 s alone takes more than 60 beside a load of six
@@ -196,6 +196,7 @@ def _freeze(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _freeze(session.config)
+    large_pages.collapse()
 
 
 @pytest.hookimpl(tryfirst=True)  # while no fixture of the test is there

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from minato_gpu.memory.accelerator import Accelerator
 from tests.fake_streams import CONSUMER as CONSUMER
 from tests.fake_streams import LAZY_CONSUMER as LAZY_CONSUMER
 from tests.fake_streams import LAZY_COPIES as LAZY_COPIES
@@ -44,8 +45,8 @@ from tests.fake_work import FakeStream as FakeStream
 from tests.fake_work import Foreign as Foreign
 
 
-class FakeDevice(FakeStreams):
-    """An ``Accelerator``. ``capacity``: bytes until it says that memory is short; ``beside``: others of the host.
+class FakeDevice(FakeStreams, Accelerator):
+    """A device in its place. ``capacity``: bytes until it says that memory is short; ``beside``: others of the host.
 
     ``crossed``: tensors copied from another device; ``fetched``: to the host; ``pooled``: bytes that pools of other
     libraries hold and do not use; ``trims``: how often they were asked for them.
@@ -150,7 +151,7 @@ class FakeDevice(FakeStreams):
         self.tell_late_error()
         return self._raw(tensor).clone().numpy()
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         """See Accelerator."""
         with self.lock:
             self.tell_late_error()

@@ -42,14 +42,14 @@ class FakeStreams:
     def _this(self) -> FakeDevice:
         return cast("FakeDevice", self)
 
-    def stream(self) -> FakeStream:
+    def stream(self) -> Any:
         """See Accelerator."""
         with self.lock:
             self.streams.append(FakeStream(f"stream {len(self.streams)}", self._this))
             return self.streams[-1]
 
     @contextmanager
-    def running(self, stream: Any) -> Iterator[FakeStream]:
+    def running(self, stream: Any) -> Iterator[Any]:
         """See Accelerator."""
         before, device = self.current, self.current_device
         self._current.stream, self._threads.device = stream, self.everyone.index(self._this)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.memory.accelerator import Accelerator
 
 _SOURCE = r'extern "C" __global__ void wait(volatile int* open) { while (*open == 0) {} }'
 
 
 @contextmanager
-def held_up(device: Cuda, stream: Any) -> Iterator[None]:
+def held_up(device: Accelerator, stream: Any) -> Iterator[None]:
     """What is issued on the stream within runs at the end of it. One thread of the GPU waits for the host's word."""
     import cupy
 

@@ -31,7 +31,7 @@ def _analyze(*arguments: str, code: int = 0) -> Result:
 def test_a_script_is_analysed(tmp_path: Path) -> None:
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
     left = tmp_path / "out.json"
-    result = _analyze("--seconds", "2", "--json", str(left), script, data(tmp_path / "data"))
+    result = _analyze("--seconds", "1", "--json", str(left), script, data(tmp_path / "data"))
     assert "side effects" in result.output
     for said in ("where an epoch's time goes", "preparation stall", "slowest samples", "what was measured"):
         assert said in result.output
@@ -51,9 +51,9 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
 def test_other_settings_are_verified(tmp_path: Path) -> None:
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
     left, report = tmp_path / "out.json", tmp_path / "out.html"
-    given = ("--seconds", "2", "--verify", "--json", str(left), "--report", str(report))
+    given = ("--seconds", "1", "--verify", "--json", str(left), "--report", str(report))
     result = _analyze(*given, script, data(tmp_path / "data", 24))
-    assert "for at most 4 s" in " ".join(result.output.split())
+    assert "for at most 2 s" in " ".join(result.output.split())
     assert all(len(line) <= 80 for line in result.output.splitlines())
     rows = json.loads(left.read_text())["whatif"]
     ran = [row for row in rows if "measured_s" in row]
@@ -74,7 +74,7 @@ def test_several_ranks_verify_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
     image_classification.example_data(tmp_path / "photographs")
     given = ("--data", str(tmp_path / "photographs"), "--step-ms", "1", "--batch-size", "2", "--workers", "1")
-    result = _analyze("--seconds", "3", "--pipeline", "pipelines.image_classification", *given)
+    result = _analyze("--seconds", "2", "--pipeline", "pipelines.image_classification", *given)
     assert "cost by stage" in result.output and "decode" in result.output
     assert "side effects" not in result.output
 

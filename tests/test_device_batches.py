@@ -47,7 +47,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Fake:
     def make(order: Order = LAZY_COPIES, **more: Any) -> FakeDevice:
         device = FakeDevice(order, **more)
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
+        monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
         return device
 
     return make
@@ -290,7 +290,7 @@ def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.Mo
     """The tests above are worth something: with a device that is asked for no order, batches are wrong."""
     device = _Careless(order)
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
     got = consume(device, DataLoader(Plain(), BATCH, num_workers=1, device="cuda"))
     wanted = reference(Plain())
     assert not all(
@@ -361,6 +361,6 @@ def test_a_loader_that_is_collected_in_its_own_thread_is_closed(fake: Fake) -> N
             engine.close()
             done.set()
 
-    transfers.submit(Collected(0, ()))
+    transfers.submit(Collected(0))
     assert done.wait(10)
     assert wait_until(lambda: engine.closed and transfers._thread is None)

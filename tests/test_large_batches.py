@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.pipeline import DaliFragment, Field
 from tests.fake_device import LAZY_COPIES, FakeDevice
 
@@ -72,15 +72,15 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "fake":
         device = FakeDevice(LAZY_COPIES)
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
+        monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
         return device
-    copy = Cuda.copy
+    copy = Accelerator.copy
 
-    def slowly(self: Cuda, into: torch.Tensor, source: torch.Tensor) -> None:
+    def slowly(self: Accelerator, into: torch.Tensor, source: torch.Tensor) -> None:
         torch.cuda._sleep(SLOW)
         copy(self, into, source)
 
-    monkeypatch.setattr(Cuda, "copy", slowly)
+    monkeypatch.setattr(Accelerator, "copy", slowly)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.analysis.conftest import a_profile
 def saved(tmp_path: Path) -> Path:
     """A file with a small profile."""
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(a_profile(samples=32).as_json()))
+    path.write_text(json.dumps(asdict(a_profile(samples=32))))
     return path
 
 
@@ -59,7 +60,8 @@ def test_it_is_shown_as_a_table(saved: Path) -> None:
 
 def test_one_of_several_ranks(tmp_path: Path) -> None:
     path = tmp_path / "ranks.json"
-    ranks = [a_profile(samples=32, rank=rank, ranks=2, step_s=(0.1 * (1 + rank),)).as_json() for rank in range(2)]
+    profiles = [a_profile(samples=32, rank=rank, ranks=2, step_s=(0.1 * (1 + rank),)) for rank in range(2)]
+    ranks = [asdict(profile) for profile in profiles]
     path.write_text(json.dumps({"profiles": ranks}))
     first, second = (rows(str(path), "--rank", str(rank), "--workers", "4")[0]["epoch_s"] for rank in range(2))
     assert second > 1.8 * first

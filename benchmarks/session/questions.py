@@ -20,7 +20,8 @@ from benchmarks.session import loaders
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
 from minato_gpu import DataLoader, nvjpeg
-from minato_gpu.lanes.device import DeviceExecutor, build_executor
+from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.pipeline import Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from pipelines import decoding, image_classification
@@ -67,7 +68,7 @@ def photographs(settings: Settings, count: int) -> tuple[Pipeline, int, list[tup
 
 
 def executor_of(settings: Settings, pipeline: Pipeline, split: int, count: int) -> DeviceExecutor:
-    return build_executor(pipeline, split, device=settings.device, max_batch=count, threads=4)
+    return DeviceExecutor(pipeline, split, device=settings.device, max_batch=count, threads=4)
 
 
 def _synchronise(settings: Settings) -> None:
@@ -160,8 +161,14 @@ def pools_are_shared(settings: Settings) -> Answer:
     free, _ = torch.cuda.mem_get_info()
     _fill_pool(free - 300_000_000)
     executor = executor_of(settings, pipeline, split, 64)
-    failed = sum(isinstance(one, StageError) for one in executor.run(items))
-    figures = {"short_of_memory": executor.batches.short, "repeated": executor.batches.repeated, "failed": failed}
+    failed = short = 0
+    try:
+        failed = sum(isinstance(one, StageError) for one in executor.run(items))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        short = 1
+    figures = {"short_of_memory": short, "repeated": executor.batches.repeated, "failed": failed}
     executor.close()
     return not any(figures.values()), figures
 

@@ -17,7 +17,7 @@ from benchmarks.session.questions import Answer, executor_of, photographs
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
 from minato_gpu.lanes.values import to_numpy
-from minato_gpu.memory.accelerator import Accelerator, Cuda
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.staging import Download, Upload
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
 
@@ -28,7 +28,7 @@ _MOST_OPENING_S = 0.1
 
 def upload_is_asynchronous(settings: Settings) -> Answer:
     """Whether the host is back while the stream is still busy with what came before."""
-    device, values = Cuda(torch.device("cuda")), [np.ones((500, 500), np.float32), np.array(3)]
+    device, values = Accelerator(torch.device("cuda")), [np.ones((500, 500), np.float32), np.array(3)]
     upload = Upload(device)
     waits = not _returns_early(device, lambda: [torch.tensor(value, device="cuda") for value in values])
     return _returns_early(device, lambda: upload.bring(values)), {"torch_tensor_waits": waits}
@@ -36,7 +36,7 @@ def upload_is_asynchronous(settings: Settings) -> Answer:
 
 def download_is_asynchronous(settings: Settings) -> Answer:
     """The same for what a micro-batch of 64 leaves for the host."""
-    device = Cuda(torch.device("cuda"))
+    device = Accelerator(torch.device("cuda"))
     tensors = [torch.full((100 + n, 100), float(n), device="cuda") for n in range(64)]
     return _returns_early(device, lambda: Download(device, tensors)), {}
 
@@ -44,14 +44,15 @@ def download_is_asynchronous(settings: Settings) -> Answer:
 def micro_batch_is_asynchronous(settings: Settings) -> Answer:
     """Whether a micro-batch is issued, its outputs' copies among it, while its stream is busy with what came before."""
     pipeline, split, items = photographs(settings, 16)
-    executor, device = executor_of(settings, pipeline, split, 16), Cuda(torch.device("cuda"))
+    executor, device = executor_of(settings, pipeline, split, 16), Accelerator(torch.device("cuda"))
     return _returns_early(device, lambda: executor.run(items, torch.cuda.current_stream())), {}
 
 
 def release_is_asynchronous(settings: Settings) -> Answer:
     """Whether the lane's thread goes on when it lets go of DALI's outputs while another stream is busy."""
     pipeline, split, items = photographs(settings, 16)
-    device, executors = Cuda(torch.device("cuda")), [executor_of(settings, pipeline, split, 16) for _ in range(2)]
+    device = Accelerator(torch.device("cuda"))
+    executors = [executor_of(settings, pipeline, split, 16) for _ in range(2)]
     stream = device.stream()
     for executor in executors:
         with device.working(stream):
@@ -131,7 +132,7 @@ def resident_inputs_are_read_in_time(settings: Settings) -> Answer:
     pipeline = Pipeline((add, flip), outputs=("x",), inputs={"x": field}, name="resident")
     count, rounds = (4, 3) if settings.quick else (64, 50)
     executor, wrong, early = executor_of(settings, pipeline, 0, count), 0, 0
-    device = Cuda(torch.device("cuda")) if settings.device == "cuda" else None
+    device = Accelerator(torch.device("cuda")) if settings.device == "cuda" else None
     stream = None if device is None else device.stream()
     for number in range(rounds):
         items = [({"x": np.full(50_000, (number + n) % 200, np.uint8)}, n) for n in range(count)]

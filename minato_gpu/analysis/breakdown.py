@@ -12,8 +12,7 @@ shown as such, and a negative one counts as nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from minato_gpu.analysis.profile import Phase, Profile
@@ -32,32 +31,37 @@ _BLOCKS = 10
 
 
 class Part(NamedTuple):
-    """``seconds`` of each batch, give or take ``error_s``; ``share`` of the epoch. ``is_noise``: no more than that."""
+    """``seconds`` of each batch, give or take ``error_s``; ``share`` of the epoch. ``is_noise``: no more than that;
+    ``is_known``: where its phase was not measured it is nought for want of knowledge."""
 
     name: Name
     seconds: float
     share: float
     error_s: float
     is_noise: bool
+    is_known: bool
 
-
-@dataclass(frozen=True)
-class Breakdown:
-    """The parts of an epoch, whose shares add up to 1. ``batch_s``: the whole of each batch. ``misses``: the phases
-    that were not measured, whose parts are nought for want of knowledge."""
-
-    parts: tuple[Part, ...]
-    batch_s: float
-    epoch_s: float
-    misses: tuple[str, ...]
-
-    def share(self, name: Name) -> float:
-        """Of the epoch."""
-        return next(part.share for part in self.parts if part.name == name)
-
-    def certain(self, name: Name) -> float:
+    @property
+    def certain(self) -> float:
         """The share, unless it is noise: then 0."""
-        return next(0.0 if part.is_noise else part.share for part in self.parts if part.name == name)
+        return 0.0 if self.is_noise else self.share
+
+
+class Breakdown(NamedTuple):
+    """The parts of an epoch by name, whose shares add up to 1. ``batch_s``: the whole of each batch."""
+
+    parts: Mapping[str, Part]
+    batch_s: float
+
+    @property
+    def step_s(self) -> float:
+        """What the step itself takes of a batch."""
+        return self.parts["compute"].seconds
+
+    @property
+    def stalls(self) -> list[Part]:
+        """What waiting for this rank's own data takes."""
+        return [part for part in self.parts.values() if part.name not in ("compute", "ranks")]
 
 
 class Mean(NamedTuple):
@@ -102,11 +106,18 @@ def broken_down(profile: Profile) -> Breakdown | None:
         ("fetch", *_fetch(max(warm.value, compute.value), warm.error, cold)),
     ]
     whole = math.fsum(seconds for _, seconds, _ in found)
-    parts = tuple(
-        Part(name, seconds, seconds / whole if whole else 0.0, error, 0 < seconds < _TIMES_THE_ERROR * error)
+    parts: dict[str, Part] = {
+        name: Part(
+            name,
+            seconds,
+            seconds / whole if whole else 0.0,
+            error,
+            0 < seconds < _TIMES_THE_ERROR * error,
+            name != "fetch" or cold is not None,
+        )
         for name, seconds, error in found
-    )
-    return Breakdown(parts, whole, whole * profile.batches, ("cold",) if cold is None else ())
+    }
+    return Breakdown(parts, whole)
 
 
 def _fetch(warm_s: float, warm_error: float, cold: Mean | None) -> tuple[float, float]:
@@ -117,10 +128,7 @@ def _fetch(warm_s: float, warm_error: float, cold: Mean | None) -> tuple[float, 
 
 def _phase(profile: Profile, name: str) -> Mean | None:
     phase = profile.phases.get(name)
-    if phase is None or not phase.batches:
-        return None
-    error = mean_of(phase.batch_s).error
-    return Mean(phase.each_s, error)
+    return Mean(phase.each_s, mean_of(phase.batch_s).error) if phase is not None and phase.batches else None
 
 
 def _slower_steps(profile: Profile, compute_s: float) -> float:

@@ -27,8 +27,7 @@ class Run:
         self.order = order
         self._folder = Path(order.folder)
         self._loaders: Any = None
-        self._findings: Any = None
-        self._lockstep: Any = None
+        self._conductor: Any = None
 
     def to_its_end(self) -> int:
         """Run the script; returns the exit code: 0, but where it died."""
@@ -74,37 +73,33 @@ class Run:
         from minato_gpu.analysis.subject import Subject
 
         order = self.order
-        self._lockstep = Lockstep(self._folder, order.rank, order.ranks)
         notes = self._folder / f"notes-{order.rank}"
         notes.mkdir(exist_ok=True)
         subject = Subject(loader, str(notes))
-        conductor = Conductor(subject, order.seconds, self._save, self._lockstep, verify_s=order.verify_s)
-        self._save(conductor.findings)
-        return conductor
-
-    def _save(self, findings: Any) -> None:
-        self._findings = findings
+        lockstep = Lockstep(self._folder, order.rank, order.ranks)
+        self._conductor = Conductor(
+            subject, order.seconds, lambda: self._leave("measuring"), lockstep, verify_s=order.verify_s
+        )
         self._leave("measuring")
+        return self._conductor
 
     def _unless_over(self, status: Status) -> Status:
         """What the script does once the analysis is through does not matter."""
-        conductor = self._loaders.conductor
+        conductor = self._conductor
         return "complete" if conductor is not None and (conductor.over or conductor.measured) else status
 
     def _ended(self, status: Status, message: str = "") -> int:
-        conductor = self._loaders.conductor
-        if status in ("ended", "died", "complete") and conductor is not None:
-            conductor.script_ended(f"the script ended{f': {message}' if message else ''}")
+        if status in ("ended", "died", "complete") and self._conductor is not None:
+            self._conductor.script_ended(f"the script ended{f': {message}' if message else ''}")
         self._loaders.uninstall()
-        if self._lockstep is not None:
-            self._lockstep.close()
+        if self._conductor is not None:
+            self._conductor.lockstep.close()
         self._leave(status, message)
         return 1 if status == "died" else 0
 
     def _leave(self, status: Status, message: str = "") -> None:
-        order = self.order
-        profile = None if self._findings is None else self._findings.profile(order.rank, order.ranks)
-        conductor = None if self._loaders is None else self._loaders.conductor
+        order, conductor = self.order, self._conductor
+        profile = None if conductor is None else conductor.findings.profile(order.rank, order.ranks)
         tried = () if conductor is None or conductor.trials is None else tuple(conductor.trials.found)
         Result(status, order.rank, message, profile, tuple(self._loaders.described()), tried).leave(self._folder)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Generator, Iterator
-from time import perf_counter, process_time, thread_time
+from functools import partial
+from time import perf_counter, process_time
 
 from minato_gpu.analysis import files
 from minato_gpu.analysis.findings import Findings
 from minato_gpu.analysis.lockstep import Lockstep
-from minato_gpu.analysis.meter import Meter
 from minato_gpu.analysis.plan import LEAST, ROUNDS_UNTIL, TimeBox, most_batches, settling
-from minato_gpu.analysis.replay import Replay, device, wait_for_device
+from minato_gpu.analysis.replay import Replay, device
 from minato_gpu.analysis.subject import Subject
 from minato_gpu.analysis.trials import Trials
 from minato_gpu.analysis.unattended import Unattended
@@ -40,13 +40,14 @@ class Conductor:
         self,
         subject: Subject,
         seconds: float,
-        save: Callable[[Findings], None],
+        save: Callable[[], None],
         lockstep: Lockstep,
         clock: Callable[[], float] = perf_counter,
         verify_s: float = 0.0,
     ) -> None:
         self.subject, self.findings = subject, Findings(subject)
-        self._save, self._lockstep, self._clock = save, lockstep, clock
+        self._save, self.lockstep, self._clock = save, lockstep, clock
+        self._agreed = lockstep.agreed
         self._box = TimeBox(seconds, clock())
         self._most = most_batches(subject.length)
         self._settle = settling(subject.workers, self._most)
@@ -107,7 +108,9 @@ class Conductor:
 
     def _phases(self) -> Generator[Value, None, None]:
         """Batches for the script, phase by phase."""
-        yield from self._sight()
+        yield from self._loaded("sight", "sight")
+        self.findings.seen()
+        self._save()
         for number in range(_MOST_ROUNDS):
             yield from self._round(number)
             # an epoch that is too short for one round to fill the time leaves time for others
@@ -125,28 +128,22 @@ class Conductor:
         if not profile.suffices:
             found.note("Too little is known to predict from (an epoch's length, say): no other setting was tried.")
             return
-        self.trials = Trials(found, profile, self._verify_s, lambda: self._save(found), self._clock)
+        self.trials = Trials(found, profile, self._verify_s, self._save, self._clock)
         yield from self.trials.batches(lambda: self._step_s)
 
     def _round(self, number: int) -> Iterator[Value]:
         found = self.findings
-        yield from self._replayed("compute", found.compute)
+        yield from self._replayed("compute")
         if device() is not None and not self._replay.was_on_device:
-            yield from self._replayed("copied", found.copied)
-        self._save(found)
+            yield from self._replayed("copied")
+        self._save()
         found.warm_share = self._alone.warmed(_IN_MEMORY)
-        yield from self._loaded("warm", f"warm{number}", found.warm)
-        self._save(found)
+        yield from self._loaded("warm", f"warm{number}")
+        self._save()
         if self._agreed(not self._cooled()):
             return
-        yield from self._loaded("cold", f"cold{number}", found.cold)
-        self._save(found)
-
-    def _sight(self) -> Iterator[Value]:
-        """The loader as it is, for the first time."""
-        yield from self._loaded("sight", "sight", self.findings.sight, looks=True)
-        self.findings.seen("sight")
-        self._save(self.findings)
+        yield from self._loaded("cold", f"cold{number}")
+        self._save()
 
     def _cooled(self) -> bool:
         """Whether nothing of the samples' files is in memory now, as ``cachestat`` says."""
@@ -155,13 +152,12 @@ class Conductor:
             found.note("Which files samples are in could not be seen: nothing is known of fetching them.")
             return False
         files.drop(paths)
-        cached = files.look_up(paths)
-        found.cold_share = cached.share
-        if cached.share is None:
+        found.cold_share = cached = files.cached_share(paths)
+        if cached is None:
             found.note("This kernel does not tell what the page cache holds (cachestat): cold may not have been cold.")
-        elif cached.share > _NOT_IN_MEMORY:
+        elif cached > _NOT_IN_MEMORY:
             found.note(
-                f"The page cache kept {cached.share:.0%} of the samples' files (in use elsewhere, or on a file system "
+                f"The page cache kept {cached:.0%} of the samples' files (in use elsewhere, or on a file system "
                 "in memory): nothing is known of fetching them."
             )
             return False
@@ -169,44 +165,34 @@ class Conductor:
 
     def _without_script(self) -> None:
         self._alone.run()
-        self._save(self.findings)
+        self._save()
 
     # --- one phase -----------------------------------------------------------------------------------------
 
-    def _replayed(self, name: str, meter: Meter) -> Iterator[Value]:
+    def _replayed(self, name: str) -> Iterator[Value]:
         """The same batch again and again."""
-        replay, moved = self._replay, name == "copied"
+        replay, meter = self._replay, self.findings.meters[name]
         meter.begin(1 if (self._most or 3) > LEAST else 0)
-        fresh = replay.fresh if moved or device() is None else replay.on_device
+        fresh = replay.fresh if name == "copied" or device() is None else replay.on_device
         for _ in self._until(name, self._most if replay else 0):
             yield fresh()
             meter.add(0.0, self._step_s, self._step_cpu_s)
-        meter.add_to_last(self._drained())
+        meter.drain(self._clock)
 
-    def _loaded(self, name: str, phase: str, meter: Meter, *, looks: bool = False) -> Iterator[Value]:
+    def _loaded(self, name: str, phase: str) -> Iterator[Value]:
         """Batches of a loader like the script's."""
+        meter, taken, is_first = self.findings.meters[name], 0, name == "sight"
         meter.begin(self._settle)
-        taken = 0
-        source: Iterator[Value] = iter(())
-        most = self._most if name == "sight" else self.findings.batches_seen
-        for _ in self._until(name, most):
-            begin, on_core = self._clock(), thread_time()
-            if not taken:  # workers start while the first batch is waited for
-                source = iter(self.subject.like(phase, looks=looks))
-            try:
-                batch = next(source)
-            except StopIteration:
-                break
-            wait_s, cpu_s = self._clock() - begin, thread_time() - on_core
+        numbers = self._until(name, self._most if is_first else self.findings.batches_seen)
+        like = partial(self.subject.like, phase, looks=is_first)
+        for batch in meter.taken(numbers, like, lambda: self._step_s, self._clock):
             taken += 1
-            if looks:
+            if is_first:
                 self._replay.record(batch)
             yield batch
             del batch
-            meter.add(wait_s, self._step_s, cpu_s)
-        meter.add_to_last(self._drained())
         self.findings.noted(name, phase)
-        if name == "sight":
+        if is_first:
             self.findings.batches_seen = taken
 
     def _until(self, name: str, most: int | None) -> Iterator[int]:
@@ -220,11 +206,3 @@ class Conductor:
         ):
             yield number
             number += 1
-
-    def _drained(self) -> float:
-        begin = self._clock()
-        wait_for_device()
-        return self._clock() - begin if device() is not None else 0.0
-
-    def _agreed(self, mine: bool) -> bool:
-        return self._lockstep.agreed(mine)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from minato_gpu.analysis.meter import Meter
 from minato_gpu.analysis.notes import Collated, Seen
-from minato_gpu.analysis.profile import Phase, Profile, Storage
+from minato_gpu.analysis.profile import Phase, Profile, Storage, mean
 from minato_gpu.analysis.subject import Subject
 from minato_gpu.report import usable_cores
 from minato_gpu.samples import JSON
@@ -21,7 +21,7 @@ class Findings:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.sight, self.compute, self.copied, self.warm, self.cold = (Meter() for _ in range(5))
+        self.meters = {name: Meter() for name in ("sight", "compute", "copied", "warm", "cold")}
         self.batches_seen = 0
         self.files: list[str] = []
         self.nbytes: float | None = None
@@ -46,19 +46,18 @@ class Findings:
         self._samples.setdefault(name, []).extend(self._in_order(samples))
         self._batches.setdefault(name, []).extend(batches)
 
-    def seen(self, name: str) -> None:
-        """The phase in which files were looked for."""
-        samples = self._samples.get(name, [])
+    def seen(self) -> None:
+        """The phase in which files were looked for is over."""
+        samples = self._samples["sight"]
         self.files = list(dict.fromkeys(path for seen in samples for path in seen.opened.files))
         known = [seen.opened for seen in samples if seen.opened.nbytes is not None]
         if known:
-            self.nbytes = math.fsum(each.nbytes or 0.0 for each in known) / len(known)
-            self.requests = math.fsum(each.requests or 0.0 for each in known) / len(known)
+            self.nbytes = mean(each.nbytes or 0.0 for each in known)
+            self.requests = mean(each.requests or 0.0 for each in known)
 
     def seconds_of(self, name: str) -> float:
         """A worker's for a sample in this phase, on average; 0 where there is none."""
-        samples = self._samples.get(name, [])
-        return math.fsum(seen.seconds for seen in samples) / len(samples) if samples else 0.0
+        return mean(seen.seconds for seen in self._samples.get(name, []))
 
     def _in_order(self, samples: Sequence[Seen]) -> list[Seen]:
         """As the sampler had them, and not as workers happened to finish them."""
@@ -71,8 +70,10 @@ class Findings:
 
     def profile(self, rank: int, ranks: int) -> Profile:
         """What is known so far."""
-        subject, loader = self.subject, self.subject.loader
+        subject, loader, compute = self.subject, self.subject.loader, self.meters["compute"]
         samples = self._samples.get("warm") or self._samples.get("sight") or []
+        batches = self._batches.get("warm") or self._batches.get("sight") or []
+        steps = math.fsum(compute.steps)
         whole = math.fsum(seen.seconds for seen in samples)
         on_core = math.fsum(seen.cpu_s for seen in samples)
         return Profile(
@@ -88,18 +89,18 @@ class Findings:
             cores=max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))),
             prepare_s=tuple(seen.seconds for seen in samples),
             prepare_cpu_share=min(1.0, on_core / whole) if whole else 1.0,
-            collate_s=self._collate_s(),
-            step_s=tuple(self.compute.steps),
+            collate_s=mean(each.seconds for each in batches),
+            step_s=tuple(compute.steps),
             transfer_s=self._transfer_s(),
             loader_s=self._loader_s(samples),
-            startup_s=self.sight.first_wait or 0.0,
+            startup_s=self.meters["sight"].first_wait or 0.0,
             storage=self._storage(),
             scaling=tuple(sorted(self.scaling)),
             stages_s=_stages(samples),
             phases=self._phases(),
             worker_kind="thread" if subject.uses_threads else "process",
             pin_memory=bool(loader.pin_memory),
-            step_cpu_share=self._step_cpu_share(),
+            step_cpu_share=math.fsum(compute.cpus) / steps if steps else 0.0,
             persistent=subject.persists,
             overlap=subject.persists and subject.kind == "minato_gpu",
             shards=subject.shards,
@@ -108,31 +109,21 @@ class Findings:
         )
 
     def _phases(self) -> dict[str, Phase]:
-        meters = {"sight": self.sight, "compute": self.compute, "warm": self.warm, "cold": self.cold}
-        found = {name: meter.phase() for name, meter in meters.items() if meter.steps}
+        found = {name: meter.phase() for name, meter in self.meters.items() if meter.steps and name != "copied"}
         return found if self.prepare is None else {**found, "prepare": self.prepare}
 
-    def _step_cpu_share(self) -> float:
-        steps = math.fsum(self.compute.steps)
-        return math.fsum(self.compute.cpus) / steps if steps else 0.0
-
-    def _collate_s(self) -> float:
-        batches = self._batches.get("warm") or self._batches.get("sight") or []
-        return math.fsum(each.seconds for each in batches) / len(batches) if batches else 0.0
-
     def _transfer_s(self) -> float:
-        if not self.copied.steps:
-            return 0.0
-        return max(0.0, self.copied.phase().each_s - self.compute.phase().each_s)
+        copied = self.meters["copied"]
+        return max(0.0, copied.phase().each_s - self.meters["compute"].phase().each_s) if copied.steps else 0.0
 
     def _loader_s(self, samples: Sequence[Seen]) -> float:
         """Of the consumer's thread, while it waits: without workers that thread prepares samples as well."""
+        warm_s = self.meters["warm"].cpu_s
         if self.subject.workers:
-            return self.warm.cpu_s
-        batches = self._batches.get("warm", [])
-        each = math.fsum(seen.cpu_s for seen in samples) / len(samples) if samples else 0.0
-        collate = math.fsum(one.cpu_s for one in batches) / len(batches) if batches else 0.0
-        return max(0.0, self.warm.cpu_s - each * self.subject.batch_size - collate)
+            return warm_s
+        each = mean(seen.cpu_s for seen in samples)
+        collate = mean(one.cpu_s for one in self._batches.get("warm", []))
+        return max(0.0, warm_s - each * self.subject.batch_size - collate)
 
     def _storage(self) -> Storage | None:
         if not self.levels or not self.nbytes:

@@ -57,11 +57,12 @@ class Loaders:
         kind.__iter__ = iterated  # type: ignore[attr-defined]
 
     def _iterated(self, loader: Any, original: Callable[[Any], Iterator[Value]]) -> Iterator[Value]:
-        if self.conductor is not None and _stands_for(loader, self.conductor.subject):
-            return ScriptEpoch(self.conductor, self.conductor.subject.length)
-        if self.conductor is not None or self._starting:
+        conductor = self.conductor
+        if conductor is not None and _stands_for(loader, conductor.subject):
+            return ScriptEpoch(self, loader, iter(()), [0], conductor)
+        if conductor is not None or self._starting:
             return original(loader)
-        return Tried(self, loader, original(loader), self._count_of(loader))
+        return ScriptEpoch(self, loader, original(loader), self._count_of(loader))
 
     def _count_of(self, loader: Any) -> list[int]:
         """How many batches this loader has given: a list of one number, which is counted on."""
@@ -94,12 +95,13 @@ class Loaders:
         """Each loader in a few words."""
         found = []
         for number, (known, (count,)) in enumerate(self._known, 1):
-            loader = known()
-            gone = "gone" if loader is None else f"{type(loader).__module__}.{type(loader).__qualname__}"
-            length = "" if loader is None else f", {_length(loader)} batches an epoch"
+            loader, what = known(), "gone"
+            if loader is not None:
+                length = "an unknown number of" if (told := length_of(loader)) is None else told
+                what = f"{type(loader).__module__}.{type(loader).__qualname__}, {length} batches an epoch"
             chosen = self.conductor is not None and loader is self.conductor.subject.loader
             asked = "analysed" if chosen else f"asked for {count} batches"
-            found.append(f"loader {number} ({gone}{length}): {asked}")
+            found.append(f"loader {number} ({what}): {asked}")
         return found
 
 
@@ -110,15 +112,24 @@ def _stands_for(loader: Any, subject: Subject) -> bool:
     return loader is subject.loader or (torch.is_grad_enabled() and subject.is_followed_by(loader))
 
 
-class Tried:
-    """An epoch of a loader that is not known to be the one; from the batch on that shows it, the conductor's."""
+class ScriptEpoch:
+    """An epoch as the script iterates it, as long as it always was: of the loader as it is, and from the batch on that
+    shows it to be the one for training, of the analysis (``conductor``)."""
 
-    def __init__(self, loaders: Loaders, loader: Any, batches: Iterator[Value], count: list[int]) -> None:
+    def __init__(
+        self,
+        loaders: Loaders,
+        loader: Any,
+        batches: Iterator[Value],
+        count: list[int],
+        conductor: Conductor | None = None,
+    ) -> None:
         self._loaders, self._loader, self._batches, self._count = loaders, loader, batches, count
+        self._conductor = conductor
+        self._length = length_of(loader)
         self._given = 0
-        self._epoch: ScriptEpoch | None = None
 
-    def __iter__(self) -> Tried:
+    def __iter__(self) -> ScriptEpoch:
         return self
 
     def __len__(self) -> int:
@@ -128,56 +139,23 @@ class Tried:
         return getattr(self._batches, name)
 
     def __next__(self) -> Value:
-        if self._epoch is None and self._has_more() and self._loaders.is_for_training(self._loader, self._count[0]):
+        has_more = self._length is None or self._given < self._length  # the end of an epoch stays what it is
+        if self._conductor is None and has_more and self._loaders.is_for_training(self._loader, self._count[0]):
             self._take_over()
-        if self._epoch is not None:
-            return next(self._epoch)
-        batch = next(self._batches)
+        if self._conductor is None:
+            batch = next(self._batches)
+            self._count[0] += 1
+        else:
+            self._conductor.asked()
+            if not has_more:
+                self._conductor.look_ahead()  # ends the script, where nothing is left to measure
+                raise StopIteration
+            batch = self._conductor.next()
         self._given += 1
-        self._count[0] += 1
         return batch
-
-    def _has_more(self) -> bool:
-        """Whether this epoch may have another batch: the end of an epoch stays what it is."""
-        try:
-            return self._given < len(self._loader)
-        except TypeError:
-            return True
 
     def _take_over(self) -> None:
         self._batches = iter(())  # its workers end
         if getattr(self._loader, "persistent_workers", False) and hasattr(self._loader, "_iterator"):
             self._loader._iterator = None
-        conductor = self._loaders.choose(self._loader)
-        length = conductor.subject.length
-        self._epoch = ScriptEpoch(conductor, None if length is None else length - self._given)
-
-
-class ScriptEpoch:
-    """One epoch of the analysed loader, as long as it always was."""
-
-    def __init__(self, conductor: Conductor, left: int | None) -> None:
-        self._conductor, self._left = conductor, left
-
-    def __iter__(self) -> ScriptEpoch:
-        return self
-
-    def __len__(self) -> int:
-        length = self._conductor.subject.length
-        if length is None:
-            raise TypeError("the loader has no length")
-        return length
-
-    def __next__(self) -> Value:
-        self._conductor.asked()
-        if self._left is not None:
-            if self._left <= 0:
-                self._conductor.look_ahead()  # ends the script, where nothing is left to measure
-                raise StopIteration
-            self._left -= 1
-        return self._conductor.next()
-
-
-def _length(loader: Any) -> str:
-    length = length_of(loader)
-    return "an unknown number of" if length is None else str(length)
+        self._conductor = self._loaders.choose(self._loader)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from time import thread_time
 
-from minato_gpu.analysis.profile import Phase
+from minato_gpu.analysis.profile import Phase, mean
+from minato_gpu.analysis.replay import device, wait_for_device
+from minato_gpu.samples import Value
 
 
 class Meter:
@@ -32,10 +36,36 @@ class Meter:
         self.steps.append(step_s)
         self.cpus.append(cpu_s)
 
-    def add_to_last(self, seconds: float) -> None:
-        """The device was still at work when the last step returned."""
-        if self.steps:
-            self.steps[-1] += seconds
+    def drain(self, clock: Callable[[], float]) -> None:
+        """Wait for the device, which was still at work when the last step returned."""
+        begin = clock()
+        wait_for_device()
+        if self.steps and device() is not None:
+            self.steps[-1] += clock() - begin
+
+    def taken(
+        self,
+        numbers: Iterable[int],
+        made: Callable[[], Iterable[Value]],
+        step_s: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> Iterator[Value]:
+        """Batches of the loader that is ``made``, as many as there are numbers; each is worked on before the next one
+        is asked for, for ``step_s`` seconds."""
+        source: Iterator[Value] | None = None
+        for _ in numbers:
+            begin, on_core = clock(), thread_time()
+            try:
+                if source is None:  # workers start while the first batch is waited for
+                    source = iter(made())
+                batch = next(source)
+            except StopIteration:
+                break
+            wait_s, cpu_s = clock() - begin, thread_time() - on_core
+            yield batch
+            del batch
+            self.add(wait_s, step_s(), cpu_s)
+        self.drain(clock)
 
     def phase(self) -> Phase:
         """What was measured."""
@@ -45,4 +75,4 @@ class Meter:
     @property
     def cpu_s(self) -> float:
         """On cores, for a batch on average."""
-        return math.fsum(self.cpus) / len(self.cpus) if self.cpus else 0.0
+        return mean(self.cpus)

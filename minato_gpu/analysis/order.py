@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from minato_gpu.analysis.profile import Profile, profile_from
-from minato_gpu.analysis.trial import Trial, trial_from
-from minato_gpu.samples import JSON
+from minato_gpu.analysis.profile import Profile, profile_from, with_tuples
+from minato_gpu.analysis.setting import Setting, Trial
 
 Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
 FINAL = ("complete", "ended", "died", "stopped")
@@ -41,8 +39,7 @@ class Order:
     @staticmethod
     def of(text: str) -> Order:
         """And back."""
-        given = json.loads(text)
-        return Order(**{**given, "arguments": tuple(given["arguments"])})
+        return Order(**with_tuples(json.loads(text)))
 
 
 @dataclass(frozen=True)
@@ -68,17 +65,13 @@ class Result:
 def result_of(folder: Path, rank: int) -> Result | None:
     """What this rank has left so far."""
     try:
-        data: Mapping[str, JSON] = json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
+        values = with_tuples(json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    profile = data["profile"]
-    found = {
-        **data,
-        "profile": None if profile is None else profile_from(profile),
-        "loaders": tuple(data["loaders"]),
-        "tried": tuple(trial_from(each) for each in data["tried"]),
-    }
-    return Result(**found)
+    profile = values["profile"]
+    values["profile"] = None if profile is None else profile_from(profile)
+    values["tried"] = tuple(Trial(**{**each, "setting": Setting(**each["setting"])}) for each in values["tried"])
+    return Result(**values)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -22,16 +22,6 @@ from minato_gpu.samples import JSON
 Rows = Sequence[Mapping[str, str]]
 
 
-class Curve(NamedTuple):
-    """What a question is answered by: an epoch over what is asked. ``measured``: where that was run, and its seconds.
-    ``unverified``: of which points this machine cannot be asked, and why."""
-
-    question: str
-    points: Sequence[drawings.Point]
-    measured: Sequence[tuple[float, float]] = ()
-    unverified: str = ""
-
-
 class Figure(NamedTuple):
     """A picture; ``said``: in words; ``rows``: in figures."""
 
@@ -62,19 +52,16 @@ def write(
     what: str,
     profiles: Sequence[Profile],
     document: Mapping[str, JSON],
-    curves: Sequence[Curve] = (),
-    compared: Rows = (),
-    others: Rows = (),
+    predicted: Sequence[Section] = (),
 ) -> None:
     """Write the page on ``what`` was analysed.
 
-    ``document``: of report.py, for machine and versions. ``curves``: what changes would bring. ``compared``: rows of
-    what was predicted and what was measured; ``others``: of what has no curve. Raises OSError where ``path`` cannot be
-    written.
+    ``document``: of report.py, for machine and versions. ``predicted``: what changes would bring. Raises OSError where
+    ``path`` cannot be written.
     """
     from jinja2 import Environment, StrictUndefined
 
-    sections = [part for part in _sections(profiles, curves, compared, others) if part.figures or part.tables]
+    sections = [part for part in _sections(profiles, predicted) if part.figures or part.tables]
     machine, versions = document["machine"], document["versions"]
     text = (
         Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -99,7 +86,7 @@ def _where(machine: Mapping[str, JSON], versions: Mapping[str, JSON]) -> str:
     return f"{machine['cores']} cores of {machine['processor']}, {gpus}; torch {versions.get('torch', 'unknown')}"
 
 
-def _sections(profiles: Sequence[Profile], curves: Sequence[Curve], compared: Rows, others: Rows) -> list[Section]:
+def _sections(profiles: Sequence[Profile], predicted: Sequence[Section]) -> list[Section]:
     found = [(profile, parts) for profile in profiles if (parts := broken_down(profile)) is not None]
     first = profiles[0]
     costs = [_costs(first)] if first.prepare_s else []
@@ -111,16 +98,7 @@ def _sections(profiles: Sequence[Profile], curves: Sequence[Curve], compared: Ro
     timed = {name: phase for name, phase in first.phases.items() if phase.batch_s}
     return [
         Section("Where an epoch's time goes", "", [_breakdown(found)] if found else []),
-        Section(
-            "What if",
-            "Predicted by this loader's scheduler and cache policies under a virtual clock, with the costs that were "
-            "measured; the band holds nine of ten draws of them.",
-            [_curve(each) for each in curves],
-            [("other settings", others)] if others else [],
-        ),
-        Section(
-            "Predicted against measured", "", tables=[("epochs of the run as it is", compared)] if compared else []
-        ),
+        *predicted,
         Section("What samples cost", "", costs, [("the slowest samples that were seen", slowest)] if slowest else []),
         Section("Batch by batch", "", [_batches(timed)] if timed else []),
     ]
@@ -130,45 +108,24 @@ def _breakdown(found: Sequence[tuple[Profile, Breakdown]]) -> Figure:
     rows: list[dict[str, str]] = []
     bars: list[tuple[int, dict[str, float]]] = []
     for profile, parts in found:
-        shares: dict[str, float] = {part.name: part.share for part in parts.parts}
+        shares: dict[str, float] = {part.name: part.share for part in parts.parts.values()}
         bars.append((profile.rank, shares))
-        for part in parts.parts:
+        for part in parts.parts.values():
             if part.name == "ranks" and profile.ranks == 1:
                 continue
-            unknown = part.name == "fetch" and "cold" in parts.misses
+            each = f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}"
             rows.append(
                 {
                     "part": TITLES[part.name],
                     "rank": str(profile.rank),
-                    "share": "unknown" if unknown else f"{part.share:.1%}",
-                    "ms a batch": "unknown" if unknown else f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}",
+                    "share": f"{part.share:.1%}" if part.is_known else "unknown",
+                    "ms a batch": each if part.is_known else "unknown",
                     "": "within the noise" if part.is_noise else "",
                 }
             )
     rank, shares = bars[0]
     said = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in shares.items() if share >= 0.005)
     return Figure("Shares", drawings.breakdown(bars), f"Of an epoch of rank {rank}: {said}.", rows)
-
-
-def _curve(curve: Curve) -> Figure:
-    ends = curve.points[0], curve.points[-1]
-    said = " and ".join(f"{each.epoch_s:.3g} s ({curve.question}: {each.at:g})" for each in ends)
-    measured = dict(curve.measured)
-    if measured:
-        said += f"; {' and '.join(f'{seconds:.3g} s ({at:g})' for at, seconds in measured.items())} were measured"
-    rows = [
-        {
-            curve.question: f"{point.at:g}",
-            "epoch, s": f"{point.epoch_s:.3g}",
-            "from": f"{point.low_s:.3g}",
-            "to": f"{point.high_s:.3g}",
-            "measured, s": f"{measured[point.at]:.3g}" if point.at in measured else "",
-        }
-        for point in curve.points
-    ]
-    unverified = f" ({curve.unverified}, but as measured.)" if curve.unverified else ""
-    svg = drawings.curve(curve.points, curve.question, curve.measured)
-    return Figure(curve.question, svg, f"An epoch is predicted to take {said}.{unverified}", rows)
 
 
 def _costs(profile: Profile) -> Figure:

@@ -31,29 +31,19 @@ _ROUNDS = 3  # until what shares the cores and the rate that follows from it agr
 @dataclass(frozen=True)
 class Prediction:
     """``epoch_s``: of an epoch once caches are full and costs are known, ``low_s`` and ``high_s`` hold nine of ten
-    draws; ``first_epoch_s``: of the first one. ``step_share``: of the epoch, what steps take. ``reads``: requests of an
-    epoch.
+    draws; ``first_epoch_s``: of the first one. ``reads``: requests of an epoch.
     """
 
     epoch_s: float
     low_s: float
     high_s: float
     first_epoch_s: float
-    step_share: float
     reads: float
-
-
-def predict(profile: Profile, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
-    """What the setting would make of the measured rank.
-
-    Raises ValueError where the profile does not know what the setting asks for, or knows of no sample.
-    """
-    return Predictor(profile).predict(setting, draws=draws)
 
 
 class Predictor:
     """Answers for one profile: what is found out of the measured setting is found out once. ``orders``: of the sampler,
-    in numbers of samples, where they are known."""
+    in numbers of samples, where they are known. Raises ValueError for a profile that knows of no sample, or no step."""
 
     def __init__(self, profile: Profile, orders: Orders | None = None) -> None:
         if not profile.suffices:
@@ -61,7 +51,8 @@ class Predictor:
         self.profile, self._orders = profile, orders
 
     def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
-        """See the function of this name."""
+        """What the setting would make of the measured rank. Raises ValueError where the profile does not know what the
+        setting asks for."""
         profile = setting.applied(self.profile)
         tier = None if setting.cache is None else Tier(setting.cache, setting.policy)
         if tier is not None and (profile.storage is None or profile.loader == "torch"):
@@ -73,10 +64,9 @@ class Predictor:
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
         low, high = np.quantile(steady, [0.05, 0.95]).tolist()
         epoch_s = float(np.median(steady))
-        steps = float(np.mean(profile.step_s)) * profile.batches
         first = float(np.median([each.seconds[0] for each in found]))
         reads = float(np.mean([each.reads[-_STEADY:].mean() for each in found]))
-        return Prediction(epoch_s, low, high, first, min(1.0, steps / epoch_s), reads)
+        return Prediction(epoch_s, low, high, first, reads)
 
     # --- what was measured -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import math
 from statistics import median
 from typing import Literal, NamedTuple
 
-from minato_gpu.analysis.profile import Profile
+from minato_gpu.analysis.profile import Profile, mean
 from minato_gpu.analysis.scaling import Law, fit
 
 Cause = Literal[
@@ -59,8 +59,7 @@ def law_of(profile: Profile) -> Law | None:
 
 def worker_seconds(profile: Profile) -> float:
     """Of one worker for a batch."""
-    each = math.fsum(profile.prepare_s) / len(profile.prepare_s) if profile.prepare_s else 0.0
-    return max(each * profile.batch_size + profile.collate_s, 1e-9)
+    return max(mean(profile.prepare_s) * profile.batch_size + profile.collate_s, 1e-9)
 
 
 def _rate(profile: Profile, batch_s: float) -> float:
@@ -98,7 +97,7 @@ def _uneven(profile: Profile, step_s: float) -> Preparing:
     if slow and middle:
         ahead = math.ceil(max(slow) / max(step_s, 1e-9) / profile.workers) + profile.prefetch
         one_in = round(len(profile.prepare_s) / len(slow))
-        return Preparing("few slow samples", ahead, math.fsum(slow) / len(slow) / middle, one_in)
+        return Preparing("few slow samples", ahead, mean(slow) / middle, one_in)
     return Preparing("in flight", 2 * max(profile.prefetch, 1))
 
 

@@ -65,7 +65,7 @@ def probe(reads: Sequence[Read], seconds: float, clock: Callable[[], float]) -> 
         at += len(share)
         paths = list(dict.fromkeys(read.path for read in share))
         files.drop(paths)
-        cached = files.look_up(paths).share
+        cached = files.cached_share(paths)
         if cached is None or cached <= _STILL_CACHED:
             found.append(_level(at_once, share, clock, clock() + seconds / len(levels)))
     return [level for level in found if level.nbytes]

@@ -6,8 +6,9 @@ fetching (F), preparing (P) and training (G), each measured while the other two 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from minato_gpu.samples import JSON
@@ -42,10 +43,9 @@ class Storage:
     remote: bool = False
     shares: tuple[float, ...] = ()
 
-    def seconds_per_sample(self, concurrency: float | None = None) -> float:
+    def seconds_per_sample(self) -> float:
         """The least time between two samples: max(bytes / rate, requests x latency / concurrency)."""
-        at_once = self.concurrency if concurrency is None else concurrency
-        return max(self.nbytes / self.bytes_per_s, self.requests * self.latency_s / max(at_once, 1.0))
+        return max(self.nbytes / self.bytes_per_s, self.requests * self.latency_s / max(self.concurrency, 1.0))
 
 
 @dataclass(frozen=True)
@@ -127,27 +127,23 @@ class Profile:
         """Whether there is a sample, a step and an epoch's length to predict from."""
         return bool(self.prepare_s and self.step_s) and self.samples > 0
 
-    def as_json(self) -> dict[str, JSON]:
-        """Plain data; ``profile_from`` reads it."""
-        return asdict(self)
-
 
 def profile_from(data: Mapping[str, JSON]) -> Profile:
-    """What ``Profile.as_json`` gave, perhaps through a file. Raises TypeError or KeyError where it is another thing."""
-    values = dict(data)
-    for name in ("prepare_s", "step_s", "device_s"):
-        if values.get(name) is not None:
-            values[name] = tuple(values[name])
+    """What ``asdict`` gave, perhaps through a file. Raises TypeError or KeyError where it is another thing."""
+    values = with_tuples(dict(data))
     if values.get("storage") is not None:
-        stored = values["storage"]
-        values["storage"] = Storage(
-            **{**stored, "sizes": tuple(stored.get("sizes", ())), "shares": tuple(stored.get("shares", ()))}
-        )
-    values["scaling"] = tuple((int(workers), float(rate)) for workers, rate in values.get("scaling", ()))
-    values["slowest"] = tuple((float(seconds), str(what)) for seconds, what in values.get("slowest", ()))
-    values["notes"] = tuple(values.get("notes", ()))
-    phases = values.get("phases", {})
-    values["phases"] = {
-        name: Phase(**{**each, "batch_s": tuple(each.get("batch_s", ()))}) for name, each in phases.items()
-    }
+        values["storage"] = Storage(**values["storage"])
+    values["phases"] = {name: Phase(**each) for name, each in values.get("phases", {}).items()}
     return Profile(**values)
+
+
+def with_tuples(value: JSON) -> JSON:
+    """The same with tuples, as dataclasses have them, for the lists that a file has."""
+    if isinstance(value, dict):
+        return {name: with_tuples(each) for name, each in value.items()}
+    return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def mean(values: Iterable[float]) -> float:
+    """0 where there are none."""
+    return fmean(found) if (found := list(values)) else 0.0

@@ -6,17 +6,14 @@ it: what cannot be verified here is labelled so, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TypeVar
 
 from minato_gpu.analysis.predict import DRAWS, Prediction, Predictor
-from minato_gpu.analysis.profile import Profile
-from minato_gpu.analysis.setting import Setting
+from minato_gpu.analysis.profile import LoaderKind, Profile
+from minato_gpu.analysis.setting import Setting, Trial
 from minato_gpu.samples import JSON
-
-if TYPE_CHECKING:
-    from minato_gpu.analysis.trial import Trial
 
 HERE = "can be run here"
 NOT = "not "  # what a point begins with that was not, or cannot be, run
@@ -26,6 +23,7 @@ GPUS = f"{NOT}verifiable here: needs as many GPUs"
 NO_GPU = f"{NOT}verifiable here: needs the device"
 MORE_CORES = f"{NOT}verifiable here: this machine has fewer cores"
 POLICY = f"{NOT}verifiable here: the loader chooses its policy itself"
+T = TypeVar("T", bound=float | str)
 _TIMES = (0.5, 1.0, 2.0, 4.0)
 
 
@@ -105,11 +103,18 @@ def _row(point: Point, found: Prediction, as_measured: Prediction) -> dict[str, 
 # --- the questions ------------------------------------------------------------------------------------------------
 
 
+def _curve(
+    question: str, values: Iterable[T], own: T, setting: Callable[[T], Setting], why_not: str = HERE
+) -> Iterator[Point]:
+    """A point for each value, in the order given. ``why_not``: those that were not measured cannot be run here."""
+    for value in values:
+        yield Point(question, value, setting(value), value == own, HERE if value == own else why_not)
+
+
 def _workers(profile: Profile) -> Iterator[Point]:
-    most = max(16, 2 * profile.workers)
     counts = {1, 2, 4, 8, 16, 32, profile.workers}
-    for count in sorted(each for each in counts if each <= most):
-        yield Point("workers", count, Setting(workers=count), count == profile.workers)
+    some = [count for count in sorted(counts) if count <= max(16, 2 * profile.workers)]
+    return _curve("workers", some, profile.workers, lambda count: Setting(workers=count))
 
 
 def _cores(profile: Profile) -> Iterator[Point]:
@@ -139,85 +144,63 @@ def _blocks(share: float) -> float:
 
 
 def _rate(profile: Profile) -> Iterator[Point]:
-    if profile.storage is not None:
+    storage = profile.storage
+    if storage is not None:
         for times in _TIMES:
-            rate = times * profile.storage.bytes_per_s
-            name = "storage rate, MB/s"
-            yield Point(name, rate / 1e6, _same(Setting(bytes_per_s=rate), times), times == 1, _here(times, STORAGE))
+            rate = times * storage.bytes_per_s
+            here = HERE if times == 1 else STORAGE
+            yield Point("storage rate, MB/s", rate / 1e6, Setting(bytes_per_s=rate), times == 1, here)
 
 
 def _latency(profile: Profile) -> Iterator[Point]:
     if profile.storage is not None:
         own = profile.storage.latency_s
         for latency in sorted({own, 1e-3, 5e-3, 20e-3, 50e-3, 100e-3}):
-            setting = Setting() if latency == own else Setting(latency_s=latency)
             here = HERE if latency == own else STORAGE
-            yield Point("storage latency, ms", 1e3 * latency, setting, latency == own, here)
+            yield Point("storage latency, ms", 1e3 * latency, Setting(latency_s=latency), latency == own, here)
 
 
 def _step(profile: Profile) -> Iterator[Point]:
-    for times in (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0):
-        yield Point("step, times", times, _same(Setting(step_times=times), times), times == 1, _here(times, STEP))
+    return _curve("step, times", (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0), 1.0, lambda times: Setting(step_times=times), STEP)
 
 
 def _batch(profile: Profile) -> Iterator[Point]:
-    for size in sorted({max(1, round(profile.batch_size * times)) for times in _TIMES}):
-        if size <= profile.samples:
-            yield Point("batch size", size, Setting(batch_size=size), size == profile.batch_size)
+    sizes = sorted({max(1, round(profile.batch_size * times)) for times in _TIMES})
+    some = [size for size in sizes if size <= profile.samples]
+    return _curve("batch size", some, profile.batch_size, lambda size: Setting(batch_size=size))
 
 
 def _device(profile: Profile) -> Iterator[Point]:
     if profile.device_s is not None:
-        yield Point("device lane", "off", Setting(), True)
-        yield Point("device lane", "on", Setting(device_lane=True), False, NO_GPU)
+        yield from _curve("device lane", ("off", "on"), "off", lambda at: Setting(device_lane=at == "on"), NO_GPU)
 
 
 def _ranks(profile: Profile) -> Iterator[Point]:
-    for ranks in sorted({1, 2, 4, 8, profile.ranks}):
-        here = HERE if ranks == profile.ranks else GPUS
-        if ranks <= profile.samples:
-            yield Point("ranks of this host", ranks, Setting(ranks=ranks), ranks == profile.ranks, here)
+    some = [ranks for ranks in sorted({1, 2, 4, 8, profile.ranks}) if ranks <= profile.samples]
+    return _curve("ranks of this host", some, profile.ranks, lambda ranks: Setting(ranks=ranks), GPUS)
 
 
 def _loader(profile: Profile) -> Iterator[Point]:
-    names: tuple[tuple[str, Setting], ...] = (
-        ("torch", Setting(loader="torch")),
-        ("minato_gpu", Setting(loader="minato_gpu")),
-    )
-    for name, setting in names:
-        yield Point("loader", name, setting, profile.loader == name)
+    kinds: tuple[LoaderKind, ...] = ("torch", "minato_gpu")
+    return _curve("loader", kinds, profile.loader, lambda kind: Setting(loader=kind))
 
 
-def _same(setting: Setting, times: float) -> Setting:
-    return Setting() if times == 1 else setting
-
-
-def _here(times: float, why: str) -> str:
-    return HERE if times == 1 else why
-
-
-class Range(NamedTuple):
-    """Values that somebody asks for: ``1-16``, ``1,2,4`` or ``8``."""
-
-    values: tuple[float, ...]
-
-    @classmethod
-    def parsed(cls, text: str, *, whole: bool) -> Range:
-        """Of ``low-high`` whole numbers are doubled from the lower one, others go in six even steps. Raises ValueError
-        for what is no such text."""
-        try:
-            if "-" in text:
-                low, high = (float(part) for part in text.split("-"))
-                if not 0 <= low <= high or (whole and low < 1):
-                    raise ValueError
-                values = _doubled(int(low), int(high)) if whole else [low + (high - low) * at / 5 for at in range(6)]
-            else:
-                values = [float(part) for part in text.split(",")]
-        except ValueError:
-            raise ValueError(f"{text!r} is no number, no list such as 1,2,4, and no range such as 1-16") from None
-        if any(value < 0 or (whole and (value != int(value) or value < 1)) for value in values):
-            raise ValueError(f"{text!r} has a value that makes no sense here")
-        return cls(tuple(values))
+def parsed_range(text: str, *, whole: bool) -> tuple[float, ...]:
+    """Values that somebody asks for: ``1-16``, ``1,2,4`` or ``8``. Of ``low-high`` whole numbers are doubled from the
+    lower one, others go in six even steps. Raises ValueError for what is no such text."""
+    try:
+        if "-" in text:
+            low, high = (float(part) for part in text.split("-"))
+            if not 0 <= low <= high or (whole and low < 1):
+                raise ValueError
+            values = _doubled(int(low), int(high)) if whole else [low + (high - low) * at / 5 for at in range(6)]
+        else:
+            values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{text!r} is no number, no list such as 1,2,4, and no range such as 1-16") from None
+    if any(value < 0 or (whole and (value != int(value) or value < 1)) for value in values):
+        raise ValueError(f"{text!r} has a value that makes no sense here")
+    return tuple(values)
 
 
 def _doubled(low: int, high: int) -> list[float]:

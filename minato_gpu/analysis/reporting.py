@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from minato_gpu.analysis import page
-from minato_gpu.analysis.drawings import Point
-from minato_gpu.analysis.predict import DRAWS, predict
+from minato_gpu.analysis import drawings, page
+from minato_gpu.analysis.predict import DRAWS, Predictor
 from minato_gpu.analysis.profile import Profile
 from minato_gpu.analysis.questions import NOT, answer
 from minato_gpu.samples import JSON
 
-Rows = Sequence[Mapping[str, JSON]]
+Row = Mapping[str, JSON]
+"""Of ``questions.answer``, or ``questions.compared``."""
 _NONE = "none"  # of a cache: the setting 0
 
 
@@ -23,45 +23,61 @@ def write(
     profiles: Sequence[Profile],
     document: Mapping[str, JSON],
     draws: int = DRAWS,
-    answered: Rows | None = None,
+    answered: Sequence[Row] | None = None,
 ) -> None:
     """The page on these ranks, with what the first one's profile answers: ``answered``, where that is known already.
-    See ``page.write``."""
-    rows = _answered(profiles[0], draws) if answered is None else answered
-    curves, others = _curves(profiles[0], rows)
-    page.write(path, what, profiles, document, curves, _compared(profiles[0], rows, draws), others)
+    Where the profile does not suffice there is nothing. See ``page.write``."""
+    first = profiles[0]
+    if answered is None:
+        answered = answer(first, draws=draws) if first.suffices else []
+    page.write(path, what, profiles, document, [what_if(first, answered), _compared(first, answered, draws)])
 
 
-def _answered(profile: Profile, draws: int) -> list[dict[str, JSON]]:
-    """Nothing where the profile does not suffice."""
-    return answer(profile, draws=draws) if profile.suffices else []
-
-
-def _curves(profile: Profile, rows: Rows) -> tuple[list[page.Curve], page.Rows]:
-    """Questions whose settings are numbers, and rows for a table of the others."""
-    curves: list[page.Curve] = []
+def what_if(profile: Profile, rows: Sequence[Row]) -> page.Section:
+    """A curve for each question whose settings are numbers, and a table of the others."""
+    figures: list[page.Figure] = []
     others: list[dict[str, str]] = []
     measured_s = _epoch_s(profile, "cold") or _epoch_s(profile, "warm")
     for question in dict.fromkeys(row["question"] for row in rows):
         some = [row for row in rows if row["question"] == question]
-        values = [_number(row["setting"]) for row in some]
-        if None in values or len(some) < 2:
+        points = {value: row for row in some if (value := _number(row["setting"])) is not None}
+        if len(points) == len(some) > 1:
+            figures.append(_curve(question, dict(sorted(points.items())), measured_s))
+        else:
             others += [_other(row) for row in some]
-            continue
-        points = [
-            Point(float(value or 0), row["epoch_s"], row["low_s"], row["high_s"])
-            for value, row in zip(values, some, strict=True)
-        ]
-        at = next((point.at for point, row in zip(points, some, strict=True) if row["measured"]), None)
-        measured = {} if at is None or measured_s is None else {at: measured_s}
-        tried = zip(points, (row.get("measured_s") for row in some), strict=True)
-        measured |= {point.at: seconds for point, seconds in tried if seconds is not None}
-        unverified = sorted({row["verified"] for row in some if str(row["verified"]).startswith(NOT)})
-        curves.append(page.Curve(question, sorted(points), sorted(measured.items()), "; ".join(unverified)))
-    return curves, others
+    return page.Section(
+        "What if",
+        "Predicted by this loader's scheduler and cache policies under a virtual clock, with the costs that were "
+        "measured; the band holds nine of ten draws of them.",
+        figures,
+        [("other settings", others)] if others else [],
+    )
 
 
-def _other(row: Mapping[str, JSON]) -> dict[str, str]:
+def _curve(question: str, points: Mapping[float, Row], measured_s: float | None) -> page.Figure:
+    """What the question is answered by: an epoch over what is asked. ``measured_s``: an epoch of the run as it was."""
+    tried = {at: row.get("measured_s", measured_s if row["measured"] else None) for at, row in points.items()}
+    measured = {at: seconds for at, seconds in tried.items() if seconds is not None}
+    said = " and ".join(f"{points[at]['epoch_s']:.3g} s ({question}: {at:g})" for at in (min(points), max(points)))
+    if measured:
+        said += f"; {' and '.join(f'{seconds:.3g} s ({at:g})' for at, seconds in measured.items())} were measured"
+    rows = [
+        {
+            question: f"{at:g}",
+            "epoch, s": f"{row['epoch_s']:.3g}",
+            "from": f"{row['low_s']:.3g}",
+            "to": f"{row['high_s']:.3g}",
+            "measured, s": f"{measured[at]:.3g}" if at in measured else "",
+        }
+        for at, row in points.items()
+    ]
+    whys = "; ".join(sorted({row["verified"] for row in points.values() if str(row["verified"]).startswith(NOT)}))
+    unverified = f" ({whys}, but as measured.)" if whys else ""
+    svg = drawings.curve(points, question, measured)
+    return page.Figure(question, svg, f"An epoch is predicted to take {said}.{unverified}", rows)
+
+
+def _other(row: Row) -> dict[str, str]:
     return {
         "question": row["question"],
         "setting": row["setting"],
@@ -85,22 +101,22 @@ def _epoch_s(profile: Profile, name: str) -> float | None:
     return None if phase is None or not phase.batches else phase.each_s * profile.batches
 
 
-def _compared(profile: Profile, answered: Sequence[Mapping[str, JSON]], draws: int) -> page.Rows:
+def _compared(profile: Profile, answered: Sequence[Row], draws: int) -> page.Section:
     """The phases as the model has them."""
     as_measured = next((row for row in answered if row["measured"]), None)
-    if as_measured is None:
-        return []
     warm, cold = _epoch_s(profile, "warm"), _epoch_s(profile, "cold")
     rows = []
-    if warm is not None:
-        found = as_measured if profile.storage is None else asdict(predict(replace(profile, storage=None), draws=draws))
+    if as_measured is not None and warm is not None:
+        in_memory = Predictor(replace(profile, storage=None))
+        found = as_measured if profile.storage is None else asdict(in_memory.predict(draws=draws))
         rows.append(_beside("bytes in memory", found, warm))
-    if cold is not None and profile.storage is not None:
+    if as_measured is not None and cold is not None and profile.storage is not None:
         rows.append(_beside("bytes in storage", as_measured, cold))
-    return rows
+    tables = [("epochs of the run as it is", rows)] if rows else []
+    return page.Section("Predicted against measured", "", tables=tables)
 
 
-def _beside(epoch: str, found: Mapping[str, JSON], measured_s: float) -> dict[str, str]:
+def _beside(epoch: str, found: Row, measured_s: float) -> dict[str, str]:
     return {
         "epoch": epoch,
         "predicted, s": f"{found['epoch_s']:.3g} ({found['low_s']:.3g} to {found['high_s']:.3g})",

@@ -99,10 +99,8 @@ def others(folder: Path, ranks: range) -> list[Result]:
     until = monotonic() + _GRACE_S
     found: list[Result] = []
     for rank in ranks:
-        result = result_of(folder, rank)
-        while (result is None or result.status not in FINAL) and monotonic() < until:
+        while ((result := result_of(folder, rank)) is None or result.status not in FINAL) and monotonic() < until:
             sleep(_LOOK_S)
-            result = result_of(folder, rank)
         if result is not None:
             found.append(result)
     return found

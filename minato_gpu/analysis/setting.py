@@ -1,8 +1,9 @@
-"""A question in numbers: what of a measured rank would be otherwise."""
+"""A question in numbers: what of a measured rank would be otherwise, and what came of it where it was really run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
 
 from minato_gpu.analysis.profile import LoaderKind, Profile
 
@@ -17,8 +18,8 @@ class Setting:
 
     ``cache``: share of the set's bytes that a cache in memory may keep; ``policy``: of that cache (empty: as the loader
     chooses). ``step_times``: the step takes so many times as long. ``ranks``: that share out the data set, each with
-    the workers that were measured, and the storage between them; ``same_host``: the cores too. ``device_lane``: samples
-    go to the device where that pays. ``prefetch``: batches for each worker.
+    the workers that were measured, and the storage and the cores between them. ``device_lane``: samples go to the
+    device where that pays. ``prefetch``: batches for each worker.
     """
 
     loader: LoaderKind | None = None
@@ -33,7 +34,6 @@ class Setting:
     step_times: float = 1.0
     step_s: float | None = None
     ranks: int | None = None
-    same_host: bool = True
     device_lane: bool = False
 
     def applied(self, profile: Profile) -> Profile:
@@ -75,7 +75,7 @@ class Setting:
         if storage is not None:
             storage = replace(storage, bytes_per_s=storage.bytes_per_s * profile.ranks / self.ranks)
         cores = profile.cores
-        if self.same_host and self.cores is None:
+        if self.cores is None:
             cores = max(1, cores * profile.ranks // self.ranks)
         return replace(
             profile,
@@ -86,3 +86,22 @@ class Setting:
             storage=storage,
             overlap=False,  # a sampler that shares out tells no epoch ahead
         )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``epoch_s``: seconds of an epoch in this setting, each time that it was tried; ``why_not``: where it was not."""
+
+    setting: Setting
+    epoch_s: tuple[float, ...] = ()
+    why_not: str = ""
+
+    @property
+    def median_s(self) -> float:
+        """Of the times it was tried."""
+        return median(self.epoch_s)
+
+    @property
+    def spread_s(self) -> float:
+        """Between the slowest and the fastest of them."""
+        return max(self.epoch_s) - min(self.epoch_s)

@@ -163,10 +163,10 @@ class Subject:
         if self.is_stream:
             return {"batch_size": size, "drop_last": self.loader.drop_last}
         batches = self.keys if batches is None else batches
+        flat = Given([key for each in batches for key in each])
         if not self._batched:
-            return {"batch_size": None, "sampler": Given([key for each in batches for key in each])}
+            return {"batch_size": None, "sampler": flat}
         if type(self.loader.batch_sampler) is BatchSampler:
-            flat = Given([key for each in batches for key in each])
             return {"batch_size": size, "sampler": flat, "drop_last": self.loader.drop_last}
         return {"batch_sampler": Given(list(batches))}
 

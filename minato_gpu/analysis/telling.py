@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from minato_gpu.analysis.breakdown import TITLES, broken_down
@@ -21,22 +22,19 @@ _SLOWEST = 5
 
 def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
     """A row for each part of each rank's epoch."""
-    found: list[dict[str, JSON]] = []
-    for profile in _profiles(results):
-        broken = broken_down(profile)
-        for part in broken.parts if broken else ():
-            unknown = part.name == "fetch" and broken is not None and "cold" in broken.misses
-            found.append(
-                {
-                    "rank": profile.rank,
-                    "part": part.name,
-                    "batch_s": None if unknown else part.seconds,
-                    "share": None if unknown else part.share,
-                    "error_s": None if unknown else part.error_s,
-                    "is_noise": part.is_noise,
-                }
-            )
-    return found
+    return [
+        {
+            "rank": profile.rank,
+            "part": part.name,
+            "batch_s": part.seconds if part.is_known else None,
+            "share": part.share if part.is_known else None,
+            "error_s": part.error_s if part.is_known else None,
+            "is_noise": part.is_noise,
+        }
+        for profile in _profiles(results)
+        if (found := broken_down(profile)) is not None
+        for part in found.parts.values()
+    ]
 
 
 def more(results: Sequence[Result]) -> dict[str, JSON]:
@@ -44,7 +42,7 @@ def more(results: Sequence[Result]) -> dict[str, JSON]:
     profiles = _profiles(results)
     return {
         "verdict": verdict(profiles)._asdict(),
-        "profiles": [profile.as_json() for profile in profiles],
+        "profiles": [asdict(profile) for profile in profiles],
         "results": [
             {"rank": each.rank, "status": each.status, "message": each.message, "loaders": list(each.loaders)}
             for each in results
@@ -55,31 +53,28 @@ def more(results: Sequence[Result]) -> dict[str, JSON]:
 def problem(results: Sequence[Result]) -> str:
     """Why not everything could be measured, in a sentence; empty where it could."""
     own = results[0]
+    how = {"ended": "the script ended", "died": "the script died"}
+    said = how.get(own.status, "the analysis was stopped")
     if own.profile is None:
-        return _never(own)
-    missing = [name for name in ("compute", "warm") if name not in own.profile.phases]
+        return f"{said}{f' ({own.message})' if own.message else ''} {_never(own.loaders)}"
     if own.status == "complete":
         return ""
-    how = {"ended": "the script ended", "died": "the script died", "stopped": "the analysis was stopped"}
-    said = f"{how.get(own.status, 'the analysis was stopped')}{f': {own.message}' if own.message else ''}"
+    missing = [name for name in ("compute", "warm") if name not in own.profile.phases]
+    because = f": {own.message}" if own.message else ""
     lacks = f" (there is no {' and no '.join(missing)} phase)" if missing else ""
-    return f"{said} before all was measured{lacks}. Give it more epochs or a larger data set, or fewer --seconds."
+    more = "Give it more epochs or a larger data set, or fewer --seconds."
+    return f"{said}{because} before all was measured{lacks}. {more}"
 
 
-def _never(result: Result) -> str:
+def _never(loaders: Sequence[str]) -> str:
     """No loader was chosen."""
-    how = {"ended": "the script ended", "died": "the script died", "stopped": "the analysis was stopped"}
-    said = how.get(result.status, "the analysis was stopped")
-    because = f" ({result.message})" if result.message else ""
-    if not result.loaders:
+    if not loaders:
         return (
-            f"{said}{because} without iterating a torch.utils.data.DataLoader or a minato_gpu.DataLoader. (A loader in "
+            "without iterating a torch.utils.data.DataLoader or a minato_gpu.DataLoader. (A loader in "
             "a process that the script starts is not seen; put analyze before that one.)"
         )
-    return (
-        f"{said}{because} before a loader had given three batches with gradients enabled: {'; '.join(result.loaders)}. "
-        "(--loader N chooses one.)"
-    )
+    said = "; ".join(loaders)
+    return f"before a loader had given three batches with gradients enabled: {said}. (--loader N chooses one.)"
 
 
 def tried(results: Sequence[Result]) -> list[dict[str, JSON]] | None:

@@ -12,25 +12,22 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from minato_gpu.analysis import files
+from minato_gpu.analysis.meter import Meter
 from minato_gpu.analysis.order import in_one_line
 from minato_gpu.analysis.plan import LEAST, settling
 from minato_gpu.analysis.questions import to_verify
-from minato_gpu.analysis.replay import wait_for_device
-from minato_gpu.analysis.setting import CannotTry, Setting
-from minato_gpu.analysis.trial import Trial
+from minato_gpu.analysis.setting import CannotTry, Setting, Trial
 from minato_gpu.samples import Value
 from minato_gpu.sources.declared import source_of
 from minato_gpu.sources.source import Source
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
     from minato_gpu.analysis.findings import Findings
     from minato_gpu.analysis.profile import Profile
     from minato_gpu.analysis.subject import Subject
@@ -119,44 +116,18 @@ class Trials:
         self._cool(profile)
         if setting.cache is not None:
             self._check_time(until, most)
-            yield from self._through(loader, step_s, math.inf, most, [])
+            yield from Meter().taken(range(most), lambda: loader, step_s, self._clock)
             self._cool(profile)
-        settle, times = settling(profile.workers, most), list[float]()
-        yield from self._through(loader, step_s, until, most, times, settle + LEAST)
+        settle, meter = settling(profile.workers, most), Meter()
+        numbers = takewhile(lambda number: number < settle + LEAST or self._clock() < until, range(most))
+        yield from meter.taken(numbers, lambda: loader, step_s, self._clock)
+        times = meter.phase().batch_s
         if len(times) <= settle:
             raise CannotTry(NO_TIME)
         each = fmean(times[settle:])
         if profile.persistent or setting.cache is not None:  # workers are there, and in step
             return each * profile.batches
         return math.fsum(times) + each * max(0, profile.batches - len(times))
-
-    def _through(
-        self,
-        loader: DataLoader[Value],
-        step_s: Callable[[], float],
-        until: float,
-        most: int,
-        times: list[float],
-        least: int = 0,
-    ) -> Iterator[Value]:
-        """Take ``most`` batches, or those until then, but at least so few; ``times``: from one to the next."""
-        source: Iterator[Value] | None = None
-        while len(times) < most and (len(times) < least or self._clock() < until):
-            begin = self._clock()
-            try:
-                if source is None:
-                    source = iter(loader)
-                batch = next(source)
-            except StopIteration:
-                break
-            waited = self._clock() - begin
-            yield batch
-            del batch
-            times.append(waited + step_s())
-        begin = self._clock()
-        wait_for_device()
-        if times:
-            times[-1] += self._clock() - begin
 
     def _cool(self, profile: Profile) -> None:
         """As it was when storage was measured: nothing is in memory."""

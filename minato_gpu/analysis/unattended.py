@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from minato_gpu.analysis import files, probing
 from minato_gpu.analysis.findings import Findings
 from minato_gpu.analysis.plan import TimeBox
-from minato_gpu.analysis.profile import Phase
+from minato_gpu.analysis.profile import Phase, mean
 from minato_gpu.analysis.subject import Subject
 from minato_gpu.samples import Key, Value
 
@@ -40,11 +40,11 @@ class Unattended:
     def warmed(self, enough: float) -> float | None:
         """The share of the samples' files that is in memory, after they were read in where it was less than enough."""
         paths = self._findings.files
-        share = files.look_up(paths).share
+        share = files.cached_share(paths)
         if share is not None and share < enough:
             until = self._clock() + _SHARE_FOR_READING * self._box.seconds
             files.read_in(paths, lambda: self._clock() < until)
-            share = files.look_up(paths).share
+            share = files.cached_share(paths)
             if share is not None and share < min(enough, 0.95):
                 self._findings.note(f"Only {share:.0%} of the samples' files stay in memory: warm was not quite warm.")
         return share
@@ -100,7 +100,7 @@ class Unattended:
     def _probe(self) -> None:
         """Storage by itself, if the files can be dropped."""
         found = self._findings
-        if not found.files or not found.nbytes or not found.cold.steps:
+        if not found.files or not found.nbytes or not found.meters["cold"].steps:
             return
         seconds = self._box.seconds_for("storage", self._clock())
         nbytes = min(math.ceil(found.nbytes / max(found.requests or 1.0, 1.0)), _LARGEST_READ)
@@ -129,7 +129,7 @@ class Unattended:
         if len(samples) < 2:
             return None
         requests, nbytes = found.requests or 1.0, found.nbytes or 0.0
-        each = math.fsum(sample.seconds for sample in samples) / len(samples) - found.seconds_of("warm")
+        each = mean(sample.seconds for sample in samples) - found.seconds_of("warm")
         took = max(sample.at for sample in samples) - min(sample.at - sample.seconds for sample in samples)
         rate = nbytes * len(samples) / max(took, 1e-9)
         return probing.Level(workers, max(each, 0.0) / requests, nbytes / requests, rate)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from minato_gpu.analysis.breakdown import TITLES, Breakdown, Part, broken_down
-from minato_gpu.analysis.preparing import Preparing, cause_of, most_gain
+from minato_gpu.analysis.preparing import cause_of, most_gain
 from minato_gpu.analysis.profile import Profile, Storage
 
 Case = Literal[
@@ -60,20 +60,17 @@ def verdict(profiles: Sequence[Profile]) -> Verdict:
 
 def _lost(found: Breakdown) -> float:
     """What waiting for this rank's own data takes, in seconds of each batch."""
-    own = [part for part in found.parts if part.name not in ("compute", "ranks") and not part.is_noise]
-    return math.fsum(part.seconds for part in own)
+    return math.fsum(part.seconds for part in found.stalls if not part.is_noise)
 
 
 def _of_one(profile: Profile, found: Breakdown) -> Verdict:
-    parts = [part for part in found.parts if part.name not in ("compute", "ranks")]
-    certain = [part for part in parts if not part.is_noise]
-    worst = max(certain, key=lambda part: part.share, default=None)
-    if worst is None or worst.share < WORTH:
-        worst = max(parts, key=lambda part: part.share)
+    worst = max(found.stalls, key=lambda part: part.certain)
+    if worst.certain < WORTH:
+        worst = max(found.stalls, key=lambda part: part.share)
         if worst.share < WORTH:
             return _step_bound(profile, found)
         # rare stalls are noise for long; but where samples are that slow, the costs of samples tell of them as well
-        if worst.name != "preparation" or cause_of(profile, found.parts[0].seconds).cause != "few slow samples":
+        if worst.name != "preparation" or cause_of(profile, found.step_s).cause != "few slow samples":
             return _noise(profile, worst)
     case, sentence = {
         "transfer": _transfer,
@@ -83,15 +80,16 @@ def _of_one(profile: Profile, found: Breakdown) -> Verdict:
     }[worst.name](profile, found)
     gain = worst.share
     if worst.name == "preparation":
-        gain = min(gain, most_gain(profile, found.parts[0].seconds))
+        gain = min(gain, most_gain(profile, found.step_s))
     return Verdict(case, f"{sentence} That is worth up to {gain:.0%} of the epoch.", gain, profile.rank)
 
 
 def _step_bound(profile: Profile, found: Breakdown) -> Verdict:
-    best = 1 - found.share("compute")
-    unseen = "" if not found.misses else " as far as was measured (storage was not)"
+    share = found.parts["compute"].share
+    best = 1 - share
+    unseen = "" if found.parts["fetch"].is_known else " as far as was measured (storage was not)"
     sentence = (
-        f"The step takes {found.share('compute'):.0%} of the epoch{unseen}: no loader can save more than {best:.0%}; "
+        f"The step takes {share:.0%} of the epoch{unseen}: no loader can save more than {best:.0%}; "
         "make the step faster, or leave things as they are."
     )
     return Verdict("step-bound", sentence, best, profile.rank)
@@ -110,19 +108,17 @@ def _noise(profile: Profile, worst: Part) -> Verdict:
 
 def _slow_rank(known: Sequence[tuple[Profile, Breakdown]]) -> Verdict | None:
     """The rank that the others wait for: its step takes longer, or its data comes later, which they see as compute."""
-    steps = [(found.parts[0].seconds, profile, found) for profile, found in known]
-    slowest, quickest = max(steps, key=lambda each: each[0]), min(steps, key=lambda each: each[0])
-    error = math.hypot(slowest[2].parts[0].error_s, quickest[2].parts[0].error_s)
-    if slowest[0] > _SLOWER * quickest[0] and slowest[0] - quickest[0] > 2 * error:
-        gain = 1 - quickest[0] / slowest[0]
-        rank = slowest[1].rank
+    (other, others), (profile, found) = (pick(known, key=lambda each: each[1].step_s) for pick in (min, max))
+    error = math.hypot(found.parts["compute"].error_s, others.parts["compute"].error_s)
+    if found.step_s > _SLOWER * others.step_s and found.step_s - others.step_s > 2 * error:
+        gain = 1 - others.step_s / found.step_s
         return Verdict(
             "slow rank",
-            f"Rank {rank} takes {slowest[0] / quickest[0]:.1f} times as long for a step as rank {quickest[1].rank}, "
-            "and the others wait for it: give it an equal device, or a smaller share. That is worth up to "
-            f"{gain:.0%} of the epoch.",
+            f"Rank {profile.rank} takes {found.step_s / others.step_s:.1f} times as long for a step as rank "
+            f"{other.rank}, and the others wait for it: give it an equal device, or a smaller share. That is worth up "
+            f"to {gain:.0%} of the epoch.",
             gain,
-            rank,
+            profile.rank,
         )
     return _late_data(known)
 
@@ -131,7 +127,7 @@ def _late_data(known: Sequence[tuple[Profile, Breakdown]]) -> Verdict | None:
     lost = sorted(known, key=lambda each: _lost(each[1]))
     (other, others), (profile, found) = lost[-2], lost[-1]
     more = _lost(found) - _lost(others)
-    waits = others.certain("ranks")
+    waits = others.parts["ranks"].certain
     if waits < WORTH or found.batch_s <= 0 or more < WORTH * found.batch_s:
         return None
     own = _of_one(profile, found)
@@ -150,17 +146,16 @@ def _late_data(known: Sequence[tuple[Profile, Breakdown]]) -> Verdict | None:
 
 def _transfer(profile: Profile, found: Breakdown) -> tuple[Case, str]:
     first = "" if profile.pin_memory else "pin_memory=True and "
-    each = profile.transfer_s * 1e3
+    each, share = profile.transfer_s * 1e3, found.parts["transfer"].share
     return "transfer-bound", (
-        f"Moving a batch to the device takes {each:.3g} ms, {found.share('transfer'):.0%} of the epoch: use {first}"
+        f"Moving a batch to the device takes {each:.3g} ms, {share:.0%} of the epoch: use {first}"
         "non_blocking=True, or minato_gpu's device='cuda', which moves the next batch during the step."
     )
 
 
 def _loader(profile: Profile, found: Breakdown) -> tuple[Case, str]:
-    step = found.parts[0].seconds
-    larger = max(2, math.ceil(profile.loader_s / max(step * WORTH, 1e-9))) if step else 2
-    larger = min(larger, 8)
+    step = found.step_s
+    larger = min(max(2, math.ceil(profile.loader_s / max(step * WORTH, 1e-9))), 8) if step else 2
     return "loader-bound", (
         f"The loader itself takes {profile.loader_s * 1e3:.3g} ms of your training thread for each batch: hand over "
         f"fewer and larger things, a batch size of {larger * profile.batch_size} (now {profile.batch_size}) or fewer "
@@ -172,7 +167,7 @@ def _fetch(profile: Profile, found: Breakdown) -> tuple[Case, str]:
     storage = profile.storage
     if storage is None or not storage.nbytes:
         return "slow storage", "Samples wait for storage that could not be seen: keep copies with minato_gpu's cache=."
-    step = max(found.batch_s - next(part.seconds for part in found.parts if part.name == "fetch"), 1e-9)
+    step = max(found.batch_s - found.parts["fetch"].seconds, 1e-9)
     needed = profile.batch_size / step  # samples a second, as fast as all else allows
     if storage.seconds_per_sample() > storage.nbytes / storage.bytes_per_s:
         return "storage latency", _more_at_once(storage, needed)
@@ -202,7 +197,7 @@ def _size(nbytes: float) -> str:
 
 
 def _preparation(profile: Profile, found: Breakdown) -> tuple[Case, str]:
-    why: Preparing = cause_of(profile, found.parts[0].seconds)
+    why = cause_of(profile, found.step_s)
     has, need, cores = profile.workers, why.workers, profile.cores
     counted = "1 worker" if has == 1 else f"{has} workers"
     if why.cause == "no workers":

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.analysis.profile import Profile, Storage
-from minato_gpu.analysis.virtual_storage import Link, Simulated, Tier, VirtualStorage
-from minato_gpu.caching.future import Integers
+from minato_gpu.analysis.virtual_storage import Link, Simulated, Tier, VirtualStorage, order_of
 from minato_gpu.caching.orders import Orders
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.simulation.caches import Shuffles
@@ -92,13 +91,16 @@ class Run:
         """Samples of the whole set, as far as it is simulated."""
         return self.samples * self.profile.shards
 
+    @property
+    def _window(self) -> int:
+        """Samples that are admitted and not delivered, at most."""
+        return max(1, self.profile.prefetch) * self.profile.workers * self.profile.batch_size
+
     def simulated(self, drawn: Drawn, seed: int) -> Epochs:
         """The epochs, as many as there are rows of steps; where epochs overlap, one more follows the last of them."""
         if self.profile.loader != "torch":
             return simulated_together([self], drawn, seed)[0]
-        away = self._away(drawn)
-        _, keys = self._keys(len(away), seed)
-        return self._epochs(len(drawn.steps), away, self._torch(drawn, away, keys), np.zeros(len(away)))
+        return self._epochs(drawn, self._torch(drawn, seed), None)
 
     def _away(self, drawn: Drawn) -> Array:
         """How long the consumer is away after each batch, by epochs."""
@@ -109,15 +111,13 @@ class Run:
         away[:, -1] += profile.between_s  # while workers go on, if epochs overlap
         return away
 
-    def _keys(self, epochs: int, seed: int) -> tuple[Orders, NDArray[np.int64]]:
-        """The orders of epochs, and what these read, one after the other."""
-        orders: Orders = Shuffles(self.set_size, self.profile.shards, seed)
+    def _orders(self, seed: int) -> Orders:
         if self.orders is not None and self.samples == self.profile.samples:
-            orders = self.orders
-        return orders, np.concatenate([self._order(orders, epoch) for epoch in range(epochs)])
+            return self.orders
+        return Shuffles(self.set_size, self.profile.shards, seed)
 
-    def _epochs(self, count: int, away: Array, outcome: Outcome, reads: Array) -> Epochs:
-        profile = self.profile
+    def _epochs(self, drawn: Drawn, outcome: Outcome, reading: VirtualStorage | None) -> Epochs:
+        profile, away, count = self.profile, self._away(drawn), len(drawn.steps)
         times = outcome.times.reshape(away.shape)[:count]
         ends = times[:, -1] + away[:count, -1]
         seconds = np.diff(ends, prepend=0.0)
@@ -127,7 +127,8 @@ class Run:
         seconds += longer * (ends - profile.between_s - since)
         again = 0.0 if profile.persistent else self.start_s
         seconds += np.where(np.arange(count) == 0, self.start_s, again)
-        return Epochs(seconds, reads[:count] * (1 + longer), self._rate(times), outcome.first_batch_s)
+        reads = np.zeros(count) if reading is None else np.array(reading.reads[:count], float)
+        return Epochs(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
 
     def _rate(self, times: Array) -> float:
         """Between the first batch and the last of the last epoch; of epochs that overlap, from the first one's end."""
@@ -136,33 +137,26 @@ class Run:
         after = max(self.samples - self.profile.batch_size, 1)
         return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
 
-    def _order(self, orders: Orders, epoch: int) -> Integers:
-        order = orders.order(epoch)
-        assert order is not None
-        return order[: self.samples]
-
-    def _work(self, drawn: Drawn, away: Array, keys: NDArray[np.int64]) -> Work:
-        profile = self.profile
+    def _work(self, drawn: Drawn, seed: int) -> Work:
+        """What the workers have to do, the samples of each epoch in their order."""
+        profile, orders = self.profile, self._orders(seed)
+        lengths = (self.samples,) * len(self._away(drawn))
+        keys = np.concatenate([order_of(orders, epoch)[: self.samples] for epoch in range(len(lengths))])
         cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
         told = cpu.copy()
         told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
         device = None if drawn.device is None else drawn.device[keys]
-        lengths = (self.samples,) * len(away)
         devices = int(device is not None)
         return Work(cpu, told, profile.batch_size, lengths, profile.workers, device, device, devices)
 
-    def _loader(
-        self, drawn: Drawn, away: Array, seed: int, link: Link | None
-    ) -> tuple[VirtualLoader, VirtualStorage | None]:
+    def _loader(self, drawn: Drawn, seed: int, link: Link | None) -> tuple[VirtualLoader, VirtualStorage | None]:
         profile = self.profile
-        orders, keys = self._keys(len(away), seed)
-        window = max(1, profile.prefetch) * profile.workers * profile.batch_size
-        policy = Policy(window, fixed=profile.in_order, max_lateness=0 if profile.in_order else profile.max_lateness)
+        lateness = 0 if profile.in_order else profile.max_lateness
         reading = None
         if profile.storage is not None:
             reading = VirtualStorage(
                 self.storage(profile.storage, drawn.which, seed),
-                orders,
+                self._orders(seed),
                 profile.batch_size,
                 self.tier,
                 shards=profile.shards,
@@ -170,12 +164,12 @@ class Run:
                 link=link,
             )
         loader = VirtualLoader(
-            self._work(drawn, away, keys),
-            policy,
+            self._work(drawn, seed),
+            Policy(self._window, fixed=profile.in_order, max_lateness=lateness),
             0.0,
             profile.overlap,
             TRIP_S,
-            steps=away.ravel().tolist(),
+            steps=self._away(drawn).ravel().tolist(),
             reading=reading,
             precise=True,
             cores=self._short(self.cores),
@@ -190,37 +184,26 @@ class Run:
             sizes = np.array(storage.sizes)[which % len(storage.sizes)]
         else:
             sizes = np.full(count, max(1, round(storage.nbytes)))
-        there = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
+        cached = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
         parts, several = max(1, round(storage.requests)), 1.0
         if parts > _MOST_PARTS:
             parts, several = 1, storage.requests
         request_s, byte_s = _reader_s(storage, float(sizes.mean()) / parts)
-        return Simulated(
-            sizes.astype(np.int64),
-            storage.bytes_per_s,
-            storage.latency_s * several,
-            parts,
-            spread=storage.spread,
-            tail=storage.tail,
-            tail_times=storage.tail_times,
-            request_s=request_s,
-            byte_s=byte_s,
-            files=not storage.remote,
-            there=frozenset(int(key) for key in there),
-            shares=storage.shares,
-        )
+        measured = replace(storage, latency_s=storage.latency_s * several)
+        there = frozenset(int(key) for key in cached)
+        return Simulated(measured, sizes.astype(np.int64), parts, request_s, byte_s, there)
 
-    def _torch(self, drawn: Drawn, away: Array, keys: NDArray[np.int64]) -> Outcome:
+    def _torch(self, drawn: Drawn, seed: int) -> Outcome:
         """Workers take whole batches, and wait for storage themselves."""
         profile = self.profile
-        work, cores = self._work(drawn, away, keys), self.cores
+        work, cores = self._work(drawn, seed), self.cores
         if profile.storage is not None:
             prepare_s = float(work.cpu.mean())
             blocked = self._blocked_s(profile.storage, prepare_s)
             cores = replace(cores, computed=cores.computed * prepare_s / (prepare_s + blocked))
             work = Work(work.cpu + blocked, work.cpu, work.batch, work.epoch_samples, work.slots)
-        window = max(1, profile.prefetch) * profile.workers * profile.batch_size
-        return simulate_peer(BATCH_IN_ORDER, work, window, 0, away.ravel().tolist(), self._short(cores))
+        steps = self._away(drawn).ravel().tolist()
+        return simulate_peer(BATCH_IN_ORDER, work, self._window, 0, steps, self._short(cores))
 
     def _blocked_s(self, storage: Storage, prepare_s: float) -> float:
         """What a worker waits for a sample's bytes, on average: for itself, or for all workers' where their requests
@@ -236,14 +219,10 @@ def simulated_together(runs: Sequence[Run], drawn: Drawn, seed: int, *, meet: bo
     first one's profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
     storage = runs[0].profile.storage
     link = None if storage is None else Link(storage.bytes_per_s)
-    aways = [run._away(drawn) for run in runs]
-    made = [run._loader(drawn, away, seed, link) for run, away in zip(runs, aways, strict=True)]
+    made = [run._loader(drawn, seed, link) for run in runs]
     outcomes = run_together([loader for loader, _ in made], meet=meet)
-    found = []
-    for run, away, outcome, (_, reading) in zip(runs, aways, outcomes, made, strict=True):
-        reads = np.zeros(len(away)) if reading is None else np.array(reading.reads, float)
-        found.append(run._epochs(len(drawn.steps), away, outcome, reads))
-    return found
+    together = zip(runs, outcomes, made, strict=True)
+    return [run._epochs(drawn, outcome, reading) for run, outcome, (_, reading) in together]
 
 
 def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:

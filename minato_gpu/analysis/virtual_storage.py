@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
+from minato_gpu.analysis.profile import Storage
 from minato_gpu.caching.choice import Choice, choose, look_ahead
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
@@ -36,37 +37,31 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Simulated:
-    """A storage: ``nbytes`` of each sample, shape (samples,), that come in ``parts`` requests, each of which reads its
-    share of them (``shares``; empty: all alike).
+    """A storage like the one that was ``measured``: ``nbytes`` of each sample, shape (samples,), come in ``parts``
+    requests, each of which reads its share of them (``measured.shares``; where there are fewer or more: all alike).
 
-    ``latency_s``: median of a request; ``spread``: sigma of its logarithm; ``tail``: share of requests that take
-    ``tail_times`` as long. ``request_s``, ``byte_s``: of the reader process for each request and each byte, one after
-    the other. ``files``: local ones, of which fewer are read at once than of URLs. ``there``: samples that the page
-    cache has.
+    ``request_s``, ``byte_s``: of the reader process for each request and each byte, one after the other. ``there``:
+    samples that the page cache has. Of local files fewer are read at once than of URLs.
     """
 
+    measured: Storage
     nbytes: Integers
-    bytes_per_s: float
-    latency_s: float = 0.0
     parts: int = 1
-    spread: float = 0.1
-    tail: float = 0.0
-    tail_times: float = 10.0
     request_s: float = 0.0
     byte_s: float = 0.0
-    files: bool = False
     there: frozenset[int] = frozenset()
-    shares: tuple[float, ...] = ()
 
     def part_bytes(self, sample: int, part: int) -> int:
         """Bytes of a request."""
-        share = self.shares[part] if len(self.shares) == self.parts else 1 / self.parts
+        shares = self.measured.shares
+        share = shares[part] if len(shares) == self.parts else 1 / self.parts
         return max(1, int(int(self.nbytes[sample]) * share))
 
     def wait_s(self, rng: Random) -> float:
         """A request's latency."""
-        slow = self.tail_times if self.tail and rng.random() < self.tail else 1.0
-        return self.latency_s * math.exp(rng.gauss(0.0, self.spread)) * slow if self.latency_s else 0.0
+        told = self.measured
+        slow = told.tail_times if told.tail and rng.random() < told.tail else 1.0
+        return told.latency_s * math.exp(rng.gauss(0.0, told.spread)) * slow if told.latency_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +118,13 @@ class Link:
         return self._free_at - now
 
 
+def order_of(orders: Orders, epoch: int) -> Integers:
+    """The keys of an epoch; here they are known."""
+    order = orders.order(epoch)
+    assert order is not None
+    return order
+
+
 class VirtualStorage:
     """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.reading.Reading``.
 
@@ -140,7 +142,7 @@ class VirtualStorage:
         seed: int = 0,
         link: Link | None = None,
     ) -> None:
-        self._link = link or Link(storage.bytes_per_s)
+        self._link = link or Link(storage.measured.bytes_per_s)
         self.ahead = -(-READ_AHEAD // batch)
         self.reads: list[int] = []  # of each epoch that was begun
         self._storage, self._orders, self._shards, self._rng = storage, orders, shards, Random(seed)
@@ -148,7 +150,7 @@ class VirtualStorage:
         memory = None if tier is None else MemoryTier(tier.budget(storage), samples, decide=tier.decide)
         self._service = Service(_NoBytes(), ReaderSettings.ahead_bytes, self._tell, memory)
         self._service.pool = self
-        self._concurrency = Concurrency(16, 64) if storage.files else Concurrency(64, 1024)
+        self._concurrency = Concurrency(64, 1024) if storage.measured.remote else Concurrency(16, 64)
         self._hedging, self._telling = Hedging(), Telling()
         self._queue: list[tuple[int, Source]] = []
         self._began: dict[int, float] = {}  # requests under way, by number: since when
@@ -159,19 +161,14 @@ class VirtualStorage:
         self._now = self._loop_at = 0.0
         self._timer = _NEVER
         self._told: list[int] = []
-        self._order: Integers = self._orders_of(0)
+        self._order = order_of(orders, 0)
         self._at = 0
-
-    def _orders_of(self, epoch: int) -> Integers:
-        order = self._orders.order(epoch)
-        assert order is not None
-        return order
 
     # --- what the loader says ----------------------------------------------------------------------------------
 
     def begin(self, now: float, epoch: int) -> None:
         self._now = now
-        self._order, self._at = self._orders_of(epoch), 0
+        self._order, self._at = order_of(self._orders, epoch), 0
         self.reads.append(0)
         self._service.begin(Begun(epoch, self._orders if self._shards > 1 else None, self._shards))
 
@@ -230,11 +227,11 @@ class VirtualStorage:
     # --- the pool ----------------------------------------------------------------------------------------------
 
     def submit(self, number: int, source: Source) -> None:
-        """See ``sources.service.Pool``."""
+        """See ``sources.pool.Pool``."""
         heappush(self._queue, (number, source))
         self._start()
 
-    def cancel(self, numbers: Iterable[int]) -> None:
+    def cancel(self, number: int) -> None:
         """Nothing is cancelled here: epochs are read to their end."""
 
     def _start(self) -> None:
@@ -254,7 +251,7 @@ class VirtualStorage:
     def _watch(self, number: int) -> None:
         """Ask a second time for what takes too long, as attempts.py does for URLs; whoever answers first counts."""
         patience = self._hedging.patience_s
-        if patience is not None and not self._storage.files:
+        if patience is not None and self._storage.measured.remote:
             late = self._began[number] + patience - self._now
             self._after(max(0.0, late), partial(self._takes_long, number))
 

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter, thread_time
 
 from torch.utils.data import IterableDataset
@@ -20,7 +21,7 @@ from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Key, Value
 from minato_gpu.sources.declared import source_of
-from minato_gpu.stages import Fields, Params
+from minato_gpu.stages import Fields, Params, Stage
 
 
 class _OfThread(threading.local):
@@ -71,7 +72,22 @@ class Stopwatch:
 
     def collating(self, within: Callable[[Value], Value]) -> Callable[[Value], Value]:
         """A collate function that is timed."""
-        return WatchedCollate(within, self)
+        return partial(self._collated, within)
+
+    def _collated(self, within: Callable[[Value], Value], samples: Value) -> Value:
+        value, end, seconds, cpu_s, _ = self.timed(lambda: within(samples))
+        self.book.leave("collate", end, seconds, cpu_s, len(samples) if isinstance(samples, list) else 1)
+        return value
+
+    def staged(self, stage: Stage) -> Stage:
+        """A stage whose CPU implementation is timed."""
+        return replace(stage, cpu=partial(self._staged, stage.name, stage.cpu))
+
+    def _staged(self, name: str, within: Callable[[Fields, Params], Fields], fields: Fields, params: Params) -> Fields:
+        written: Fields
+        written, end, seconds, cpu_s, opened = self.timed(lambda: within(fields, params))
+        self.book.leave("stage", end, name, seconds, cpu_s, opened)
+        return written
 
     def _look(self) -> Look | None:
         if self.looks and _OF_THREAD.look is None:
@@ -128,31 +144,6 @@ class WatchedStream(_Delegates, IterableDataset[Value]):
                 return
 
 
-class WatchedCollate:
-    """A collate function that is timed."""
-
-    def __init__(self, within: Callable[[Value], Value], watch: Stopwatch) -> None:
-        self._within, self._watch = within, watch
-
-    def __call__(self, samples: Value) -> Value:
-        value, end, seconds, cpu_s, _ = self._watch.timed(lambda: self._within(samples))
-        self._watch.book.leave("collate", end, seconds, cpu_s, len(samples) if isinstance(samples, list) else 1)
-        return value
-
-
-class WatchedStage:
-    """A stage's CPU implementation that is timed."""
-
-    def __init__(self, name: str, within: Callable[[Fields, Params], Fields], watch: Stopwatch) -> None:
-        self._name, self._within, self._watch = name, within, watch
-
-    def __call__(self, fields: Fields, params: Params) -> Fields:
-        value, end, seconds, cpu_s, opened = self._watch.timed(lambda: self._within(fields, params))
-        self._watch.book.leave("stage", end, self._name, seconds, cpu_s, opened)
-        written: Fields = value
-        return written
-
-
 def watched(dataset: Value, watch: Stopwatch) -> Value:
     """The data set with a clock before it, of the same kind."""
     if isinstance(dataset, IterableDataset):
@@ -163,5 +154,4 @@ def watched(dataset: Value, watch: Stopwatch) -> Value:
 
 def watched_pipeline(pipeline: Pipeline, watch: Stopwatch) -> Pipeline:
     """The pipeline with a clock before each of its stages on the CPU."""
-    stages = [replace(stage, cpu=WatchedStage(stage.name, stage.cpu, watch)) for stage in pipeline.stages]
-    return replace(pipeline, stages=tuple(stages))
+    return replace(pipeline, stages=tuple(map(watch.staged, pipeline.stages)))

@@ -12,6 +12,7 @@ there are 1 - e^-t, and they take 1 - (1 + t) e^-t times the set's room.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, exp
 
@@ -25,7 +26,7 @@ from minato_gpu.caching.policy import Policy
 
 _MOST = 4  # times the number of shards: 1 in 55 keys comes later than that
 _EPOCHS = 100
-_NO_ROOM = 1e-9  # epochs' accesses: what is left by rounding
+_NO_ROOM = 1e-9  # of the room: what is left by rounding
 _LITTLE = 0.01  # of the accesses: more hits than that are worth looking ahead
 _ALIKE = 1.5  # times what a byte of a cheap item earns is what one of a dear item may
 
@@ -87,14 +88,7 @@ def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
 def reach(shards: float, share: float) -> float:
     """Within how many epochs after the current one a key must come again to be worth its room, where none comes twice
     in an epoch; of the last of these epochs the part that just fills the room. See soon.py, and the module's head."""
-    room, epochs, most = share * shards, 0, _most(shards)
-    while room > _NO_ROOM and epochs < most:
-        takes = (epochs + 1) * _returns(shards, epochs + 1)
-        if room < takes:
-            return epochs + room / takes
-        room -= takes
-        epochs += 1
-    return float(epochs)
+    return sum(part for part, _ in _worth(shards, share, _most(shards)))
 
 
 def _most(shards: float) -> int:
@@ -113,18 +107,19 @@ def _longest(share: float) -> float:
 
 def bound(shards: float, share: float) -> float:
     """The hit rate that no policy exceeds on average: of the hits that are worth their room, see the module's head."""
-    room, hits, epochs = share * shards, 0.0, 0
-    while room > 1e-9 and epochs < min(1000 * shards, 10_000):
-        epochs += 1
-        fits = min(_returns(shards, epochs), room / epochs)
-        hits += fits
-        room -= epochs * fits
-    return hits
+    return sum(hits for _, hits in _worth(shards, share, min(ceil(1000 * shards), 10_000)))
 
 
-def _returns(shards: float, epochs: int) -> float:
-    """The probability that a key comes back to its host after so many epochs, and not before."""
-    return (1 / shards) * (1 - 1 / shards) ** (epochs - 1)
+def _worth(shards: float, share: float, most: int) -> Iterator[tuple[float, float]]:
+    """Of waits of one epoch, of two and so on, while there is room: the part of them that has, and its hits."""
+    room = whole = share * shards
+    for epochs in range(1, most + 1):
+        if room <= _NO_ROOM * whole:
+            return
+        returns = (1 / shards) * (1 - 1 / shards) ** (epochs - 1)  # after so many epochs, and not before
+        part = min(room / (epochs * returns), 1.0) if returns else 1.0
+        yield part, part * returns
+        room -= part * epochs * returns
 
 
 def alike(nbytes: ArrayLike, costs_s: ArrayLike) -> bool:

@@ -7,40 +7,8 @@ was there when the epoch began, so no policy has more hits in an epoch than it h
 
 from __future__ import annotations
 
-from minato_gpu.caching.orders import Orders
-from minato_gpu.caching.policy import KEEP, PASS, Verdict, check
+from minato_gpu.caching.policy import Policy
 
 
-class Minio:
+class Minio(Policy):
     """See the module's head; ``budget`` in bytes."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.used_bytes = 0
-        self._bytes: dict[int, int] = {}
-
-    def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
-        return 0  # positions make no difference
-
-    def offer(self, key: int, nbytes: int, cost_s: float, now: int, *, ahead: bool = False) -> Verdict:
-        check(nbytes, cost_s)
-        old = self._bytes.get(key)
-        if old is not None:
-            self.dropped(key)
-        if nbytes > self.budget - self.used_bytes:
-            return PASS if old is None else Verdict(False, (key,))
-        self._bytes[key] = nbytes
-        self.used_bytes += nbytes
-        return KEEP
-
-    def used(self, key: int, now: int) -> None:
-        """It makes no difference."""
-
-    def dropped(self, key: int) -> None:
-        self.used_bytes -= self._bytes.pop(key, 0)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._bytes
-
-    def __len__(self) -> int:
-        return len(self._bytes)

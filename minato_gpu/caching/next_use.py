@@ -15,32 +15,28 @@ policy thus keeps what is dear for its size, and of items that are alike those t
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from math import inf, nan
+from math import nan
 
 import numpy as np
 
 from minato_gpu.caching.future import NEVER, Future
 from minato_gpu.caching.orders import Orders
-from minato_gpu.caching.policy import KEEP, PASS, Verdict, check
+from minato_gpu.caching.policy import Policy
 
 _HALF = 0.5  # epoch, on average, to a use before the next boundary
 _TIE = 1e-9  # epochs for each access: orders the uses between two boundaries, and is lost in all else
-_ABSENT = -1
 _SLACK = 1024  # entries of the heap that are out of date, beyond as many as there are items
 
 
-class NextUse:
+class NextUse(Policy):
     """Of keys 0 to ``keys`` - 1, within ``budget`` bytes."""
 
     def __init__(self, budget: int, keys: int) -> None:
-        self.budget = budget
-        self.used_bytes = 0
+        super().__init__(budget)
         self._orders: Orders | None = None
         self._epoch = 0
         self._future = Future(keys)
         self._unknown = 1.0  # epochs to a use that is not known
-        self._count = 0
-        self._bytes = np.full(keys, _ABSENT)
         self._earns = np.zeros(keys)  # seconds a byte
         self._values = np.zeros(keys)
         self._heap: list[tuple[float, int]] = []  # values and keys; also such as are out of date
@@ -65,41 +61,10 @@ class NextUse:
         self._revalue()
         return future.start
 
-    def offer(self, key: int, nbytes: int, cost_s: float, now: int, *, ahead: bool = False) -> Verdict:
-        check(nbytes, cost_s)
-        old = key in self
-        if old:
-            self.dropped(key)
-        earns = cost_s / nbytes if nbytes else inf
-        use = self._future.after(key, now)
-        value = self._value(earns, use)
-        verdict = KEEP
-        if nbytes > self.budget - self.used_bytes:
-            verdict = self._exchange(nbytes, value, sooner=use if ahead else -1)
-        if not verdict.keep:
-            return Verdict(False, (key,)) if old else PASS
-        self._bytes[key], self._earns[key] = nbytes, earns
-        self.used_bytes += nbytes
-        self._count += 1
-        self._enter(key, value)
-        return verdict
-
     def used(self, key: int, now: int) -> None:
         value = self._value(self._earns.item(key), self._future.after(key, now))
         if value != self._values.item(key):
             self._enter(key, value)
-
-    def dropped(self, key: int) -> None:
-        if key in self:
-            self.used_bytes -= self._bytes.item(key)
-            self._bytes[key] = _ABSENT
-            self._count -= 1
-
-    def __contains__(self, key: int) -> bool:
-        return bool(self._bytes.item(key) != _ABSENT)
-
-    def __len__(self) -> int:
-        return self._count
 
     def _value(self, earns: float, use: int) -> float:
         """What a byte earns for each epoch that it is kept until its use."""
@@ -110,12 +75,12 @@ class NextUse:
     def _enter(self, key: int, value: float) -> None:
         self._values[key] = value
         heappush(self._heap, (value, key))
-        if len(self._heap) > 2 * self._count + _SLACK:
+        if len(self._heap) > 2 * len(self) + _SLACK:
             self._revalue()
 
     def _revalue(self) -> None:
         """All values anew, as ``_value`` has them. A sorted list is a heap."""
-        keys = np.flatnonzero(self._bytes != _ABSENT)
+        keys = np.fromiter(self._bytes, np.int64, len(self))
         uses, starts = self._future.next_use[keys], self._future.starts
         away = np.searchsorted(starts, uses, side="right") - 1 + _HALF + _TIE * (uses - starts[0])
         away[uses == NEVER] = self._unknown
@@ -123,23 +88,23 @@ class NextUse:
         order = np.argsort(values)
         self._heap = list(zip(values[order].tolist(), keys[order].tolist(), strict=True))
 
-    def _exchange(self, nbytes: int, value: float, sooner: int) -> Verdict:
-        """Room for so many bytes of this value, made of such as earn less and are not needed before ``sooner``."""
-        short = nbytes - (self.budget - self.used_bytes)
+    def _exchange(self, key: int, short: int, earns: float, now: int) -> tuple[int, ...] | None:
+        """Such as earn less."""
+        value = self._value(earns, self._future.after(key, now))
         going: list[tuple[float, int]] = []
-        while short > 0 and nbytes <= self.budget and (least := self._least()) is not None:
-            if least[0] >= value or self._future.next_use.item(least[1]) <= sooner:
-                break
+        while short > 0 and (least := self._least()) is not None and least[0] < value:
             going.append(heappop(self._heap))
             self._values[least[1]] = nan  # there may be a second entry of the same value
-            short -= self._bytes.item(least[1])
+            short -= self._bytes[least[1]]
         if short > 0:
-            for value, key in going:
-                self._enter(key, value)
-            return PASS
-        for _, key in going:
-            self.dropped(key)
-        return Verdict(True, tuple(key for _, key in going))
+            for least_value, each in going:
+                self._enter(each, least_value)
+            return None
+        return tuple(each for _, each in going)
+
+    def _entered(self, key: int, earns: float, now: int) -> None:
+        self._earns[key] = earns
+        self._enter(key, self._value(earns, self._future.after(key, now)))
 
     def _least(self) -> tuple[float, int] | None:
         """The heap's top, once it is what earns least of what is kept; None where nothing is."""

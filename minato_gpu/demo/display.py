@@ -13,7 +13,7 @@ from rich.table import Column as TableColumn
 
 from minato_gpu import DataLoader
 from minato_gpu.console import Column
-from minato_gpu.demo.training import Tally
+from minato_gpu.demo.training import Tally, Watch
 from minato_gpu.samples import JSON, Value
 
 # Statistics cost the consumer's time, so they are asked for a few times in a second, not with every batch.
@@ -29,45 +29,31 @@ def making(console: Console) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, count: progress.update(task, completed=done, total=count)
 
 
-class LiveBars:
-    """A watcher of the training that keeps one bar for each epoch. A context manager."""
+@contextmanager
+def training(console: Console, epochs: int) -> Iterator[Watch]:
+    """A bar for each epoch of the training; yields what is to be told of it."""
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(table_column=TableColumn(no_wrap=True)),
+        TextColumn("{task.fields[figures]}", table_column=TableColumn(no_wrap=True)),
+    )
+    tasks: dict[int, TaskID] = {}  # by epoch
+    shown_at = 0.0
+    with Progress(*columns, console=console, expand=True) as progress:
 
-    def __init__(self, console: Console, epochs: int) -> None:
-        self._console = console
-        self._epochs = epochs
-        self._task: TaskID | None = None
-        self._shown_at = 0.0
-        self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(table_column=TableColumn(no_wrap=True)),
-            TextColumn("{task.fields[figures]}", table_column=TableColumn(no_wrap=True)),
-            console=console,
-            expand=True,
-        )
+        def watch(tally: Tally, loader: DataLoader[Any], over: bool) -> None:
+            nonlocal shown_at
+            now, begins = perf_counter(), tally.epoch not in tasks
+            if begins:
+                name = f"{tally.epoch + 1}/{epochs}"
+                tasks[tally.epoch] = progress.add_task("", total=tally.samples_expected, epoch=name, figures="")
+            if begins or over or now - shown_at >= _EVERY_S:
+                shown_at = now
+                said = figures(tally, loader.stats())
+                progress.update(tasks[tally.epoch], completed=tally.samples, figures=said)
 
-    def __enter__(self) -> LiveBars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def on_batch(self, tally: Tally, loader: DataLoader[Any]) -> None:
-        now = perf_counter()
-        if self._task is None or now - self._shown_at >= _EVERY_S:
-            self._shown_at = now
-            self._show(tally, loader.stats())
-
-    def on_epoch(self, tally: Tally, stats: Mapping[str, JSON]) -> None:
-        self._show(tally, stats)
-        self._task = None
-
-    def _show(self, tally: Tally, stats: Mapping[str, JSON]) -> None:
-        if self._task is None:
-            name = f"{tally.epoch + 1}/{self._epochs}"
-            self._task = self._progress.add_task("", total=tally.samples_expected, epoch=name, figures="")
-        self._progress.update(self._task, completed=tally.samples, figures=figures(tally, stats))
+        yield watch
 
 
 def figures(tally: Tally, stats: Mapping[str, JSON]) -> str:

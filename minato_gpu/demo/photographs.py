@@ -14,15 +14,14 @@ lock, and a pool of processes would first spend seconds on importing.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from importlib import import_module
 from pathlib import Path
 from statistics import NormalDist
 
@@ -30,12 +29,18 @@ import numpy as np
 import numpy.typing as npt
 
 from minato_gpu.extras import from_extra
+from minato_gpu.pipelines.example_photographs import photograph
 from minato_gpu.report import usable_cores, versions
 from minato_gpu.samples import JSON
 
 with from_extra("demo"):
     import cv2
-    from PIL import Image
+
+    import_module("PIL")  # which reads the photographs: missed now, not in the midst of it
+
+# The threads here are one for each core. And a forked worker would inherit a pool of OpenCV's without its threads, for
+# which ``cv2.setNumThreads`` would then wait for ever (seen with OpenCV 5.0).
+cv2.setNumThreads(1)
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -95,9 +100,7 @@ def make(folder: Path, count: int, seed: int, progress: Callable[[int, int], Non
     settings = _settings(count, seed)
     if folder.exists():
         known = _read_manifest(folder)
-        if known is None:
-            raise DataSetError(f"{folder} exists and was not made by the demonstration; choose another --out")
-        if all(known.get(key) == value for key, value in settings.items()) and _all_there(folder, count):
+        if known.items() >= settings.items() and len(list(folder.glob("*/*.jpg"))) == count:
             return known
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -161,47 +164,21 @@ def _with_grain(image: Pixels, rng: np.random.Generator) -> Pixels:
 def _write_all(
     folder: Path, wanted: list[View], seed: int, progress: Callable[[int, int], None] | None
 ) -> dict[str, JSON]:
-    sizes: list[int] = []
-    pixels: list[int] = []
-    for done, (size, area) in enumerate(_in_threads(folder, wanted, seed), start=1):
-        sizes.append(size)
-        pixels.append(area)
-        if progress is not None:
-            progress(done, len(wanted))
-    return {
-        "files": len(sizes),
-        "bytes": sum(sizes),
-        "smallest_pixels": min(pixels),
-        "largest_pixels": max(pixels),
-    }
-
-
-def _in_threads(folder: Path, wanted: list[View], seed: int) -> Iterator[tuple[int, int]]:
     # The largest first, so that no thread is left with one at the end.
     largest_first = sorted(wanted, key=lambda view: -view.megapixels)
-    with _one_opencv_thread(), ThreadPoolExecutor(usable_cores(), thread_name_prefix="photographs") as pool:
-        running: list[Future[tuple[int, int]]] = [pool.submit(_write, folder, view, seed) for view in largest_first]
+    made: list[tuple[int, int]] = []
+    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="photographs") as pool:
+        running = [pool.submit(_write, folder, view, seed) for view in largest_first]
         try:
             for future in as_completed(running):
-                yield future.result()
+                made.append(future.result())
+                if progress is not None:
+                    progress(len(made), len(wanted))
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-@contextmanager
-def _one_opencv_thread() -> Iterator[None]:
-    """Keep OpenCV from starting a pool of its own beside ours.
-
-    A forked worker would inherit such a pool without its threads, and ``cv2.setNumThreads`` would then wait for
-    them for ever (seen with OpenCV 5.0).
-    """
-    before = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(before)
+    sizes, pixels = zip(*made, strict=True)
+    return {"files": len(sizes), "bytes": sum(sizes), "smallest_pixels": min(pixels), "largest_pixels": max(pixels)}
 
 
 def _write(folder: Path, view: View, seed: int) -> tuple[int, int]:
@@ -218,20 +195,11 @@ def _write(folder: Path, view: View, seed: int) -> tuple[int, int]:
 
 @cache
 def _photograph(name: str) -> Pixels:
-    """A photograph of scikit-image: blue, green, red, or grey with two dimensions. Pillow warns of no odd profile."""
-    with Image.open(io.BytesIO(_source_bytes(name))) as photograph:
-        if photograph.mode == "L":
-            return np.asarray(photograph)
-        return np.ascontiguousarray(np.asarray(photograph.convert("RGB"))[:, :, ::-1])
-
-
-def _source_bytes(name: str) -> bytes:
-    """Read from the package itself: its own functions may go to the network for a file that they lack."""
     try:
-        with from_extra("demo"):
-            return (resources.files("skimage") / "data" / name).read_bytes()
+        found: Pixels = photograph(name)
     except FileNotFoundError:
         raise DataSetError(f"this version of scikit-image lacks the photograph {name}") from None
+    return found
 
 
 def _settings(count: int, seed: int) -> dict[str, JSON]:
@@ -242,13 +210,10 @@ def _settings(count: int, seed: int) -> dict[str, JSON]:
     return {"version": _VERSION, "count": count, "seed": seed, "classes": list(SOURCES), "made_with": made_with}
 
 
-def _read_manifest(folder: Path) -> dict[str, JSON] | None:
-    try:
+def _read_manifest(folder: Path) -> dict[str, JSON]:
+    manifest: JSON = None
+    with suppress(OSError, ValueError):
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) else None
-
-
-def _all_there(folder: Path, count: int) -> bool:
-    return sum(1 for _ in folder.glob("*/*.jpg")) == count
+    if not isinstance(manifest, dict):
+        raise DataSetError(f"{folder} exists and was not made by the demonstration; choose another --out")
+    return manifest

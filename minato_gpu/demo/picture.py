@@ -7,8 +7,7 @@ not in the timeline, so the picture can be made from a recorded one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from minato_gpu.samples import JSON
@@ -122,16 +121,15 @@ def _panel(
 def _strip(axis: Axes, row: int, lane: str, spans: Sequence[Span], own: int | None) -> None:
     """One slot's work. Slow work is drawn last and marked above the strip, so that a short one is seen too."""
     low = row - _ROW_HEIGHT / 2
-    groups = (
-        ([span for span in spans if not span.slow and span.epoch == own], _BUSY.get(lane, "#888888")),
-        ([span for span in spans if not span.slow and span.epoch != own], _BUSY_AHEAD.get(lane, "#cccccc")),
-        ([span for span in spans if span.slow], _SLOW),
-    )
-    for group, colour in groups:
+    slow = [span for span in spans if span.slow]
+    usual = [span for span in spans if not span.slow]
+    for group, colour, edge in (
+        ([span for span in usual if span.epoch == own], _BUSY.get(lane, "#888888"), "none"),
+        ([span for span in usual if span.epoch != own], _BUSY_AHEAD.get(lane, "#cccccc"), "none"),
+        (slow, _SLOW, "white"),
+    ):
         bars = [(span.start, span.end - span.start) for span in group]
-        edge = "white" if group is groups[2][0] else "none"
         axis.broken_barh(bars, (low, _ROW_HEIGHT), facecolors=colour, edgecolors=edge, linewidth=0.4, zorder=2)
-    slow = groups[2][0]
     middles = [(span.start + span.end) / 2 for span in slow]
     axis.plot(middles, [low - 0.02] * len(slow), linestyle="", marker=7, markersize=5, color=_SLOW, zorder=4)
 
@@ -139,7 +137,7 @@ def _strip(axis: Axes, row: int, lane: str, spans: Sequence[Span], own: int | No
 def _consumer(axis: Axes, row: int, batches: Sequence[DeliveredBatch], end: float) -> None:
     """The consumer's strip: at work, or waiting for a batch; each hand-over is a tick up to the slots."""
     low = row - _ROW_HEIGHT / 2
-    axis.broken_barh(list(_steps(batches, end)), (low, _ROW_HEIGHT), facecolors=_STEP, zorder=2)
+    axis.broken_barh(_steps(batches, end), (low, _ROW_HEIGHT), facecolors=_STEP, zorder=2)
     waits = [(batch.at - batch.wait, batch.wait) for batch in batches]
     axis.broken_barh(waits, (low, _ROW_HEIGHT), facecolors=_WAIT, zorder=3)
     axis.vlines([batch.at for batch in batches], low, row + _ROW_HEIGHT / 2, color=_INK, linewidth=0.7, zorder=4)
@@ -148,12 +146,10 @@ def _consumer(axis: Axes, row: int, batches: Sequence[DeliveredBatch], end: floa
     axis.text(1.005, row, f"{waited:4.0%} waiting", transform=axis.get_yaxis_transform(), va="center", color=_INK)
 
 
-def _steps(batches: Sequence[DeliveredBatch], end: float) -> Iterator[tuple[float, float]]:
+def _steps(batches: Sequence[DeliveredBatch], end: float) -> list[tuple[float, float]]:
     """(start, length) of the stretches in which the consumer had a batch and worked on it."""
-    for batch, following in pairwise(batches):
-        yield batch.at, max(0.0, following.at - following.wait - batch.at)
-    if batches:
-        yield batches[-1].at, max(0.0, end - batches[-1].at)
+    ends = [*(following.at - following.wait for following in batches[1:]), end]
+    return [(batch.at, max(0.0, until - batch.at)) for batch, until in zip(batches, ends, strict=False)]
 
 
 def _covered(spans: Sequence[Span]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -33,8 +34,8 @@ def run(
     folder = data if data is not None else _made(console, out / "data", size, seed)
     settings = Settings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
     console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
-    with display.LiveBars(console, epochs) as bars:
-        outcome = train(settings, bars)
+    with display.training(console, epochs) as watch:
+        outcome = train(settings, watch)
     document = summary.document(outcome, _said(settings, size if data is None else None))
     out.mkdir(parents=True, exist_ok=True)
     report.write(document, out / "summary.json")
@@ -59,14 +60,6 @@ def _made(console: Console, folder: Path, count: int, seed: int) -> Path:
 
 def _said(settings: Settings, made: int | None) -> dict[str, JSON]:
     """The settings as they go into the document: without the path of the user's data."""
-    return {
-        "command": "demo",
-        "photographs_made": made,
-        "epochs": settings.epochs,
-        "batch_size": settings.batch_size,
-        "crop_pixels": settings.crop,
-        "workers": settings.workers,
-        "seed": settings.seed,
-        "device": settings.device or "cpu",
-        "learning_rate": settings.learning_rate,
-    }
+    said = {"command": "demo", "photographs_made": made, **asdict(settings), "device": settings.device or "cpu"}
+    del said["data"]
+    return said

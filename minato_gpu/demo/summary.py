@@ -34,7 +34,7 @@ def document(outcome: Outcome, settings: Mapping[str, JSON]) -> dict[str, JSON]:
 
 def epoch_row(tally: Tally, stats: Mapping[str, JSON]) -> dict[str, JSON]:
     """One epoch. Losses and accuracies are those of training, on augmented crops, as the model learns."""
-    waits, prediction = stats["wait_s"], stats["prediction"]
+    prediction = stats["prediction"]
     row = {
         "epoch": tally.epoch,
         "samples_expected": tally.samples_expected,
@@ -46,13 +46,8 @@ def epoch_row(tally: Tally, stats: Mapping[str, JSON]) -> dict[str, JSON]:
         "first_batch_s": stats["first_batch_s"],
         "loss": tally.loss,
         "accuracy": tally.accuracy,
-        "wait_p50_s": waits["p50"],
-        "wait_p95_s": waits["p95"],
-        "wait_p99_s": waits["p99"],
-        "wait_total_s": waits["total"],
-        "prediction_samples": prediction["samples"],
-        "prediction_log_sigma": prediction["log_sigma"],
-        "prediction_rank_correlation": prediction["rank_correlation"],
+        **{f"wait_{name}_s": stats["wait_s"][name] for name in ("p50", "p95", "p99", "total")},
+        **{f"prediction_{name}": prediction[name] for name in ("samples", "log_sigma", "rank_correlation")},
         "peak_in_flight_bytes": stats["bytes_in_flight_peak"],
     }
     for lane in LANES:

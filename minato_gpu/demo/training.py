@@ -6,12 +6,12 @@ themselves; what the loader says about its lanes comes from ``DataLoader.stats()
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,12 @@ LANES = ("cpu", "device")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``crop`` in pixels; ``device``: where batches and the model live, None for the CPU."""
+    """``device``: where batches and the model live, None for the CPU."""
 
     data: Path
     epochs: int = 2
     batch_size: int = 32
-    crop: int = 96
+    crop_pixels: int = 96
     workers: int = 2
     seed: int = 0
     device: str | None = None
@@ -68,12 +68,8 @@ class Tally:
         return self.correct / self.samples if self.samples else 0.0
 
 
-class Watcher(Protocol):
-    """Told about the training as it goes on; ``stats`` is what the loader's ``stats()`` gives."""
-
-    def on_batch(self, tally: Tally, loader: DataLoader[Any]) -> None: ...
-
-    def on_epoch(self, tally: Tally, stats: Mapping[str, JSON]) -> None: ...
+Watch = Callable[[Tally, DataLoader[Any], bool], None]
+"""Told of every batch, and when an epoch is over."""
 
 
 @dataclass(slots=True)
@@ -91,7 +87,7 @@ class Outcome:
         return all(torch.equal(tally.labels, self.class_counts) for tally in self.tallies)
 
 
-def train(settings: Settings, watcher: Watcher) -> Outcome:
+def train(settings: Settings, watch: Watch) -> Outcome:
     """Train for ``settings.epochs`` epochs on the class folders in ``settings.data``.
 
     Raises whatever the data set, the pipeline or the loader raises.
@@ -108,7 +104,7 @@ def train(settings: Settings, watcher: Watcher) -> Outcome:
             num_workers=settings.workers,
             persistent_workers=True,
             generator=torch.Generator().manual_seed(settings.seed),
-            pipeline=image_classification.build(size=settings.crop),
+            pipeline=image_classification.build(size=settings.crop_pixels),
             device=settings.device,
             lanes=LANES,
             epochs=settings.epochs,
@@ -117,16 +113,16 @@ def train(settings: Settings, watcher: Watcher) -> Outcome:
         outcome = Outcome(counts)
         for epoch in range(settings.epochs):
             tally = Tally(epoch, len(dataset), torch.zeros_like(counts))
-            _train_epoch(model, optimizer, loader, tally, watcher)
+            _train_epoch(model, optimizer, loader, tally, watch)
             outcome.tallies.append(tally)
             outcome.stats.append(loader.stats())
             outcome.timelines.append(loader.timeline())
-            watcher.on_epoch(tally, outcome.stats[-1])
+            watch(tally, loader, True)
     return outcome
 
 
 def _train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], tally: Tally, watcher: Watcher
+    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], tally: Tally, watch: Watch
 ) -> None:
     model.train()
     started = perf_counter()
@@ -139,7 +135,7 @@ def _train_epoch(
         optimizer.step()
         tally.add(labels, logits.detach(), loss.item())
         tally.elapsed_s = perf_counter() - started
-        watcher.on_batch(tally, loader)
+        watch(tally, loader, False)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minato_gpu.window.host_memory import Block, HostMemoryAccount
+from minato_gpu.memory.completions import Completions
 
 Chunks = set[tuple[int, int]]
 """(run, number) of chunks."""
@@ -11,29 +11,25 @@ Chunks = set[tuple[int, int]]
 class AbandonedRuns:
     """What earlier runs held is freed once their last chunk is through: until then workers may write to it."""
 
-    def __init__(self, holdings: HostMemoryAccount) -> None:
-        self._holdings = holdings
-        self._held: list[tuple[Chunks, list[Block]]] = []
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+        self._held: list[tuple[Chunks, list[int], list[object]]] = []
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def add(self, chunks: Chunks, blocks: list[Block]) -> None:
-        """A run was broken off while lanes were at these chunks."""
-        self._held.append((chunks, blocks))
+    def add(self, chunks: Chunks, marks: list[int], memory: list[object]) -> None:
+        """A run was broken off while lanes were at these chunks; ``memory`` is free when nobody refers to it."""
+        self._held.append((chunks, marks, memory))
         self._sweep()
 
     def through(self, run: int, chunk: int) -> None:
         """Nobody is at this chunk any more."""
-        for chunks, _ in self._held:
+        for chunks, *_ in self._held:
             chunks.discard((run, chunk))
         self._sweep()
 
-    def laid_down_by(self, owner: int) -> list[tuple[int, int]]:
-        """(offset, bytes) of what is held in the arena of this worker."""
-        return [(at, nbytes) for _, blocks in self._held for who, at, nbytes in blocks if who == owner]
-
     def _sweep(self) -> None:
-        for _, blocks in (entry for entry in self._held if not entry[0]):
-            self._holdings.free(blocks)
+        for block in (block for chunks, marks, _ in self._held if not chunks for block in marks):
+            self._completions.give_back(block)
         self._held = [entry for entry in self._held if entry[0]]

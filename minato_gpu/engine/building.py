@@ -30,11 +30,11 @@ from minato_gpu.lanes.process_lane import ProcessLane, start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.accelerator import enter_same, open_accelerator
+from minato_gpu.memory.accelerator import Accelerator, enter_same
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
-from minato_gpu.memory.loans import Loans
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.host import Host
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options, pads_batches
@@ -207,8 +207,8 @@ class Plan:
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
         devices = self.options.devices
-        accelerators = {device: open_accelerator(device) for device in dict.fromkeys(devices)}
-        host, budget = Host(links.engine_arena, accelerators[devices[0]]), self.loader.device_memory_budget
+        accelerators = {device: Accelerator(device) for device in dict.fromkeys(devices)}
+        host, budget = Host(links.engine_arena, links.loans, accelerators[devices[0]]), self.loader.device_memory_budget
         batches = {device: self.on_device(devices.count(device)) if budget is None else 0 for device in accelerators}
         ways = {at: Transfers(each, host, DeviceBudget(budget, batches[at])) for at, each in accelerators.items()}
         return Loading([ways[device] for device in devices], host)
@@ -317,7 +317,7 @@ def _engine(
     parts = Parts(
         links,
         lanes,
-        Assembly(links, Loans(), stacks=plan.stacks, joins_whole=whole, loading=loading, skips=skips),
+        Assembly(links, stacks=plan.stacks, joins_whole=whole, loading=loading, skips=skips),
         lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
         estimates=plan.estimator(lanes),
         recorder=None if records.events is None else EventLog(records.events, policy),

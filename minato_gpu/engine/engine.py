@@ -58,7 +58,7 @@ class Engine(Batches):
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
         lanes = (fd for lane in pump.lanes.values() for fd in (*lane.fds(), *lane.fault_fds()))
-        loading = () if self.assembly.loading is None else self.assembly.loading.fds()
+        loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)
         for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())

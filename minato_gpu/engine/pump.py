@@ -42,7 +42,7 @@ class Pump:
         self._loading = set(self.lanes)  # those that have yet to tell whether they can begin
         self._broken: dict[str, c.Broken] = {}
         self._awaited: m.Awaited | None = None
-        self._abandoned = AbandonedRuns(self.assembly.holdings)
+        self._abandoned = AbandonedRuns(parts.links.completions)
         self._arrived: deque[tuple[Lane, c.Message]] = deque()  # to be taken in; where that raises, the rest stays
 
     def new_run(self) -> None:
@@ -52,7 +52,7 @@ class Pump:
         ended.revoke_all()
         for lane in self.lanes.values():
             lane.recall()
-        self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, self.assembly.clear())
+        self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, *self.assembly.clear())
         if self.reads is not None:
             self.reads.new_run()
         self.run = Run(ended.number + 1, self._parts)
@@ -98,7 +98,7 @@ class Pump:
     def receive(self) -> None:
         """Take in all that lanes have told, and do what follows from it."""
         if self.assembly.loading is not None:
-            self.assembly.loading.clear()
+            self.assembly.loading.host.clear()
         if self.reads is not None and (fetched := self.reads.receive()):
             spans = [(lo, hi) for _, lo, hi in self.assembly.window.parts(fetched)]
             self.run.handle(m.Fetched(perf_counter(), spans))
@@ -217,7 +217,7 @@ class Pump:
         What a sample looks like is true of every run: nobody is asked for that a second time.
         """
         if report.layout is not None:
-            self.assembly.stacking.learn(report.layout)
+            self.assembly.samples.learn(report.layout)
         for item in report.items or ():
             self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
         if report.final:
@@ -243,8 +243,7 @@ class Pump:
         log.died(stuck=bool(exit_.stuck))
         self.run.lost(lane, exit_, log)
         self.deaths.check_start(exit_, claim)
-        abandoned = self._abandoned.laid_down_by(exit_.number)
-        lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number), *abandoned}))
+        lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number)}))
         log.workers["replaced"] += 1
 
     def arrived(self, lane: Lane, count: int) -> None:

@@ -23,7 +23,7 @@ from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.sources import Source as Epoch
-from minato_gpu.scheduling.messages import TicketSpan, alone, joined
+from minato_gpu.scheduling.messages import TicketSpan, alone, joined, tickets
 from minato_gpu.sources import process
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
@@ -68,7 +68,7 @@ class ReadAhead:
         on_close: Callable[[], None] = lambda: None,
         facts: Facts = NOBODY,
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._source_of = source_of
         self._look_ahead = look_ahead
         self._on_close = on_close
@@ -98,15 +98,15 @@ class ReadAhead:
     @property
     def fd(self) -> int:
         """Readable when there may be something to ``receive``."""
-        return self._reader.end.fileno()
+        return self.reader.end.fileno()
 
     # --- tickets ---------------------------------------------------------------------------------------------
 
     def begin(self, source: Epoch, *, early: bool) -> None:
         """The tickets that will be wanted from now on are of this epoch; ``early``: which is drawn ahead."""
         if self._look_ahead is not None and not self._lost:
-            self._reader.say(self._run, self._unsaid)
-            self._reader.begin(self._run, self._look_ahead(source, early=early))
+            self.reader.say(self._run, self._unsaid)
+            self.reader.begin(self._run, self._look_ahead(source, early=early))
 
     def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
         """These tickets of a place that has been drawn, by their numbers in it, are to be read."""
@@ -157,10 +157,10 @@ class ReadAhead:
 
     def receive(self) -> list[TicketSpan]:
         """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
-        told = None if self._lost else self._reader.receive(self._run)
+        told = None if self._lost else self.reader.receive(self._run)
         if told is None and not self._lost:
             self._lost = True
-            self._reader.say_lost()
+            self.reader.say_lost()
             told = [(serial, ()) for serial in self._waits]
             self._origins = {}  # nothing has come
         if not told:
@@ -193,11 +193,10 @@ class ReadAhead:
 
     def release(self, spans: Iterable[TicketSpan]) -> None:
         """These samples are prepared."""
-        for lo, hi in spans:
-            for serial in range(lo, hi):
-                places = self._here.pop(TicketId(serial), None)
-                if places is not None:
-                    self._unsaid.release(serial, places)
+        for serial in tickets(spans):
+            places = self._here.pop(serial, None)
+            if places is not None:
+                self._unsaid.release(serial, places)
 
     def say(self) -> None:
         """Tell the reader process what is wanted and released, if it is time; to be called before anybody waits."""
@@ -205,26 +204,21 @@ class ReadAhead:
             if self._lost:
                 self._unsaid = Unsaid()
             else:
-                self._reader.say(self._run, self._unsaid)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the reader process."""
-        return self._reader.pid
+                self.reader.say(self._run, self._unsaid)
 
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """What the reader process has done; see ``DataLoader.stats``."""
-        counts = {name: value for name, value in self._reader.counts.items() if name not in _TIERS}
+        counts = {name: value for name, value in self.reader.counts.items() if name not in _TIERS}
         return {"process": "lost" if self._lost else "runs", **counts}
 
     def cache_stats(self) -> dict[str, Any]:
         """What is kept, by tier; see ``DataLoader.stats``."""
-        return {name: self._reader.counts[name] for name in _TIERS if name in self._reader.counts}
+        return {name: self.reader.counts[name] for name in _TIERS if name in self.reader.counts}
 
     def close(self) -> None:
         """End the reader process. Idempotent."""
-        self._reader.close()
+        self.reader.close()
         self._on_close()
         self._on_close = lambda: None

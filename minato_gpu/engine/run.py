@@ -112,7 +112,6 @@ class Run:
             return
         if assembly.samples.unshippable and chunk.kind == "run":
             assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
-            assembly.samples.used(chunk.spans)
             self._release(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
@@ -121,7 +120,8 @@ class Run:
         pieces = assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         if self._reads is not None:
             pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
-        task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, assembly.layout_bytes)
+        layout = assembly.samples.layout_bytes
+        task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
         ended = self._ended.copy() if chunk.credit else None
         singly = self._deaths.singly(chunk.spans)
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
@@ -145,7 +145,7 @@ class Run:
     def reported(self, lane: Lane, report: Report, shown: Telemetry | None) -> None:
         """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
         if report.layout is not None:
-            self._assembly.stacking.learn(report.layout)
+            self._assembly.samples.learn(report.layout)
             if report.chunk not in self.sent:  # its samples' marks came first
                 return
         sent = self.sent[report.chunk]
@@ -187,20 +187,12 @@ class Run:
 
     def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...]) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
-        samples = self._assembly.samples
-        nbytes, failed = samples.arrived(spans, report.items, report.nbytes)
+        found = self._assembly.samples.arrived(spans, report.items, report.nbytes)
         self._release(spans)
-        handed: tuple[tuple[int, int], ...] = ()
-        now, held = perf_counter(), 0
-        if self._parts.cuts and report.items is not None:
-            handed = tuple((report.first + at, stage) for at, stage in samples.handed(spans, report.items))
-            held = sum(item.nbytes for item in report.items if isinstance(item, Handed))
-        else:
-            samples.used(spans)
-        offsets = tuple(report.first + at for at in failed)
-        self.handle(
-            m.Finished(now, report.chunk, report.done, report.seconds, nbytes, report.final, offsets, handed, held)
-        )
+        failed = tuple(report.first + at for at in found.failed)
+        handed = tuple((report.first + at, stage) for at, stage in found.handed)
+        now, what = perf_counter(), (report.chunk, report.done, report.seconds, found.nbytes, report.final)
+        self.handle(m.Finished(now, *what, failed, handed, found.held))
 
     def _release(self, spans: tuple[m.TicketSpan, ...]) -> None:
         """What was read ahead for these samples is not needed any more."""
@@ -210,7 +202,7 @@ class Run:
     def _next_finished(self, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
         """A batch of a worker's own stream, or its end."""
         if report.status == "exhausted":
-            self._assembly.forget(chunk.spans)
+            self._assembly.taken(chunk.spans)
             if self.streams is not None:
                 self.streams.exhausted(report.chunk, report.worker, report.told)
             self.handle(m.Exhausted(perf_counter(), report.chunk))
@@ -224,7 +216,7 @@ class Run:
         sent = self.sent.get(revoked.chunk)
         if sent is not None:
             sent.stop = min(revoked.keep, sent.stop)
-            self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep))
+            self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep, revoked.nbytes))
 
     def progress(self, each: AtWork, now: float) -> None:
         """A worker is at a sample of a chunk that holds more of them, or may hand it over."""
@@ -251,11 +243,10 @@ class Run:
             log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
             settled, items = self._deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self._assembly)
             spans = cut(sent.chunk.spans, *settled)
-            nbytes, failed = self._assembly.samples.arrived(spans, items, 0) if items else (0, ())
-            self._assembly.samples.used(spans)
+            found = self._assembly.samples.arrived(spans, items, 0)
             self._release(spans)
-            offsets = tuple(settled[0] + at for at in failed)
-            self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, nbytes))
+            offsets = tuple(settled[0] + at for at in found.failed)
+            self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, found.nbytes))
 
     def told_of(self, claim: Claim, lane: str) -> str:
         """What a worker of the lane is at, in words."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 
 from torch._utils import ExceptionWrapper
 
@@ -45,22 +45,13 @@ class BadSample:
     @classmethod
     def of(cls, failure: Failure) -> BadSample:
         """What a failure says."""
-        origin = failure.origin or Origin()
-        return cls(
-            origin.epoch,
-            origin.position,
-            origin.index,
-            origin.stage,
-            origin.lane,
-            origin.path,
-            failure.name or failure.error.exc_type.__name__,
-            str(failure.error.exc_msg),
-        )
+        origin, error = failure.origin or Origin(), failure.error
+        where = {each.name: getattr(origin, each.name) for each in fields(Origin)}
+        return cls(**where, error=failure.name or error.exc_type.__name__, traceback=str(error.exc_msg))
 
     def plain(self) -> dict[str, JSON]:
         """The same as plain data."""
-        known = ("epoch", "position", "stage", "lane", "path", "error", "traceback")
-        return {"index": repr(self.index), **{name: getattr(self, name) for name in known}}
+        return {**asdict(replace(self, index=None)), "index": repr(self.index)}
 
 
 class TooManyFailures(RuntimeError):

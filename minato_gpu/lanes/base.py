@@ -198,11 +198,10 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
-    """The host read of a sample: where its fields lie, and its cost features (or the error it raised)."""
+class _Fields:
+    """Fields of a sample that goes on elsewhere, and where they lie."""
 
     fields: Laid
-    values: tuple[float, ...]
 
     @property
     def nbytes(self) -> int:
@@ -211,16 +210,17 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class Features(_Fields):
+    """The host read of a sample: where its fields lie, and its cost features (or the error it raised)."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Handed(_Fields):
     """A sample whose stages before ``stage`` are done: where the fields lie that the others need."""
 
-    fields: Laid
     stage: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the fields."""
-        return self.fields.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ Number = tuple[int, int]
 """Run and chunk of a task."""
 
 NO_CLAIM = Claim(-1, -1, 0, 0)
+_OUT_OF_MEMORY = "It is possible that the worker ran out of memory; see the kernel's log."
 
 
 # --- messages ---------------------------------------------------------------------------------------------
@@ -66,11 +67,13 @@ class Offers:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """No sample of the task from ``keep`` on will be started."""
+    """No sample of the task from ``keep`` on will be started. ``nbytes``: what those before it hold that are ready and
+    in no rows, where the task has a credit."""
 
     run: int
     chunk: int
     keep: int
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +128,11 @@ class Exit:
         return self._as_pytorch_says() + (f"It {ended}" if self.raised else "")
 
     def _as_pytorch_says(self) -> str:
-        if self.code is not None and self.code < 0:
-            name = signal.strsignal(-self.code) or f"signal {-self.code}"
-            return (
-                f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
-                "It is possible that the worker ran out of memory; see the kernel's log."
-                if self.code == -signal.SIGKILL
-                else f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. "
-                + (f"{shm_limits.SHORT} " if self.code == -signal.SIGBUS else "")
-            )
-        return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
+        if self.code is None or self.code >= 0:
+            return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
+        name = signal.strsignal(-self.code) or f"signal {-self.code}"
+        causes: dict[int, str] = {signal.SIGKILL: _OUT_OF_MEMORY, signal.SIGBUS: f"{shm_limits.SHORT} "}
+        return f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. {causes.get(-self.code, '')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,20 +17,15 @@ class RunQueueDelay:
     """
 
     def __init__(self) -> None:
-        self._fd = -1
-        with contextlib.suppress(OSError):
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = _opened("/proc/thread-self/schedstat")
 
     def __call__(self) -> float:
-        if self._fd < 0:
-            return 0.0
-        return int(os.pread(self._fd, 64, 0).split()[1]) * 1e-9
+        return 0.0 if self._fd < 0 else int(os.pread(self._fd, 64, 0).split()[1]) * 1e-9
 
     def close(self) -> None:
         """Close the descriptor; idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        _close(self._fd)
+        self._fd = -1
 
 
 class CoreTime:
@@ -53,17 +48,11 @@ class CoreTime:
         with contextlib.suppress(OSError):
             there = {path.name for path in _TASKS.iterdir()}
             for thread in there - self._threads.keys():
-                self._threads[thread] = self._open(thread)
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    ours = (_TASKS / thread / "comm").read_text().startswith(self._prefix)
+                    self._threads[thread] = _opened(_TASKS / thread / "schedstat") if ours else -1
             for thread in self._threads.keys() - there:
                 _close(self._threads.pop(thread))
-
-    def _open(self, thread: str) -> int:
-        try:
-            if (_TASKS / thread / "comm").read_text().startswith(self._prefix):
-                return os.open(_TASKS / thread / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            pass  # it has ended meanwhile
-        return -1
 
     def __call__(self) -> float:
         """Seconds so far; less than before when a thread has ended."""
@@ -79,6 +68,13 @@ class CoreTime:
         for fd in self._threads.values():
             _close(fd)
         self._threads.clear()
+
+
+def _opened(path: str | Path) -> int:
+    """A descriptor; -1 where there is none."""
+    with contextlib.suppress(OSError):
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return -1
 
 
 def _close(fd: int) -> None:

@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_errors import leaves_graph_usable
-from minato_gpu.lanes.dali_inputs import AskedFor, boundary, is_input
-from minato_gpu.lanes.dali_outputs import Kept, on_device, on_host
-from minato_gpu.lanes.dali_types import Graph, Output
+from minato_gpu.lanes.dali_outputs import Kept, Output, on_device, on_host
+from minato_gpu.lanes.segments import Segment
 from minato_gpu.lanes.values import Batch, Drawn, as_tensor, device_number, plain
 from minato_gpu.memory.accelerator import Stream
 from minato_gpu.pipeline import Pipeline
@@ -37,7 +36,20 @@ from minato_gpu.stages import DaliFragment, Stage
 _SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
 
 
-class DaliGraph:
+class Graph(Protocol):
+    """A built ``Pipeline`` with dynamic execution."""
+
+    def feed_input(self, source: str, values: Sequence[object]) -> None:
+        """The samples of an input, for the next run."""
+
+    def run(self, stream: Stream | None) -> Sequence[Output]:
+        """A run on what was fed."""
+
+    def input_feed_count(self, source: str) -> int:
+        """How many batches of an input a run needs first. KeyError where it has no such input."""
+
+
+class DaliGraph(Segment):
     """Consecutive DALI fragments as one DALI pipeline, fed with lists of any length up to ``max_batch``."""
 
     def __init__(
@@ -50,15 +62,10 @@ class DaliGraph:
         max_batch: int,
         threads: int,
     ) -> None:
-        self.stages = stages
-        self.builds = 0
+        super().__init__(pipeline, stages, made, device)
         self.runs = 0
-        self.stream: Stream | None = None
-        self.at = CurrentStep()
-        self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self._known = pipeline.fields_at(stages.start)
-        self._device, self._max_batch, self._threads = device, max_batch, threads
-        self._reads, self._writes = boundary(self._members)
+        self._max_batch, self._threads = max_batch, threads
         by_host = {name for stage in self._members for name in getattr(stage.device, "host_reads", ())}
         self._resident = frozenset() if device == "cpu" else made.intersection(self._reads).difference(by_host)
         self._names: dict[int, tuple[str, ...] | None] = {}  # of drawn parameters, by stage, where they are known
@@ -88,7 +95,7 @@ class DaliGraph:
                 columns = [on_device(output, self._device, self.stream) for output in outputs]
             finally:
                 self._keep(outputs, fed)
-        return [dict(zip(self._writes, row, strict=True)) for row in self.at.each(zip(*columns, strict=True))]
+        return [dict(zip(self.writes, row, strict=True)) for row in self.at.each(zip(*columns, strict=True))]
 
     def _enter(self, drawn: Drawn) -> None:
         self.at.enter(self.stages.start, drawn[0] if len(drawn) == 1 else None, len(drawn))
@@ -164,9 +171,8 @@ class DaliGraph:
         feed = {}
         for n, name in enumerate(self._reads):
             if name in self._resident:
-                torch = importlib.import_module("torch")  # DALI takes nothing strided
-                made = self.at.each(batch)
-                feed[f"field{n}"] = [as_tensor(torch, fields[name], self._device).contiguous() for fields in made]
+                made = self.at.each(batch)  # DALI takes nothing strided
+                feed[f"field{n}"] = [as_tensor(fields[name], self._device).contiguous() for fields in made]
                 continue
             declared = np.dtype(self._known[name].dtype)
             dtype = None if declared == np.dtype(object) else declared
@@ -190,7 +196,7 @@ class DaliGraph:
             known = {name: self._source(dali, n, name) for n, name in enumerate(self._reads)}
             for number, stage in zip(self.stages, self._members, strict=True):
                 known.update(self._add(dali, number, stage, known))
-            made = (known[name] for name in self._writes)
+            made = (known[name] for name in self.writes)
             graph.set_outputs(*(made if self._device == "cpu" else (node.gpu() for node in made)))
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
@@ -231,3 +237,38 @@ class DaliGraph:
                 f"stage {stage.name!r}: its DALI fragment made {sorted(written)}, declared {sorted(stage.writes)}"
             )
         return written
+
+
+class NamesUnknown(Exception):
+    """Which parameters a stage draws is not known before there is a sample."""
+
+
+class AskedFor(Mapping[str, Value]):
+    """The nodes of drawn parameters while nobody knows which there are: each is made when it is asked for."""
+
+    def __init__(self, make: Callable[[str], Value]) -> None:
+        self._make = make
+        self._made: dict[str, Value] = {}
+
+    def __getitem__(self, key: str) -> Value:
+        if key not in self._made:
+            self._made[key] = self._make(key)
+        return self._made[key]
+
+    def __contains__(self, key: object) -> bool:
+        raise NamesUnknown
+
+    def __iter__(self) -> Iterator[str]:
+        raise NamesUnknown
+
+    def __len__(self) -> int:
+        raise NamesUnknown
+
+
+def is_input(graph: Graph, source: str) -> bool:
+    """Whether the graph wants this input: DALI removes those that no output depends on, and refuses to be fed them."""
+    try:
+        graph.input_feed_count(source)
+    except KeyError:
+        return False
+    return True

@@ -18,14 +18,33 @@ import ctypes
 import importlib
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from minato_gpu.lanes.dali_types import Output
 from minato_gpu.memory.accelerator import Event, Stream
 from minato_gpu.samples import Value
+
+
+class Output(Protocol):
+    """One output of a run, ``TensorListCPU`` or ``TensorListGPU``: a micro-batch of one field."""
+
+    @property
+    def dtype(self) -> object:
+        """One of DALI's types."""
+
+    def shape(self) -> Iterable[Sequence[int]]:
+        """Of each sample."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> object: ...
+
+    def copy_to_external(self, into: object, stream: object = None, *, non_blocking: bool = False) -> None:
+        """Copy all samples, one behind the other."""
 
 
 def on_host(output: Output) -> Iterator[npt.NDArray[Value]]:
@@ -36,7 +55,6 @@ def on_host(output: Output) -> Iterator[npt.NDArray[Value]]:
 def on_device(output: Output, device: str, stream: Stream | None) -> Sequence[Value]:
     """The samples of an output as torch tensors on ``device`` ("cpu" in tests). With ``stream``, the calling thread's
     current one, they are ready there, and ``output`` must stay until then; without one they are ready."""
-    torch = importlib.import_module("torch")
     types = importlib.import_module("nvidia.dali.types")
     dtype = torch.from_numpy(np.empty(0, types.to_numpy_type(output.dtype))).dtype
     shapes = [tuple(shape) for shape in output.shape()]

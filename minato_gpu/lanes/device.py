@@ -12,13 +12,15 @@ Decisions:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.dali_errors import stage_of
 from minato_gpu.lanes.dali_graph import DaliGraph
+from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.micro_batches import MicroBatches, Samples
-from minato_gpu.lanes.segments import Segment, segments
+from minato_gpu.lanes.segments import Segment
 from minato_gpu.lanes.values import Result, device_number
 from minato_gpu.memory.accelerator import Stream
 from minato_gpu.pipeline import Pipeline, check_written, stage_error
@@ -29,45 +31,49 @@ Fields = Mapping[str, Value]
 
 
 class DeviceExecutor:
-    """Runs stages ``start`` to ``stop`` of a pipeline by their device implementations. For one thread at a time.
+    """Runs stages ``start`` to ``stop`` (None: the last) of a pipeline by their device implementations, on ``device``
+    ("cpu", "cuda" or "cuda:N"). For one thread at a time.
+
+    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. Graphs are
+    built by the first run, if not by ``build`` before.
 
     ``makes``: names of the fields in a result; ``made``: of those that device stages wrote; ``batches``: micro-batches,
-    how large they are and how they fail; ``at``: what it is at; ``trim``: frees what pools of the device's memory hold
-    and do not use, if it has pools.
+    how large they are and how they fail; ``at``: what it is at.
+
+    Raises ValueError where it would run to the last stage from one that is not among ``pipeline.splits``.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
         start: int,
-        stop: int,
+        stop: int | None = None,
         *,
-        device: str,
-        max_batch: int,
-        threads: int,
+        device: str = "cpu",
+        max_batch: int = 64,
+        threads: int = 1,
         at: CurrentStep | None = None,
-        trim: Callable[[], None] | None = None,
     ) -> None:
+        if stop is None and start not in pipeline.splits:
+            raise ValueError(f"{start} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
         if max_batch < 1 or threads < 1:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
         device_number(device)
         self.pipeline, self.device = pipeline, device
-        self.batches = MicroBatches(self._through, self._failure, max_batch, trim)
+        self.batches = MicroBatches(self._through, self._failure, max_batch)
         self._first_runs = 0
-        self._stages = range(start, stop)
+        self._stages = range(start, len(pipeline.stages) if stop is None else stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
-        self._graphs = [segment for segment in self._segments if isinstance(segment, DaliGraph)]
         self.at = CurrentStep() if at is None else at
         for segment in self._segments:
             segment.at = self.at
-        self._declared = {
-            one.stages: {name: pipeline.fields_at(one.stages.stop)[name] for name in _made(pipeline, one.stages)}
-            for one in self._segments
-        }
         self._given = pipeline.fields_at(start)
-        self._takes = _taken(pipeline, self._stages)
-        made = _made(pipeline, self._stages)
-        self.makes = pipeline.outputs if stop == len(pipeline.stages) else made
+        self._takes: dict[int, list[str]] = {}  # by stage, what it reads and no earlier one of these has made
+        for number in self._stages:
+            earlier = pipeline.written(range(start, number))
+            self._takes[number] = [name for name in pipeline.stages[number].reads if name not in earlier]
+        made = pipeline.written(self._stages)
+        self.makes = pipeline.outputs if self._stages.stop == len(pipeline.stages) else made
         self._handed_through = [name for name in self.makes if name not in made]
         self.made = frozenset(made).intersection(self.makes)
 
@@ -101,6 +107,7 @@ class DeviceExecutor:
         where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
         wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
         a CUDA stream that is the calling thread's current one, they are ready there, and the host has not waited.
+        Raises an error that ``is_out_of_memory`` knows where there is no memory for a micro-batch.
         """
         for segment in self._segments:
             segment.stream = None if self.device == "cpu" else stream
@@ -119,8 +126,8 @@ class DeviceExecutor:
 
     def sweep(self) -> None:
         """Let go of what the device is through with, in this thread; never waits."""
-        for graph in self._graphs:
-            graph.sweep()
+        for segment in self._segments:
+            segment.sweep()
 
     def close(self) -> None:
         """Let go of graphs, threads and device memory. Idempotent."""
@@ -169,47 +176,29 @@ class DeviceExecutor:
         known, params = [dict(fields) for fields, _ in samples], [drawn for _, drawn in samples]
         for segment in self._segments:
             for fields, written in self.at.each(zip(known, segment.run(known, params), strict=True)):
-                self._check(segment, written)
+                if self.device == "cpu":
+                    check_written(segment.writes, written)
                 fields.update(written)
         return [{name: fields[name] for name in self.makes} for fields in known]
 
-    def _check(self, segment: Segment, written: Fields) -> None:
-        if self.device == "cpu":
-            check_written(self._declared[segment.stages], written)
 
+def segments(pipeline: Pipeline, stages: range, *, device: str, max_batch: int, threads: int) -> list[Segment]:
+    """The segments that run ``stages`` in turn: consecutive stages of one kind are one.
 
-def build_executor(
-    pipeline: Pipeline,
-    split: int,
-    *,
-    device: str = "cpu",
-    max_batch: int = 64,
-    threads: int = 1,
-    at: CurrentStep | None = None,
-    trim: Callable[[], None] | None = None,
-) -> DeviceExecutor:
-    """The executor of the stages from ``split`` on, on ``device`` ("cpu", "cuda" or "cuda:N").
-
-    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. ``at``: where
-    it notes what it is at. ``trim``: see DeviceExecutor. Graphs are built by the first run, if not by ``build`` before.
-    Raises ValueError for a split that is not one of ``pipeline.splits``.
+    Raises ValueError for a stage without a device implementation.
     """
-    if split not in pipeline.splits:
-        raise ValueError(f"{split} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
-    end = len(pipeline.stages)
-    return DeviceExecutor(pipeline, split, end, device=device, max_batch=max_batch, threads=threads, at=at, trim=trim)
-
-
-def _made(pipeline: Pipeline, stages: range) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for number in stages for name in pipeline.stages[number].writes))
-
-
-def _taken(pipeline: Pipeline, stages: range) -> dict[int, list[str]]:
-    """By stage number, the fields that it reads and no earlier stage of the range has made."""
-    return {
-        number: [n for n in pipeline.stages[number].reads if n not in _made(pipeline, range(stages.start, number))]
-        for number in stages
-    }
+    found: list[Segment] = []
+    for kind, group in groupby(stages, key=lambda number: type(pipeline.stages[number].device)):
+        first, *rest = group
+        if pipeline.stages[first].device is None:
+            raise ValueError(f"stage {pipeline.stages[first].name!r} has no device implementation")
+        numbers = range(first, first + 1 + len(rest))
+        made = frozenset(pipeline.written(range(stages.start, first)))
+        if kind is DaliFragment:
+            found.append(DaliGraph(pipeline, numbers, made, device=device, max_batch=max_batch, threads=threads))
+        else:
+            found.append(FunctionSegment(pipeline, numbers, made, device=device))
+    return found
 
 
 def _failed(stage: str | None, fields: Fields, error: Exception) -> StageError:

@@ -30,7 +30,6 @@ from time import perf_counter
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
-    AtWork,
     Broken,
     Message,
     Number,
@@ -41,7 +40,7 @@ from minato_gpu.lanes.contract import (
     Retired,
 )
 from minato_gpu.lanes.current_step import CurrentStep
-from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork, Unreported
 from minato_gpu.lanes.graph_prebuild import BuildAhead
@@ -87,18 +86,15 @@ class DeviceLane:
         self._device = device
         self._cuts = pipeline.cuts
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
-        at, trim = CurrentStep(), None if transfers is None else transfers.accelerator.trim
+        at = CurrentStep()
         self._executors = {
-            split: build_executor(
-                pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at, trim=trim
-            )
-            for split in (pipeline.host_prefix, *pipeline.cuts)
+            split: DeviceExecutor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
+            for split in (pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ()))
         }
-        needed = {pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())}
-        self._ahead = BuildAhead({split: self._executors[split] for split in sorted(needed)})
+        self._ahead = BuildAhead(self._executors)
         self._transfers = transfers
         self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
-        store = Store(-1, links, None, links.board)
+        store = Store(-1, links)
         self._outlet = DeviceOutput(store, transfers)
         self._work = DeviceWork(
             pipeline,
@@ -110,6 +106,7 @@ class DeviceLane:
             counts_cores=device == "cpu",  # a GPU's time is not that of cores
             ahead=self._ahead,
             no_memory=self._retire,
+            trim=None if transfers is None else transfers.accelerator.trim,
             report=self._report,
         )
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -173,19 +170,15 @@ class DeviceLane:
         told = [self._told.popleft() for _ in range(len(self._told))]
         if self._looks:
             self._looks = False
-            told.append(Progress(self.at_work()))
+            told.append(Progress(self._work.at_work()))
         return told
 
     def _tell_offers(self) -> None:
         splits = frozenset(split for split in self._cuts if self.offers(split))
-        if (splits, self.bytes_per_s) != (self._offered.splits, self._offered.bytes_per_s):
-            self._offered = Offers(splits, self.bytes_per_s)
-            self._told.append(self._offered)
-
-    def at_work(self) -> tuple[AtWork, ...]:
-        """Since when the thread has been at its current step, and what that is."""
-        found = self._work.at_work()
-        return () if found is None else (AtWork(0, found[1], found[0], self._work.together),)
+        offers = Offers(splits, self.bytes_per_s)
+        if offers != self._offered:
+            self._offered = offers
+            self._told.append(offers)
 
     def sleep(self, *, every_task: bool) -> None:
         """It is told of each task that is through."""
@@ -215,7 +208,7 @@ class DeviceLane:
 
     def stuck(self) -> str:
         """See Lane."""
-        return f"\n{self.who(0)} is at work.{self._stack()}" if self.at_work() else ""
+        return f"\n{self.who(0)} is at work.{self._stack()}" if self._work.at_work() else ""
 
     def _stack(self) -> str:
         thread = self._thread
@@ -264,10 +257,27 @@ class DeviceLane:
         work.close()
 
     def _open(self) -> None:
+        """Import what stages need, and build graphs. Without that the CPU's implementations prepare the samples, in the
+        lane there is."""
         self._settle_in()  # and so do DALI's threads, which start from here
         self._work.open()
-        if self._load():
-            self._tell(Opened(self.slots))
+        try:
+            for executor in self._executors.values():
+                executor.load()
+            self._ahead.open()
+            self._built.set()
+        except ImportError as error:
+            how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
+            say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
+            if self._may_retire:
+                self._give_up()
+                return
+        except Exception as error:
+            self._end_for(error, "cannot be opened")
+            return
+        if self._takes_parts:
+            self.bytes_per_s = self._rate()
+        self._tell(Opened(self.slots))
 
     def _go_on(self) -> bool:
         """Begin the next task, or end the one that has been under way for longest; whether no other will come."""
@@ -294,46 +304,23 @@ class DeviceLane:
             error = error.why
             traceback.clear_frames(error.__traceback__)
         self._work.abandon()
-        if not self._may_retire:
-            self.retired = True
-            self._tell(Broken(error))
-            return
-        self._give_up()
-        LOGGER.warning("the %s lane has broken down; %s (%r)", self.name, self._others(), error)
-        for task in list(self._begun.values()):
+        self._end_for(error, "has broken down")
+        for task in list(self._begun.values()) if self._may_retire else ():
             self._report(_refused(task))
 
+    def _end_for(self, error: BaseException, what: str) -> None:
+        """Others do what is left, and what is still sent; where there are none, whoever waits is told."""
+        if self._may_retire:
+            LOGGER.warning("the %s lane %s; %s (%r)", self.name, what, self._others(), error)
+            self._give_up()
+        else:
+            self.retired = True
+            self._tell(Broken(error))
+
     def _give_up(self) -> None:
-        """Others do what is left, and what is still sent."""
         if not self.retired:
             self.retired = True
             self._tell(Retired())
-
-    def _load(self) -> bool:
-        """Import what stages need; whether the lane can begin. Without it the CPU's implementations prepare the
-        samples, in the lane there is."""
-        try:
-            for executor in self._executors.values():
-                executor.load()
-            self._ahead.open()
-            self._built.set()
-        except ImportError as error:
-            how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
-            say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
-            if self._may_retire:
-                self._give_up()
-            return not self._may_retire
-        except Exception as error:
-            if self._may_retire:
-                LOGGER.warning("the %s lane cannot be opened; %s (%r)", self.name, self._others(), error)
-                self._give_up()
-            else:
-                self.retired = True
-                self._tell(Broken(error))
-            return False
-        if self._takes_parts:
-            self.bytes_per_s = self._rate()
-        return True
 
     def _rate(self) -> float:
         """How fast values come to the device; a guess where that cannot be measured, which is no reason to stop."""

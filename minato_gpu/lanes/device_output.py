@@ -18,12 +18,12 @@ import pickle
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from minato_gpu.lanes.base import Extra, Item, Local, Piece, Resident, Task
-from minato_gpu.lanes.issued import Container, Issued
 from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Event, Stream
@@ -32,6 +32,36 @@ from minato_gpu.memory.loads import Made, rows_bytes
 from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.samples import Value
+
+Container = Value
+"""A sample's fields by name, or an array by row: where a value goes on the host."""
+
+
+class Issued(NamedTuple):
+    """The references of samples that were issued together.
+
+    ``placed``: views, row and reference of those that stay on the device; ``beyond``: which has no room for them.
+    ``home``: what goes to the host, to be set at the containers and keys in ``targets``; ``sample``: the one among them
+    whose layout the engine wants to know.
+    ``begin`` and ``end``: the device's events around all of that, the first one only where the device keeps time.
+    """
+
+    items: list[Item]
+    placed: Sequence[tuple[Views, int, Resident]] = ()
+    beyond: bool = False
+    home: Download | None = None
+    targets: Sequence[tuple[Container, str | int]] = ()
+    sample: dict[str, Value] | None = None
+    begin: Event | None = None
+    end: Event | None = None
+
+    @property
+    def through(self) -> bool:
+        """Whether ``settle`` would wait for nothing. An event that cannot be asked is for that to report."""
+        try:
+            return self.end is None or self.end.query()
+        except Exception:
+            return True
 
 
 class DeviceOutput:

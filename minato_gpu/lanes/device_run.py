@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
 from time import perf_counter
+from typing import NamedTuple
 
 from minato_gpu.lanes.base import Handed, Item, Local, Piece, Report, Task
-from minato_gpu.lanes.issued import Issued
+from minato_gpu.lanes.device_output import Issued
 
 
-@dataclass
-class Part:
-    """Samples of a task that came at one split point and were issued together; ``issued``: None once that is settled.
+class Part(NamedTuple):
+    """Samples of a task that came at one split point and were issued together.
 
     ``host_s``: seconds of the host's cores that issuing took, no more than passed meanwhile; ``ran``: those of the
     samples that could be read.
@@ -19,14 +19,14 @@ class Part:
 
     split: int
     numbers: list[int]
-    issued: Issued | None
+    issued: Issued
     host_s: float
     ran: list[int]
 
 
 class DeviceRun:
-    """``items`` and ``times``: reference and seconds of each sample, in the order of ``tickets`` (of one that could not
-    be read: 0.0, which nobody is to learn from).
+    """``parts``: those that are not settled. ``items`` and ``times``: reference and seconds of each sample, in the
+    order of ``tickets`` (of one that could not be read: 0.0, which nobody is to learn from).
 
     ``given``: the numbers of those that the executor has last been given. ``usual``: nothing was built for them;
     ``repeated``: how many ran a second time, on the CPU. ``device_s``: seconds that the device was at them, None where
@@ -38,7 +38,7 @@ class DeviceRun:
         self.task = task
         self.tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
         self.splits = [_split(piece, at, first) for piece, at in self.tickets]
-        self.parts: list[Part] = []
+        self.parts: deque[Part] = deque()
         self.given: list[int] = []
         self.items: list[Item] = [None] * len(self.tickets)
         self.times = [0.0] * len(self.tickets)
@@ -57,11 +57,10 @@ class DeviceRun:
     @property
     def through(self) -> bool:
         """Whether reporting the task would wait for nothing."""
-        return all(part.issued is None or part.issued.through for part in self.parts)
+        return all(part.issued.through for part in self.parts)
 
     def settle(self, part: Part, items: list[Item], device_s: float | None) -> None:
         """The device is through with the part, of which these are the references."""
-        part.issued = None  # it holds the device's memory
         self.device_s = None if device_s is None or self.device_s is None else self.device_s + device_s
         each = (part.host_s if device_s is None else device_s) / max(1, len(part.ran))
         for number, item in zip(part.numbers, items, strict=True):

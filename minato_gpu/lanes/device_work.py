@@ -8,6 +8,9 @@ There too it lets other threads have the interpreter (see ``slices``).
 A sample costs what the device says, by events around its part. A stand-in on the CPU has no such clock: there it costs
 what its part took of the cores, but no more than passed meanwhile (DALI's threads work beside each other).
 
+Where memory is short no sample is bad: the pools of PyTorch, CuPy and DALI let go of what they do not use, and the part
+is tried again. Only then is it halved until it fits, and smaller micro-batches follow.
+
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its failure
 counts. So is each of those that were at work together where an error is none of their own.
 """
@@ -16,17 +19,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 
 from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, failure
+from minato_gpu.lanes.contract import AtWork
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.current_step import CurrentStep
 from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.device_output import DeviceOutput
+from minato_gpu.lanes.device_output import DeviceOutput, Issued
 from minato_gpu.lanes.device_run import DeviceRun, Part
 from minato_gpu.lanes.graph_prebuild import BuildAhead
-from minato_gpu.lanes.issued import Issued
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.values import Result
 from minato_gpu.memory.accelerator import is_out_of_memory
@@ -48,7 +51,8 @@ class Unreported(BaseException):
 class DeviceWork:
     """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs that wait for a sample; ``no_memory``: told where
-    there is no memory for even one sample that the CPU can prepare; ``report``: told of every task."""
+    there is no memory for even one sample that the CPU can prepare; ``trim``: frees what pools of the device's memory
+    hold and do not use, if it has pools; ``report``: told of every task."""
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class DeviceWork:
         counts_cores: bool,
         ahead: BuildAhead,
         no_memory: Callable[[Exception], None],
+        trim: Callable[[], None] | None,
         report: Callable[[Report], None],
     ) -> None:
         self._pipeline = pipeline
@@ -73,6 +78,7 @@ class DeviceWork:
         self._counts_cores = counts_cores
         self._ahead = ahead
         self._no_memory = no_memory
+        self._trim = trim
         self._report = report
         self._runs: deque[DeviceRun] = deque()  # issued, and not reported
         self._current: DeviceRun | None = None  # the one that is issued or waited for
@@ -92,19 +98,14 @@ class DeviceWork:
         if self._cores is not None:
             self._cores.close()
 
-    def at_work(self) -> tuple[float, Claim] | None:
+    def at_work(self) -> tuple[AtWork, ...]:
         """From another thread: since when this one has been at its current step, and what that is."""
         run, step = self._current, self._at.step
         if run is None:
-            return None
+            return ()
         sample, given = self._at.number(step), run.given
         started = 0 if sample is None or sample >= len(given) else given[sample] + 1
-        return step.since, Claim(run.task.run, run.task.chunk, started, step.stage + 1)
-
-    @property
-    def together(self) -> int:
-        """How many samples the current step is at, at once."""
-        return self._at.step.samples
+        return (AtWork(0, Claim(run.task.run, run.task.chunk, started, step.stage + 1), step.since, step.samples),)
 
     @property
     def under_way(self) -> bool:
@@ -138,8 +139,8 @@ class DeviceWork:
         if not run.through:
             self._current = run
             self._at.enter(samples=len(run.tickets))
-        for part in run.parts:
-            self._settle(run, part)
+        while run.parts:
+            self._settle(run, run.parts.popleft())
         if self._current is not current:
             self._current = current
             self._at.enter()
@@ -164,17 +165,18 @@ class DeviceWork:
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 
-    def _begin_parts(self, run: DeviceRun, split: int, left: list[int], *, trimmed: bool = False) -> None:
-        """``trimmed``: pools of memory have just been, for these samples."""
+    def _begin_parts(self, run: DeviceRun, split: int, left: list[int], most: int | None = None) -> None:
+        """``most``: samples that a micro-batch held before memory was short for these, if it was."""
         executor = self._executors[split]
         while left:
             while self._runs and not executor.built:
                 self.end()
-            count = self._outlet.reserve(run.task, executor.made, len(left))
-            self._begin_part(run, split, left[:count], trimmed)
+            count = min(len(left), executor.batches.size.limit)
+            count = self._outlet.reserve(run.task, executor.made, count)
+            self._begin_part(run, split, left[:count], most)
             left = left[count:]
 
-    def _begin_part(self, run: DeviceRun, split: int, numbers: list[int], trimmed: bool) -> None:
+    def _begin_part(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> None:
         begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
         issued: Issued | None = None
         short: str | None = None
@@ -185,63 +187,60 @@ class DeviceWork:
             self._outlet.let_go()
             short = str(error) if is_out_of_memory(error) else None
         if issued is None:
-            if short is not None and self._begin_again(run, split, numbers, trimmed):
+            if short is not None and self._begin_again(run, split, numbers, most):
                 return
-            issued = Issued(self._without_device(run, split, numbers, short))
+            issued = Issued(self._without_device(run, split, numbers))
+            if short is not None and not isinstance(issued.items[0], Failure):
+                self._no_memory(MemoryError(short))
+            elif short is not None and most is not None:  # the sample asks for too much wherever it is
+                self._executors[split].batches.size.set(most)
         passed, core_s = perf_counter() - begin, self._core_s() - used
         part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed, run.given)
-        run.parts.append(part)
         run.usual = run.usual and self._unusual(split) == unusual
         if self._depth == 1 or issued.beyond:
             self._settle(run, part)
+        else:
+            run.parts.append(part)
 
     def _unusual(self, split: int) -> tuple[int, int]:
         """What makes a part take longer than others, as often as it has happened."""
         executor = self._executors[split]
         return executor.builds, executor.batches.short
 
-    def _begin_again(self, run: DeviceRun, split: int, numbers: list[int], trimmed: bool) -> bool:
-        """There is no memory for what was made of the samples together: pools are trimmed, or there are fewer samples
-        at once. Whether either can be."""
-        batches = self._executors[split].batches
-        trim, half = None if trimmed else batches.trim, len(numbers) // 2
-        if trim is None and not half:
-            return False
+    def _begin_again(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> bool:
+        """There is no memory for the samples together: pools are trimmed, then there are fewer samples at once. Whether
+        either can be."""
+        batches, half = self._executors[split].batches, len(numbers) // 2
         batches.short += 1
+        if self._trim is not None:
+            self._trim()
         run.usual = False
-        if trim is not None:
-            trim()
-            self._begin_parts(run, split, numbers, trimmed=True)
+        if most is None and self._trim is not None:
+            self._begin_parts(run, split, numbers, batches.size.limit)
             return True
-        batches.size.short(len(numbers))
-        for some in (numbers[:half], numbers[half:]):
-            self._begin_parts(run, split, some, trimmed=True)
-        return True
+        if half:
+            most = batches.size.limit if most is None else most
+            batches.size.short(len(numbers))
+            for some in (numbers[:half], numbers[half:]):
+                self._begin_parts(run, split, some, most)
+        return half > 0
 
-    def _without_device(self, run: DeviceRun, split: int, numbers: list[int], short: str | None = None) -> list[Item]:
+    def _without_device(self, run: DeviceRun, split: int, numbers: list[int]) -> list[Item]:
         """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
-        has no memory (``short``) for even one."""
+        has no memory for even one."""
         found = [self._fields(*run.tickets[number], run.task) for number in numbers]
         self._current = run
         run.given = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
         pairs = zip(numbers, found, strict=True)
-        items = [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
-        if short is not None:
-            self._executors[split].batches.short += 1
-            if not isinstance(items[0], Failure):
-                self._no_memory(MemoryError(short))
-        return items
+        return [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
 
     def _settle(self, run: DeviceRun, part: Part) -> None:
-        """Wait until the device is through with the part, if that has not been done."""
-        issued = part.issued
-        if issued is None:
-            return
+        """Wait until the device is through with the part."""
         found: list[Item] | None = None
         seconds: float | None = None
         with contextlib.suppress(Exception):  # of the device: not a sample's own
-            found = self._outlet.settle(issued)
-            seconds = self._outlet.seconds(issued)
+            found = self._outlet.settle(part.issued)
+            seconds = self._outlet.seconds(part.issued)
         if found is None:
             found = self._without_device(run, part.split, part.numbers)
         run.settle(part, found, seconds)
@@ -256,27 +255,12 @@ class DeviceWork:
         run.given = [numbers[at] for at in ready]
         self._ahead.start(fields)
         with self._outlet.working():
-            limit = executor.batches.size.limit
             results = executor.run(fields, self._outlet.stream)
             for sample, (at, given, result) in enumerate(zip(ready, fields, results, strict=True)):
                 self._at.enter(sample=sample)
                 items[at] = self._take(run, split, numbers[at], given, result)
-            self._judge_shortage(executor, limit, results, [items[at] for at in ready])
             self._at.enter(samples=len(items))
             return self._outlet.issued(items)
-
-    def _judge_shortage(
-        self, executor: DeviceExecutor, limit: int, results: Sequence[Result], items: Sequence[Item]
-    ) -> None:
-        """Where there was no memory for a sample by itself: the device's is short if the CPU could prepare it. Else the
-        sample asks for too much wherever it is, and micro-batches stay as large as they were (``limit``)."""
-        pairs = zip(results, items, strict=True)
-        short = [(one, item) for one, item in pairs if isinstance(one, StageError) and is_out_of_memory(one)]
-        error = next((one for one, item in short if not isinstance(item, Failure)), None)
-        if error is not None:
-            self._no_memory(error)
-        elif short:
-            executor.batches.size.set(limit)
 
     def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Value], int] | Failure:
         """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""

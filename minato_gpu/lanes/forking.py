@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 
@@ -23,8 +21,17 @@ _collects = True  # whether the process that forks does when it is not about to;
 
 def start(process: BaseProcess) -> None:
     """Start a process that calls ``begin`` first."""
-    with _uncollected(), _held(process):
+    global _collects
+    _collects = collects = gc.isenabled()
+    gc.disable()
+    # what is forked inherits that interrupts wait; of a fork server the mask would stay, for all else that it forks
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT if isinstance(process, ForkProcess) else ())
+    try:
         process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if collects:
+            gc.enable()
 
 
 def begin() -> None:
@@ -35,26 +42,3 @@ def begin() -> None:
         gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    global _collects
-    _collects = collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-@contextmanager
-def _held(process: BaseProcess) -> Iterator[None]:
-    """What is forked inherits that interrupts wait. Of a fork server the mask would stay, for whatever else it is asked
-    to fork: there nothing is held."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT if isinstance(process, ForkProcess) else ())
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,23 +8,20 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from minato_gpu.lanes.current_step import CurrentStep
+from minato_gpu.lanes.segments import Segment
 from minato_gpu.lanes.values import Batch, Drawn, as_tensor, to_numpy
-from minato_gpu.memory.accelerator import Stream, open_accelerator
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
-from minato_gpu.stages import CupyFunction, Stage, TorchFunction
+from minato_gpu.stages import CupyFunction, TorchFunction
 
 
-class FunctionSegment:
+class FunctionSegment(Segment):
     """Consecutive CuPy or torch stages, run sample by sample: over NumPy or CPU tensors where the device is "cpu".
 
-    ``made``: names of the fields that earlier segments make; ``upload``: how arrays come to a GPU for torch, made by
-    the first run if not given.
+    ``upload``: how arrays come to a GPU for torch, made by the first run if not given.
     """
-
-    builds = 0
 
     def __init__(
         self,
@@ -35,33 +32,17 @@ class FunctionSegment:
         device: str,
         upload: Upload | None = None,
     ) -> None:
-        self.stages = stages
-        self.stream: Stream | None = None
-        self.at = CurrentStep()
-        self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
-        self._made = made
-        self._device = device
+        super().__init__(pipeline, stages, made, device)
         self._upload = upload
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Value]]:
         """See Segment."""
         return [self._one(fields, params) for fields, params in zip(batch, drawn, strict=True)]
 
-    @property
-    def built(self) -> bool:
-        """See Segment."""
-        return True
-
-    def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
-        """See Segment."""
-
     def load(self) -> None:
         """See Segment."""
         if self._device != "cpu" and isinstance(self._members[0].device, CupyFunction):
             importlib.import_module("cupy")
-
-    def close(self) -> None:
-        """See Segment."""
 
     def _one(self, fields: Mapping[str, Value], params: Mapping[int, Mapping[str, Value]]) -> dict[str, Value]:
         known = self._uploaded(fields)  # in the library's own type
@@ -90,12 +71,11 @@ class FunctionSegment:
         """For torch, the arrays among the fields that come from outside, on the device. CuPy stages them by itself."""
         if self._device == "cpu" or isinstance(self._members[0].device, CupyFunction):
             return {}
-        reads = dict.fromkeys(name for stage in self._members for name in stage.reads)
-        names = [name for name in reads if isinstance(fields.get(name), (np.ndarray, np.generic))]
+        names = [name for name in self._reads if isinstance(fields.get(name), (np.ndarray, np.generic))]
         if not names:
             return {}
         if self._upload is None:
-            self._upload = Upload(open_accelerator(torch.device(self._device)))
+            self._upload = Upload(Accelerator(torch.device(self._device)))
         return dict(zip(names, self._upload.bring([np.asarray(fields[name]) for name in names]), strict=True))
 
     def _taken(self, name: str, value: Value) -> Value:
@@ -104,7 +84,7 @@ class FunctionSegment:
             return _on_device(self._xp(), value, copies=self._device == "cpu" and name not in self._made)
         if self._device == "cpu" and name in self._made and _lendable(value):
             return torch.utils.dlpack.from_dlpack(value)
-        return as_tensor(torch, value, self._device)
+        return as_tensor(value, self._device)
 
 
 def _lendable(value: Value) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from minato_gpu.kept_fields import KeepableFields, packed, unpacked
 from minato_gpu.pipeline import Pipeline
@@ -23,13 +24,10 @@ class Keeping:
 
     def run(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Value:
         """The sample that AT_HAND is about, prepared from what the data set returned. Raises as ``Pipeline.run``."""
-        if AT_HAND.fields is not None:
-            given = self._keepable.given(fields)
-            if given is not None:
-                try:
-                    found = self._with_kept(fields, given, seed, before_stage)
-                except Exception:  # it fails without a cache as well, or is no failure there
-                    found = None
+        given = None if AT_HAND.fields is None else self._keepable.given(fields)
+        if given is not None:
+            with suppress(Exception):  # it fails without a cache as well, or is no failure there
+                found = self._with_kept(fields, given, seed, before_stage)
                 if found is not None:
                     return found
         return self._pipeline.run(fields, seed, before_stage=before_stage)

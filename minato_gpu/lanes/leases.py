@@ -7,15 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from minato_gpu.lanes.base import Blob, Item, Part, Report, Task
+from minato_gpu.lanes.contract import Number
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, READY, ROW, Lying
-
-Number = tuple[int, int]
-"""Run and chunk."""
 
 
 def lay_down(item: Item, part: Part | None, mark: int, store: Store, links: WorkerChannels) -> Lying:
@@ -164,27 +163,15 @@ class Leases:
             del self._leases[lease.number]
         if lease.begin is None:
             lease.begin = ends[-1] - seconds
-        where = *lease.number, worker, first, done
-        costly = max(times) > COSTLY_S
-        report = Report(
-            *where,
-            seconds,
-            lease.begin,
-            ends[-1],
-            final,
-            times=times if costly else None,
-            ends=ends if costly else None,
-        )
-        return self._with(report, found + [(None, None)] * (len(times) - len(found))) if found else report
-
-    @staticmethod
-    def _with(report: Report, found: list[tuple[Item, Part | None]]) -> Report:
-        """The same, with what is no plain row."""
-        items, parts = [item for item, _ in found], [part for _, part in found]
-        nbytes = sum(item.nbytes for item in items if item is not None)
-        return report._replace(
-            items=items, nbytes=nbytes, parts=parts if report.times is not None and any(parts) else None
-        )
+        known: dict[str, Any] = {}
+        if max(times) > COSTLY_S:
+            known.update(times=times, ends=ends)
+        if found:  # what is no plain row, and what comes before it
+            found += [(None, None)] * (len(times) - len(found))
+            items, parts = [item for item, _ in found], [part for _, part in found]
+            known.update(items=items, nbytes=sum(item.nbytes for item in items if item is not None))
+            known["parts"] = parts if known.get("times") and any(parts) else None
+        return Report(*lease.number, worker, first, done, seconds, lease.begin, ends[-1], final, **known)
 
     def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> tuple[Item, Part | None]:
         """What ``lay_down`` has laid down."""

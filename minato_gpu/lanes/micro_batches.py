@@ -6,10 +6,10 @@ Decisions:
   every sample runs a few times at most. Rejected: halving the micro-batch until the bad sample is found, which decodes
   large photographs three times over; graphs of single stages, which tell the stage but have to be built while batches
   are delivered: the error tells it too.
-- Where memory is short no sample is bad: the pools of PyTorch, CuPy and DALI let go of what they do not use, and the
-  micro-batch is tried again. Only then is it halved until it fits. Later ones stay that small, but not for ever: memory
-  was short while another model was evaluated, say. As trying too much costs a micro-batch that fails, the size doubles
-  only after ``_PATIENCE`` full ones have fitted, and where that was too much, after twice as many the next time.
+- Where memory is short no sample is bad, and nothing of the micro-batch is kept: ``device_work`` tries it again, or
+  smaller ones. Later ones stay that small, but not for ever: memory was short while another model was evaluated, say.
+  As trying too much costs a micro-batch that fails, the size doubles only after ``_PATIENCE`` full ones have fitted,
+  and where that was too much, after twice as many the next time.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Size:
 class MicroBatches:
     """Runs micro-batches by ``run``, and those that fail once more or in parts; ``failed`` makes a result of an error.
 
-    ``repeated`` counts the samples that ran again because they, or another of their micro-batch, failed; ``short`` the
-    micro-batches that did not fit into memory; ``trim`` frees what pools hold and do not use, if there are pools.
+    ``repeated`` counts the samples that ran again because they, or another of their micro-batch, failed; ``short``, for
+    whoever has them run, how often they did not fit into memory.
     """
 
     def __init__(
@@ -72,22 +72,20 @@ class MicroBatches:
         run: Callable[[Samples], list[Result]],
         failed: Callable[[Mapping[str, Value], Exception], Result],
         most: int,
-        trim: Callable[[], None] | None,
     ) -> None:
         self.size = Size(most)
         self.repeated = self.short = 0
-        self.trim = trim
         self._run, self._failed = run, failed
 
     def run(self, samples: Samples, named: int = _NAMED) -> list[Result]:
-        """The results, in order; ``named``: how many samples may still be taken out."""
+        """The results, in order; ``named``: how many samples may still be taken out. Raises where memory is short."""
         if not samples:
             return []
         try:
             found = self._run(samples)
         except Exception as error:
             if is_out_of_memory(error):
-                return self._run_short(samples, error)
+                raise
             bad = sample_of(error)
             if len(samples) == 1 or (bad is not None and bad < len(samples) and named):
                 return self._without(bad or 0, samples, error, named - 1)
@@ -104,19 +102,3 @@ class MicroBatches:
         failed = self._failed(samples[bad][0], error)
         rest = self.run([*samples[:bad], *samples[bad + 1 :]], named)
         return [*rest[:bad], failed, *rest[bad:]]
-
-    def _run_short(self, samples: Samples, error: Exception) -> list[Result]:
-        """The micro-batch again, when pools have let go of what they do not use, or else in halves."""
-        self.short += 1
-        if self.trim is not None:
-            self.trim()
-            try:
-                return self._run(samples)
-            except Exception as again:
-                if not is_out_of_memory(again):
-                    return self.run(samples)
-        if len(samples) == 1:
-            return [self._failed(samples[0][0], error)]
-        self.size.short(len(samples))
-        half = len(samples) // 2
-        return self.run(samples[:half]) + self.run(samples[half:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch.utils.data import default_collate
@@ -87,16 +87,16 @@ class Placement:
         if empty:
             items[start] = self.joined([], task.epoch, piece)
             return
+        by_offset, unsent = dict(zip(prepared, samples, strict=True)), dict[int, Failure]()
         if len(samples) == len(piece.keys):
             self._learn(progress, samples[0])
-            items[start] = self.joined(samples, task.epoch, piece)
-            if not self._blames_samples(items[start]) or not self._unsendable(task, piece, samples, prepared):
+            items[start] = item = self.joined(samples, task.epoch, piece)
+            unsent = self._unsent_of(task, piece, by_offset) if self._blames_samples(item) else {}
+            if not unsent:
                 return
         # joined later: without those that failed, or together with the rest of a batch that was cut short
-        for at, sample in zip(prepared, samples, strict=True):
-            items[start + at] = self._shipped(task, piece, at, sample)
-            if isinstance(items[start + at], Unshippable) and len(samples) == len(piece.keys):
-                items[start + at] = self._unsendable(task, piece, [sample], [at])[0]
+        for at, sample in by_offset.items():
+            items[start + at] = unsent[at] if at in unsent else self._shipped(task, piece, at, sample)
 
     def alone(self, task: Task, samples: dict[int, Value], bad: list[Failure]) -> Laid | Joined | Failure | None:
         """A batch of samples that only this worker has, by their offsets; ``bad`` are those that failed.
@@ -107,11 +107,10 @@ class Placement:
         if bad and (bad[0].collated or not self._job.skips):
             return replace(bad[0], collated=True)
         item = self.joined(list(samples.values()), task.epoch, piece) if samples else None
-        unsent = self._unsendable(task, piece, samples.values(), samples) if self._blames_samples(item) else []
+        unsent = self._unsent_of(task, piece, samples) if self._blames_samples(item) else {}
         if unsent:
-            positions = {each.origin.position for each in unsent if each.origin is not None}
-            rest = {at: value for at, value in samples.items() if piece.position_of(at) not in positions}
-            return self.alone(task, rest, bad + unsent)
+            rest = {at: value for at, value in samples.items() if at not in unsent}
+            return self.alone(task, rest, [*bad, *unsent.values()])
         return Joined(item, bad) if bad else item
 
     def _blames_samples(self, item: Item) -> bool:
@@ -120,14 +119,14 @@ class Placement:
             return False
         return item.origin.stage == "send" or (self._job.skips and self._sends_all)
 
-    def _unsendable(self, task: Task, piece: Piece, samples: Iterable[Value], offsets: Iterable[int]) -> list[Failure]:
-        """Those of the samples that cannot be sent."""
-        found = []
-        for at, sample in zip(offsets, samples, strict=True):
+    def _unsent_of(self, task: Task, piece: Piece, samples: dict[int, Value]) -> dict[int, Failure]:
+        """Those of the samples, by their offsets, that cannot be sent."""
+        found = {}
+        for at, sample in samples.items():
             try:
                 self._store.discard(self._store.put(sample))
             except Exception as error:
-                found.append(self._unsent(task, piece, at, error))
+                found[at] = self._unsent(task, piece, at, error)
         return found
 
     def joined(self, samples: list[Value], epoch: int, piece: Piece) -> Laid | Failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -17,11 +17,7 @@ import torch.multiprocessing
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.lanes.contract import (
-    Arrived,
-    Exit,
-    Recalled,
-)
+from minato_gpu.lanes.contract import Message, Number
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Context
@@ -29,7 +25,6 @@ from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
 from minato_gpu.memory import blobs
-from minato_gpu.memory.status_board import RING_FROM
 
 
 def start_method(context: Context | None) -> tuple[Any, str | None]:
@@ -48,20 +43,14 @@ class ProcessLane(WorkerLane):
         super().__init__(links)
         context, method = start_method(context)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
-        self._large: dict[tuple[int, int], int] = {}
-        self._stuck: dict[int, str] = {}  # by worker that is being killed: what it was at
-        self._pool: Workers | None = Workers(
-            context, links, job, links.workers, forks=method == "fork", replaceable=replaceable
-        )
+        self._large: dict[Number, int] = {}  # where tasks lie that are too large for a message
+        pool = Workers(context, links, job, links.workers, forks=method == "fork", replaceable=replaceable)
+        self._pool: Workers | None = pool
+        self.pids = pool.pids
         self._watch = select.epoll()  # one question tells what there is to be read
         self._reports = links.report_receiver.fileno()
         for fd in (*self.fds(), *self.fault_fds(), self._reports):
             self._watch.register(fd, select.EPOLLIN)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers by number."""
-        return [] if self._pool is None else self._pool.pids
 
     def send(self, task: Task, worker: int = 0) -> None:
         """See Lane."""
@@ -77,31 +66,15 @@ class ProcessLane(WorkerLane):
         queue.append(head + data)
         self._flush(worker % len(self._waiting))
 
-    def recall(self) -> None:
-        """See Lane."""
-        self.links.board.words[RING_FROM] = 0
-        recalled: list[bytes] = []
+    def _taken_back(self) -> list[Number]:
+        taken: list[bytes] = []
         for number, receiver in enumerate(self.links.task_receivers):
-            recalled += self._waiting[number]
+            taken += self._waiting[number]
             self._waiting[number].clear()
-            try:
+            with contextlib.suppress(BlockingIOError):
                 while True:
-                    recalled.append(receiver.recv(BUFFER, socket.MSG_DONTWAIT))
-            except BlockingIOError:
-                pass
-        out = []
-        for data in recalled:
-            run, chunk = HEAD.unpack_from(data)
-            self._free_large(run, chunk)
-            self.leases.drop(run, chunk)
-            out.append((run, chunk))
-        if out:
-            self._answer(Recalled(tuple(out)))
-
-    def _free_large(self, run: int, chunk: int) -> None:
-        offset = self._large.pop((run, chunk), None)
-        if offset is not None:
-            self.links.engine_arena.free(offset)
+                    taken.append(receiver.recv(BUFFER, socket.MSG_DONTWAIT))
+        return [HEAD.unpack_from(data) for data in taken]
 
     def _flush(self, number: int) -> None:
         queue, sender = self._waiting[number], self.links.task_senders[number]
@@ -111,6 +84,13 @@ class ProcessLane(WorkerLane):
             except BlockingIOError:
                 return
             queue.popleft()
+
+    def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
+        """See Lane."""
+        messages = super().receive(only)
+        for task in [each for each in self._large if each not in self.leases] if self._large else ():
+            self.links.engine_arena.free(self._large.pop(task))
+        return messages
 
     def _messages(self) -> list[Report]:
         if self._pool is None:
@@ -122,7 +102,7 @@ class ProcessLane(WorkerLane):
             elif fd == self._reports:
                 told = True
             else:
-                self._look_for_faults(self._pool)
+                self._faults += self._pool.news()
         for number in self._waiting:
             if self._waiting[number]:
                 self._flush(number)
@@ -143,56 +123,26 @@ class ProcessLane(WorkerLane):
                 self.leases.give_back(worker, offset)
             reports.append(Report(*message))
 
-    def _reported(self, reports: Sequence[Report]) -> None:
-        for report in reports if self._large else ():
-            if report.final:
-                self._free_large(report.run, report.chunk)
-
-    def _look_for_faults(self, pool: Workers) -> None:
-        for each in pool.exits():
-            stuck = self._stuck.pop(each.number, "")
-            error, raised = stacks.last_words(self.links.stack_readers[each.number])
-            self._faults.append(dataclasses.replace(each, stuck=stuck, error=error, raised=raised))
-        arrived, unborn = pool.arrivals()
-        self._gone.difference_update(arrived)
-        self._faults += [*([Arrived(len(arrived))] if arrived else ()), *unborn]
-
-    def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
-        fault = super()._buried(fault)
-        if isinstance(fault, Exit) and not fault.unborn:
-            self._free_large(fault.claim.run, fault.claim.chunk)
-        return fault
-
-    def stuck(self) -> str:
-        """See Lane."""
-        pids, readers = self.pids, self.links.stack_readers
-        return stacks.told({number: stacks.of_process(pids[number], readers[number]) for number in self._suspects()})
-
-    def stuck_at(self, worker: int) -> str:
-        """See Lane."""
-        return stacks.told({worker: stacks.of_process(self.pids[worker], self.links.stack_readers[worker])})
+    def _stack_of(self, worker: int) -> str:
+        return stacks.of_process(self.pids[worker], self.links.stack_readers[worker])
 
     def kill(self, worker: int, stuck: str) -> None:
         """See Lane."""
         if self._pool is not None:
-            self._stuck[worker] = stuck
             self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
-            self._pool.kill(worker)
+            self._pool.kill(worker, stuck)
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
         """See Lane."""
         self.links.arenas[worker].forsake(blocks)
         self.links.board.forget(worker)
+        self._gone.discard(worker)
         if self._pool is not None:
             self._pool.replace(worker, blocks)
 
-    def fds(self) -> list[int]:
-        """See Lane."""
-        return [self.links.consumer_wake]
-
     def fault_fds(self) -> list[int]:
         """See Lane."""
-        return [] if self._pool is None else self._pool.fds()
+        return [] if self._pool is None else [self._pool.fd()]
 
     def close(self, timeout: float) -> bool:
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""

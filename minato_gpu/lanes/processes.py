@@ -1,8 +1,8 @@
 """Worker processes: started, watched, replaced, and ended with the parent whatever happens to it.
 
 A worker ends when its channel closes, and at the latest with the parent, even if that is killed: the kernel sends it
-SIGKILL (PR_SET_PDEATHSIG) where the parent's main thread forked it. Otherwise a thread in the worker waits for a
-connection to close, because PR_SET_PDEATHSIG follows the *thread* that forked, which may end early.
+SIGKILL (PR_SET_PDEATHSIG) where the parent's main thread forked it. Otherwise a thread in the worker waits for its
+socket to close, because PR_SET_PDEATHSIG follows the *thread* that forked, which may end early.
 
 A replacement must not be forked from the parent, which runs threads by then. With fork it comes from a process that
 is there for this alone (spawner.py), forked at the start where workers are replaced at all. With another start method
@@ -19,30 +19,28 @@ import os
 import pickle
 import select
 import signal
+import socket
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from time import monotonic
-from typing import NamedTuple
 
 import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
 from minato_gpu.lanes import forking, stacks
-from minato_gpu.lanes.contract import Exit
+from minato_gpu.lanes.contract import Arrived, Exit
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
-from minato_gpu.lanes.spawner import LOST, Context, Gate, Process, Spawner, readable
+from minato_gpu.lanes.spawner import Adopted, Context, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
-from minato_gpu.samples import Value
 from minato_gpu.threads import OwnThread
 
 _PR_SET_PDEATHSIG = 1
@@ -52,6 +50,7 @@ _LIBC = ctypes.CDLL(None)
 
 Blocks = Sequence[tuple[int, int]]
 """Offset and bytes of what lies in a worker's arena."""
+Process = BaseProcess | Adopted
 
 
 class WorkerDied(RuntimeError):
@@ -62,25 +61,23 @@ class KilledWorkers(WorkerDied):
     """A sample, or a batch that was to be joined, ended one worker after the other: it is bad, and others go on."""
 
 
-def worker_main(
-    number: int, job: Job, links: WorkerChannels, tie: Tie, blocks: Blocks = (), gate: Gate | None = None
-) -> None:
-    """Entry of a worker process. ``blocks``: of its arena, those that its predecessor laid down and that are in use."""
+def worker_main(number: int, job: Job, links: WorkerChannels, parent: int) -> None:
+    """Entry of a worker process. ``parent``: see ``_end_with``."""
     forking.begin()
     _set_worker_signal_handlers()
     close_inherited_ends()
-    tie.hold()
-    if gate is not None:
-        gate.pass_()
-    stacks.offer(links.stack_writers[number])
+    end = links.stack_writers[number]
+    _end_with(parent, end)
+    links.arenas[number].occupy(_awaited_blocks(end))
+    stacks.offer(end)
     try:
-        _work(number, job, links, blocks)
+        _work(number, job, links)
     except BaseException as error:  # no error of a sample: SystemExit, a class of the user's own
-        stacks.leave_word(links.stack_writers[number], error)
+        stacks.leave_word(end, error)
         raise
 
 
-def _work(number: int, job: Job, links: WorkerChannels, blocks: Blocks) -> None:
+def _work(number: int, job: Job, links: WorkerChannels) -> None:
     give_way()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -89,8 +86,7 @@ def _work(number: int, job: Job, links: WorkerChannels, blocks: Blocks) -> None:
         id=number, num_workers=job.num_workers, seed=job.base_seed + number, dataset=job.dataset
     )
     torch_worker._worker_info = info
-    links.arenas[number].occupy(blocks)
-    store = Store(number, links, links.arenas[number], links.board)
+    store = Store(number, links, links.arenas[number])
     if store.handover is not None:
         store.handover.serve()
     Worker(number, job, SocketChannel(links, number), store, links).run()
@@ -121,56 +117,47 @@ def collate_in_own_memory() -> None:
     torch.UntypedStorage._new_shared = classmethod(own)  # type: ignore[assignment]
 
 
-class Tie:
-    """What ends a worker with its parent. Made there, ``hold`` is called in the worker."""
-
-    def __init__(self, context: Context, links: WorkerChannels, *, forks: bool) -> None:
-        self._parent = os.getpid()
-        self._by_kernel = forks and threading.current_thread() is threading.main_thread()
-        self._ours: Connection | None = None
-        self._theirs: Connection | None = None
-        if not self._by_kernel:
-            self._ours, self._theirs = context.Pipe(duplex=True)
-            links.parent_ends.append(self._ours)
-
-    def __getstate__(self) -> dict[str, Value]:
-        return {**self.__dict__, "_ours": None}
-
-    def started(self) -> None:
-        """In the parent: every worker has its end."""
-        if self._theirs is not None:
-            self._theirs.close()
-
-    def loosen(self, links: WorkerChannels) -> None:
-        """In the parent: the only worker that held it has ended."""
-        if self._ours is not None:
-            with contextlib.suppress(ValueError):
-                links.parent_ends.remove(self._ours)
-            self._ours.close()
-
-    def hold(self) -> None:
-        """In the worker: from now on it ends with the parent."""
-        if self._by_kernel:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self._parent:
-                os._exit(1)
-        else:
-            threading.Thread(target=_end_with, args=(self._theirs,), daemon=True).start()
+def _ends_by_kernel(*, forks: bool) -> int:
+    """In the process that starts workers: what to tell them as their ``parent``."""
+    return os.getpid() if forks and threading.current_thread() is threading.main_thread() else 0
 
 
-def _end_with(connection: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv_bytes()
+def _end_with(parent: int, end: socket.socket) -> None:
+    """In the worker: from now on it ends with the process ``parent``, whose main thread has forked it; where that is 0,
+    with the other end of this socket."""
+    if not parent:
+        threading.Thread(target=_end_when_closed, args=(end.fileno(),), daemon=True).start()
+        return
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _end_when_closed(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, 0)  # told of nothing else
+    poll.poll()
     os._exit(1)
 
 
-class _Start(NamedTuple):
-    """A replacement, or why it could not be started. ``thread`` and ``tie``: of a start method other than fork."""
+def _let_begin(end: socket.socket, blocks: Blocks) -> None:
+    """In the parent: it knows of the worker now, which may begin. A task that an unknown one takes would be lost with
+    it. ``blocks``: those of its arena that its predecessor laid down and that are in use; too many for a message."""
+    with os.fdopen(os.memfd_create("minato-blocks"), "wb", buffering=0) as file:
+        file.write(pickle.dumps(list(blocks)))
+        socket.send_fds(end, [b"1"], [file.fileno()])
 
-    number: int
-    process: Process | Exception
-    thread: threading.Thread | None = None
-    tie: Tie | None = None
+
+def _awaited_blocks(end: socket.socket) -> Blocks:
+    """In the worker: wait until it may begin; the end of one whose parent has closed."""
+    readable(end.fileno(), None)
+    _, fds, _, _ = socket.recv_fds(end, 1, 1)
+    if not fds:
+        os._exit(1)
+    with os.fdopen(fds[0], "rb") as file:
+        file.seek(0)
+        blocks: Blocks = pickle.load(file)
+    return blocks
 
 
 class Workers:
@@ -180,40 +167,35 @@ class Workers:
         self, context: Context, links: WorkerChannels, job: Job, count: int, *, forks: bool, replaceable: bool = False
     ) -> None:
         self.pids: list[int] = []
-        self._context, self._links, self._job = context, links, job
+        self._context, self._links, self._job, self._forks = context, links, job, forks
         self._running: dict[int, Process] = {}  # by number
-        self._ties: dict[int, Tie] = {}  # by number, of those that hold one alone
         self._watch = select.epoll()
         self._watched: dict[int, int] = {}  # by number: what becomes readable when it ends
+        self._blocks: dict[int, Blocks] = {}  # by number of a worker that is being replaced
+        self._stuck: dict[int, str] = {}  # by number of a worker that is being killed: what it was at
         self._spawner: Spawner | None = None
-        self._starting: set[threading.Thread] = set()
-        self._started: deque[_Start] = deque()  # appended to by threads
+        self._starting: dict[int, threading.Thread] = {}
+        self._started: deque[tuple[int, Process | Exception]] = deque()  # appended to by threads
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watch.register(self._bell, select.EPOLLIN)
-        tie = Tie(context, links, forks=forks)
         try:
             for number in range(count):
-                self._adopt(number, self._start(number, tie))
+                self._adopt(number, self._start(number))
+                _let_begin(links.stack_readers[number], ())
             if replaceable and forks:
-                self._spawner = Spawner(context, links, self._replacement)
+                self._spawner = Spawner(context, links, self._start)
                 self._watch.register(self._spawner.fileno(), select.EPOLLIN)
         except BaseException:
             links.close_parent_ends()
             self.close(0.0)
             raise
-        finally:
-            tie.started()
 
-    def _start(self, number: int, tie: Tie, blocks: Blocks = (), gate: Gate | None = None) -> BaseProcess:
-        arguments = number, self._job, self._links, tie, blocks, gate
+    def _start(self, number: int) -> BaseProcess:
+        arguments = number, self._job, self._links, _ends_by_kernel(forks=self._forks)
         process: BaseProcess = self._context.Process(target=worker_main, args=arguments)
         process.daemon = True
         _start(process)
         return process
-
-    def _replacement(self, number: int, blocks: Blocks, gate: Gate) -> BaseProcess:
-        """In the spawner: a new worker, which ends with the spawner as that does with the parent."""
-        return self._start(number, Tie(self._context, self._links, forks=True), blocks, gate)
 
     def _adopt(self, number: int, process: Process) -> None:
         assert process.pid is not None
@@ -230,75 +212,59 @@ class Workers:
             os.close(end)
         process.close()
 
-    def fds(self) -> list[int]:
+    def fd(self) -> int:
         """Readable when a worker has ended, or a replacement has started."""
-        return [self._watch.fileno()]
+        return self._watch.fileno()
 
-    def exits(self) -> list[Exit]:
-        """Workers that ended since the last call."""
-        self._take_news()
-        found = []
-        for number, process in list(self._running.items()):
-            if process.exitcode is not None:
-                found.append(Exit(number, self.pids[number], process.exitcode))
-                self._let_go(number)
-                if number in self._ties:
-                    self._ties.pop(number).loosen(self._links)
-        return found
-
-    def replace(self, number: int, blocks: Blocks) -> None:
-        """Start another worker in the place of one that has ended; ``arrivals`` tells when it has been."""
-        if self._spawner is not None:
-            if self._spawner.gone:
-                self._started.append(_Start(number, RuntimeError(LOST)))
-                os.eventfd_write(self._bell, 1)
-            else:
-                self._spawner.request(number, blocks)
-            return
-        thread = OwnThread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
-        self._starting.add(thread)
-        thread.start()
-
-    def _start_apart(self, number: int, blocks: Blocks) -> None:
-        tie = Tie(self._context, self._links, forks=False)
-        process: Process | Exception
-        try:
-            process = self._start(number, tie, blocks)
-        except Exception as error:
-            process = error
-        tie.started()
-        self._started.append(_Start(number, process, threading.current_thread(), tie))
-        os.eventfd_write(self._bell, 1)
-
-    def arrivals(self) -> tuple[list[int], list[Exit]]:
-        """The numbers of replacements that have started since the last call, and those that could not be."""
-        self._take_news()
-        arrived, failed = list[int](), list[Exit]()
-        while self._started:
-            number, process, thread, tie = self._started.popleft()
-            if thread is not None:
-                thread.join()
-                self._starting.discard(thread)
-            if isinstance(process, Exception):
-                failed.append(Exit(number, -1, None, unborn=str(process)))
-                if tie is not None:
-                    tie.loosen(self._links)
-                continue
-            self._adopt(number, process)
-            arrived.append(number)
-            if tie is not None:
-                self._ties[number] = tie
-        return arrived, failed
-
-    def _take_news(self) -> None:
+    def news(self) -> list[Exit | Arrived]:
+        """Workers that ended since the last call, and replacements that have started or could not be."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         if self._spawner is not None:
-            self._started.extend(_Start(*news) for news in self._spawner.news())
+            self._started.extend(self._spawner.news())
+        found: list[Exit | Arrived] = []
+        for number, process in list(self._running.items()):
+            if process.exitcode is not None:
+                error, raised = stacks.last_words(self._links.stack_readers[number])
+                code, stuck = process.exitcode, self._stuck.pop(number, "")
+                found.append(Exit(number, self.pids[number], code, error=error, raised=raised, stuck=stuck))
+                self._let_go(number)
+        while self._started:
+            number, started = self._started.popleft()
+            if number in self._starting:
+                self._starting.pop(number).join()
+            if isinstance(started, Exception):
+                found.append(Exit(number, -1, None, unborn=str(started)))
+            else:
+                self._adopt(number, started)
+                _let_begin(self._links.stack_readers[number], self._blocks.pop(number))
+                found.append(Arrived(1))
+        return found
 
-    def kill(self, number: int) -> None:
+    def replace(self, number: int, blocks: Blocks) -> None:
+        """Start another worker in the place of one that has ended; ``news`` tells when it has been."""
+        self._blocks[number] = blocks
+        with contextlib.suppress(BlockingIOError):  # what that one did not live to read
+            self._links.stack_writers[number].recv(1, socket.MSG_DONTWAIT)
+        if self._spawner is not None:
+            self._spawner.request(number)
+            os.eventfd_write(self._bell, 1)  # nothing else would have it asked whether there is one left to do so
+            return
+        thread = OwnThread(target=self._start_apart, args=(number,), name="minato-starter", daemon=True)
+        self._starting[number] = thread
+        thread.start()
+
+    def _start_apart(self, number: int) -> None:
+        try:
+            self._started.append((number, self._start(number)))
+        except Exception as error:
+            self._started.append((number, error))
+        os.eventfd_write(self._bell, 1)
+
+    def kill(self, number: int, stuck: str) -> None:
         """End this worker at once."""
         if number in self._running:
+            self._stuck[number] = stuck
             self._running[number].kill()
 
     def close(self, timeout: float) -> None:
@@ -306,9 +272,11 @@ class Workers:
 
         Their channel must be closed already.
         """
-        for thread in self._starting:
+        for thread in self._starting.values():
             thread.join()
-        self.arrivals()
+        for number, started in self._started:
+            if not isinstance(started, Exception):
+                self._adopt(number, started)
         running = list(self._running.items())
         act: tuple[Callable[[Process], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
         for step, grace in zip(act, (timeout, 1.0, None), strict=True):

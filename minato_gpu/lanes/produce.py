@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from time import perf_counter
 
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.lanes.base import Failure, Features, Handed, Part, Piece, Task, failure, reraise
+from minato_gpu.lanes.base import Failure, Features, Handed, Laid, Part, Piece, Task, failure, reraise
 from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
@@ -81,7 +81,7 @@ class Producer:
         worker = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self.who = worker if job.num_workers else "in the main process"
         self._job = job
-        self._shelf = store
+        self._store = store
         # whether the current sample is to go to another lane before this stage
         self.handing_over: Callable[[int], bool] = lambda cut: False
         self.keeping: Keeping | None = None  # where fields may be kept
@@ -90,7 +90,9 @@ class Producer:
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
         pipeline = job.pipeline
-        self._wanted = {} if pipeline is None else {cut: pipeline.live(cut) | {"path"} for cut in job.cuts}
+        self._wanted: dict[int, frozenset[str]] = {}  # by stage, the fields that it and those after it need
+        if pipeline is not None:
+            self._wanted = {cut: pipeline.live(cut) | {"path"} for cut in (pipeline.host_prefix, *job.cuts)}
         self._part: Part | None = None
         self._getitems = many if callable(many) and job.auto_collation and job.pipeline is None else None
         if job.worker_init_fn is not None:
@@ -104,11 +106,6 @@ class Producer:
         if self.seeder is not None:
             self.seeder.after_init_fn()
 
-    @property
-    def _store(self) -> Store:
-        assert self._shelf is not None, "only lanes hand over parts of samples"
-        return self._shelf
-
     def check_started(self) -> None:
         """Raise what ``worker_init_fn`` raised."""
         if self._init_error is not None:
@@ -119,6 +116,10 @@ class Producer:
         if self.seeder is None or self._init_error is not None or self._job.pipeline is not None:
             return False
         return self.seeder.begin_unseeded(samples)
+
+    def drew(self) -> bool:
+        """Whether what was prepared without seeding has drawn."""
+        return self.seeder is not None and self.seeder.moved()
 
     def fetches_many(self, task: Task) -> bool:
         """Whether the data set is asked for the samples of a piece at once."""
@@ -134,13 +135,16 @@ class Producer:
     def _once(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
         if self._init_error is not None:
             return lambda at: self.check_started()
-        if self._getitems is not None:
-            batch = self._fetch_many(task, piece, unseeded)
-            return batch.__getitem__ if batch is not None else lambda at: self._fetch_one(task, piece, at)
+        if task.kind == "inspect":
+            return lambda at: self._inspect(task, piece, at)
         if self._job.pipeline is not None:
             return lambda at: self._through_pipeline(task, piece, at)
         dataset, keys = self._job.dataset, piece.keys
-        if unseeded or self.seeder is None:
+        if self._getitems is not None:
+            batch = self._fetch_many(task, piece, unseeded)
+            if batch is not None:
+                return batch.__getitem__
+        elif unseeded or self.seeder is None:
             return lambda at: dataset[keys[at]]
         return lambda at: self._seeded(task, piece, at)
 
@@ -154,28 +158,25 @@ class Producer:
 
         return produced
 
-    def inspect(self, task: Task, piece: Piece, at: int) -> Features:
-        """The host read of a pipeline, and the cost features that it reveals."""
-        if piece.fetched is not None:
-            AT_HAND.put(piece.fetched[at])
-        read = partial(self._inspect, task, piece)
-        return (_twice(read) if self._job.retries else read)(at)
-
     def _inspect(self, task: Task, piece: Piece, at: int) -> Features:
-        self.check_started()
+        """The host read of a pipeline, and the cost features that it reveals."""
         pipeline = self._job.pipeline
         self._on_stage(-1)
         source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
         assert pipeline is not None
         fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
-        wanted = pipeline.live(pipeline.host_prefix) | {"path"}
-        kept = {name: value for name, value in fields.items() if name in wanted}
         try:
-            reference = self._store.put(kept)
+            reference = self._put(fields, pipeline.host_prefix)
         except Exception as error:
             path = str(fields["path"]) if "path" in fields else None
             raise StageError("the host read cannot be sent", Origin(stage="send", path=path)) from error
         return Features(reference, pipeline.features(fields))
+
+    def _put(self, fields: Value, cut: int) -> Laid:
+        """What the stages from ``cut`` on need, laid down for them."""
+        wanted = self._wanted[cut]
+        assert self._store is not None, "only lanes hand over parts of samples"
+        return self._store.put({name: value for name, value in fields.items() if name in wanted})
 
     def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         """The error of one sample, with its origin, ready to be raised in the training process."""
@@ -195,19 +196,27 @@ class Producer:
         return sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
     def _seeded(self, task: Task, piece: Piece, at: int) -> Value:
-        """``dataset[key]`` with the global generators seeded for this sample."""
-        if self.seeder is None:
-            return self._job.dataset[piece.keys[at]]
-        self.seeder.seed(self._seed_of(task, piece, at))
-        value = self._job.dataset[piece.keys[at]]
-        self.seeder.seeded_sample_done()
+        """``dataset[key]`` with the global generators seeded for this sample, where that is done."""
+        if self.seeder is not None:
+            self.seeder.seed(self._seed_of(task, piece, at))
+        key = piece.keys[at]
+        value = self._job.dataset[key] if self._getitems is None else self._only(self._getitems([key]))
+        if self.seeder is not None:
+            self.seeder.seeded_sample_done()
         return value
+
+    @staticmethod
+    def _only(batch: Sequence[Value]) -> Value:
+        if len(batch) != 1:
+            raise ValueError(f"__getitems__ was given 1 index and returned {len(batch)} samples")
+        return batch[0]
 
     def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Value:
         pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
         assert pipeline is not None
         left = None if piece.sources is None else piece.sources[at]
         if left is not None:
+            assert self._store is not None, "only lanes take up parts of samples"
             start = pipeline.host_prefix
             if isinstance(left, Failure):
                 raise KnownFailure(left)
@@ -237,20 +246,11 @@ class Producer:
             seconds.append(now - before)
             before = now
             if cut < end and (cut == stop or self.handing_over(cut)):
-                handed = self._handed(fields, cut)
-                if handed is not None:
-                    fields = handed
+                with suppress(Exception):  # what keeps it here (pickling runs the values' own code) is no error of it
+                    fields = Handed(self._put(fields, cut), cut)
                     break
         self._part = first, tuple(seconds)
         return fields
-
-    def _handed(self, fields: Value, cut: int) -> Handed | None:
-        """What later stages need, laid down for them; None where it cannot leave this process."""
-        wanted = self._wanted[cut]
-        try:
-            return Handed(self._store.put({name: value for name, value in fields.items() if name in wanted}), cut)
-        except Exception:  # whatever keeps it here (pickling runs the values' own code) is no error of the sample's
-            return None
 
     def take_part(self) -> Part | None:
         """What the parts of the last sample took; None if it failed, or was not done in parts."""
@@ -273,17 +273,6 @@ class Producer:
         except Exception:
             return None
         return batch if len(batch) == len(piece.keys) else None
-
-    def _fetch_one(self, task: Task, piece: Piece, at: int) -> Value:
-        assert self._getitems is not None
-        if self.seeder is not None:
-            self.seeder.seed(self._seed_of(task, piece, at))
-        batch = self._getitems([piece.keys[at]])
-        if self.seeder is not None:
-            self.seeder.seeded_sample_done()
-        if len(batch) != 1:
-            raise ValueError(f"__getitems__ was given 1 index and returned {len(batch)} samples")
-        return batch[0]
 
 
 def _twice(produce: Callable[[int], Value]) -> Callable[[int], Value]:

@@ -33,9 +33,12 @@ class Progress:
         self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
         self.repeated = 0  # samples that had been prepared before
+        self.status = ""  # "exhausted" at the end of a stream
         self.told_of_stream: StreamState | None = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
-        self.marks = False  # whether marks tell what is finished; see ``by_message``
+        self.unseeded = False  # whether its samples are prepared without seeds of their own
+        self.marks = False  # whether marks tell what is finished; else messages do
+        self.shift = 0  # from the number of a sample to its mark
         self._every = TELL_S
         self.report_at = self.begin + self._every
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
@@ -82,12 +85,8 @@ class Progress:
         self.done = self.reported
         return items
 
-    def by_message(self) -> None:
-        """The rest of the task is told by messages."""
-        self.marks = False
-
     def told(self, count: int) -> tuple[list[float], End, float]:
-        """The next ``count`` samples are marked; returns what each took, when each was ready (a single time where that
+        """The next ``count`` samples are told; returns what each took, when each was ready (a single time where that
         is about the same), and all seconds since those before them."""
         times = self.times[:count]
         ends: End = self.now
@@ -120,26 +119,20 @@ class Progress:
         number, now = (self.task.run, self.task.chunk), self.now
         return Report(*number, worker, self.reported, self.reported, 0.0, self.begin, now, False, layout=layout)
 
-    def report(self, worker: int, *, final: bool, status: str = "") -> Report:
+    def report(self, worker: int, *, final: bool) -> Report:
         """All that is not reported yet."""
-        items, times, parts = self.items, self.times, self.parts
-        self.items, self.times = [], []
-        if parts is not None:
-            self.parts = []
-        first, count = self.reported, len(times)
-        self.reported += count
-        seconds = sum(times) + self._waited
-        self._waited = 0.0
+        first, items, layout = self.reported, self.items.copy(), self.layout
+        parts = None if self.parts is None else self.parts.copy()
+        times, _, seconds = self.told(len(self.times))
         telling = seconds > COSTLY_S and max(times, default=0.0) > COSTLY_S
-        plain = items.count(None) == count
-        layout, self.layout = self.layout, None
-        self.report_at = self.now + self._every
+        plain = items.count(None) == len(items)
+        self.layout = None
         return Report(
             self.task.run,
             self.task.chunk,
             worker,
             first,
-            first + count,
+            self.reported,
             seconds,
             self.begin,
             self.now,
@@ -148,7 +141,7 @@ class Progress:
             None if plain else items,
             times if telling else None,
             layout,
-            status,
+            self.status,
             self.repeated,
             told=self.told_of_stream,
             parts=parts if telling else None,

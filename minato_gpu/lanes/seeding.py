@@ -9,7 +9,7 @@ every later sample is seeded too.
 Decision: a costly sample is looked at by itself, after a sleep or much other work, when nothing of torch is in the
 processor's caches. A draw from each of two torch generators then takes 35 microseconds (warm 7), seeding all three
 26, copying torch's state 23, a look at its words less than one. Where the words are not found as expected (another
-layout of torch's class), two generators are drawn from.
+layout of torch's class), torch's state is copied.
 
 A ``worker_init_fn`` that seeds torch keeps what PyTorch promises for it: ``torch.initial_seed()`` stays what it
 set. What is *drawn* is the sample's own all the same; per-sample seeding wins.
@@ -44,10 +44,8 @@ class Seeder:
         self._in_step = False
         self._random = random.Random()
         self._numpy = np.random.RandomState()
-        self._torch = torch.Generator()
-        self._scratch = torch.empty(2, dtype=torch.int64, device="cpu")  # whatever the user's default device is
         self._words = state_words(torch.default_generator)
-        self._words_before = b""
+        self._torch_before = b""
 
     def after_init_fn(self) -> None:
         """Call once a ``worker_init_fn`` has run: from now on its torch seed is what ``initial_seed`` shows."""
@@ -67,16 +65,14 @@ class Seeder:
         same = (
             random.getrandbits(64) == self._random.getrandbits(64)
             and np.random.random_sample() == self._numpy.random_sample()
-            and self._torch_stays()
+            and self._torch_state() == self._torch_before
         )
         self._draws = not same
         return not same
 
-    def _torch_stays(self) -> bool:
-        if self._words is not None:
-            return bytes(self._words) == self._words_before
-        first, second = self._scratch[:1], self._scratch[1:]
-        return int(first.random_()) == int(second.random_(generator=self._torch))
+    def _torch_state(self) -> bytes:
+        """The words that tell every draw; the whole state where they are not found."""
+        return torch.default_generator.get_state().numpy().tobytes() if self._words is None else bytes(self._words)
 
     def seed(self, seed: int) -> None:
         """Seed for one sample."""
@@ -98,10 +94,7 @@ class Seeder:
         seed_generators(seed)
         self._random.seed(seed)
         self._numpy.seed((seed ^ (seed >> 32)) & 0xFFFFFFFF)
-        if self._words is not None:
-            self._words_before = bytes(self._words)
-        else:
-            self._torch.manual_seed(seed & _TORCH_MASK)
+        self._torch_before = self._torch_state()
         self._in_step = True
 
 

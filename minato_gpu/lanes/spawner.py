@@ -18,12 +18,10 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
@@ -31,68 +29,26 @@ from minato_gpu.notices import LOGGER
 
 LOST = "both processes that start replacements have been killed"
 _LARGEST = 1 << 16
+_A_SPARE = -1  # is asked for, in the place of a worker's number
 
-
-class Gate:
-    """A new worker waits here until its parent knows of it: a task that an unknown one takes would be lost with it."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-
-    def pass_(self) -> None:
-        """In the worker: wait; it ends where the one that forked it has, and has told nobody."""
-        os.close(self._write)
-        if not os.read(self._read, 1):
-            os._exit(1)
-        os.close(self._read)
-
-    def open(self) -> None:
-        """In the spawner: let it pass."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended
-            os.write(self._write, b"1")
-
-    def close(self) -> None:
-        """In the spawner: it was let pass, or never will be."""
-        os.close(self._read)
-        os.close(self._write)
-
-
-Start = Callable[[int, Sequence[tuple[int, int]], Gate], BaseProcess]
-
+Start = Callable[[int], BaseProcess]
 
 Context = Any
 """multiprocessing, torch's, or one of their contexts: what they share has no type there."""
 
 
-class Process(Protocol):
-    """A worker process, as multiprocessing has it or a spawner."""
-
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def sentinel(self) -> int: ...
-    @property
-    def exitcode(self) -> int | None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-    def close(self) -> None: ...
-
-
+@dataclass(eq=False)
 class Adopted:
-    """A worker that a spawner forked, as its parent's parent sees it: the part of a ``Process`` that is needed."""
+    """A worker that a spawner forked, as its parent's parent sees it: the part of a ``BaseProcess`` that is needed."""
 
-    def __init__(self, pid: int, sentinel: int, code: Callable[[int], int | None]) -> None:
-        self.pid = pid
-        self.sentinel = sentinel  # a process descriptor, readable once it has ended
-        self._code_of = code
-        self._code: int | None = None
+    pid: int
+    sentinel: int  # a process descriptor, readable once it has ended
+    code: int | None = None  # None until the spawner tells; where that is not there to tell, it was killed as well
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs. Where the spawner is not there to tell, it was killed as the spawner was."""
-        if self._code is None and readable(self.sentinel, 0.0):
-            self._code = self._code_of(self.pid)
-        return self._code
+        """None while it runs."""
+        return self.code if readable(self.sentinel, 0.0) else None
 
     def terminate(self) -> None:
         """Ask it to end."""
@@ -113,22 +69,23 @@ class Adopted:
 
 @dataclass(eq=False)
 class _Side:
-    """One of the two, as the parent sees it; ``sentinel`` is there once it has said that it runs."""
+    """One of the two, as the parent sees it; ``sentinel`` is there once it has said that it runs. ``workers``: those
+    that it has forked and that have not ended, by process id."""
 
     end: socket.socket
     pid: int = -1
     sentinel: int = -1
+    workers: dict[int, Adopted] = field(default_factory=dict)
 
 
 class Spawner:
-    """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, whose arena holds blocks."""
+    """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, which waits to be known."""
 
     def __init__(self, context: Context, links: WorkerChannels, start: Start) -> None:
         self._links = links
         self._watch = select.epoll()
         self._sides: list[_Side] = []  # the first is asked for workers
-        self._asked: dict[int, tuple[int, int]] = {}  # by number, until it is answered: where its blocks are listed
-        self._codes: dict[int, int] = {}
+        self._asked: list[int] = []  # numbers, until it is answered
         self._closing = False
         theirs, parent = self._connect(), os.pidfd_open(os.getpid())
         self._process = context.Process(
@@ -138,29 +95,15 @@ class Spawner:
         theirs.close()
         os.close(parent)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of those that have said that they run: first the one that forks, then its spare."""
-        return [side.pid for side in self._sides if side.pid >= 0]
-
-    @property
-    def gone(self) -> bool:
-        """Whether there is none left."""
-        return not self._sides
-
     def fileno(self) -> int:
         """Readable when there is news."""
         return self._watch.fileno()
 
-    def request(self, number: int, blocks: Sequence[tuple[int, int]]) -> None:
+    def request(self, number: int) -> None:
         """Have a worker forked."""
-        listed = np.array(blocks, np.int64).reshape(-1, 2)
-        arena = self._links.engine_arena
-        offset = arena.allocate(listed.nbytes)
-        arena.buffer[offset : offset + listed.nbytes] = listed.tobytes()
-        self._asked[number] = offset, len(listed)
+        self._asked.append(number)
         self._have_spare()  # the last one could not be forked, if there is none
-        self._ask(number, *self._asked[number])
+        self._ask(number)
 
     def news(self) -> list[tuple[int, Adopted | Exception]]:
         """Workers that were forked since the last call, or why one was not."""
@@ -168,31 +111,29 @@ class Spawner:
         while ready := {fd for fd, _ in self._watch.poll(0)}:
             told = [self._receive(side) for side in list(self._sides) if side.end.fileno() in ready]
             found += [worker for worker in told if worker is not None]
-        if self.gone:
+        if not self._sides:
             found += [(number, RuntimeError(LOST)) for number in self._asked]
-            self._answered(*self._asked)
+            self._asked.clear()
         return found
 
     def _receive(self, side: _Side) -> tuple[int, Adopted | Exception] | None:
-        try:
-            data, fds, _, _ = socket.recv_fds(side.end, _LARGEST, 1)
-        except OSError:
-            data, fds = b"", []
-        if not data:
+        message, fds = _heard(side.end)
+        if message is None:
             self._lose(side)
             return None
-        what, *told = pickle.loads(data)
+        what, number, told = message
         if what == "runs":
-            side.pid, side.sentinel = told[0], fds[0]
+            side.pid, side.sentinel = told, fds[0]
             self._have_spare()
             return None
         if what == "ended":
-            self._codes[told[0]] = told[1]
+            side.workers.pop(number).code = told
             return None
-        self._answered(told[0])
+        self._asked.remove(number)
         if not fds:
-            return told[0], RuntimeError(told[1])
-        return told[0], Adopted(told[1], fds[0], lambda pid: self._code_of(pid, side))
+            return number, RuntimeError(told)
+        side.workers[told] = Adopted(told, fds[0])
+        return number, side.workers[told]
 
     def _lose(self, side: _Side) -> None:
         """It has ended: the other goes on. One that never ran could not be forked, which is not tried again at once."""
@@ -200,6 +141,8 @@ class Spawner:
         self._sides.remove(side)
         self._links.late_ends.remove(side.end)
         side.end.close()
+        for worker in side.workers.values():
+            worker.code = -signal.SIGKILL
         if side.sentinel >= 0:
             if side.pid == self._process.pid:
                 self._process.join()
@@ -209,8 +152,8 @@ class Spawner:
                 LOGGER.warning("A process that starts replacements of workers (pid %d) has been killed.", side.pid)
             self._have_spare()
         if first:
-            for number, listed in self._asked.items():
-                self._ask(number, *listed)
+            for number in self._asked:
+                self._ask(number)
 
     def _connect(self) -> socket.socket:
         """A new side; returns the end of the process that will be it."""
@@ -224,20 +167,11 @@ class Spawner:
         """Have one forked where there is none."""
         if len(self._sides) == 1 and self._sides[0].pid >= 0 and not self._closing:
             with self._connect() as theirs:
-                self._ask(fds=[theirs.fileno()])
+                self._ask(_A_SPARE, theirs.fileno())
 
-    def _ask(self, *what: int, fds: Sequence[int] = ()) -> None:
+    def _ask(self, what: int, *fds: int) -> None:
         if self._sides:
-            with contextlib.suppress(OSError):  # it has ended: ``news`` finds that out
-                socket.send_fds(self._sides[0].end, [pickle.dumps(what)], fds)
-
-    def _answered(self, *numbers: int) -> None:
-        for number in numbers:
-            self._links.engine_arena.free(self._asked.pop(number)[0])
-
-    def _code_of(self, pid: int, side: _Side) -> int | None:
-        """The exit code of a worker that has ended; None until it is known."""
-        return self._codes.pop(pid, None if side in self._sides else -signal.SIGKILL)
+            _tell(self._sides[0].end, what, *fds)  # if it has ended, ``news`` finds that out
 
     def close(self) -> list[Adopted]:
         """End both, and with them what they still fork; returns workers that had been asked for meanwhile."""
@@ -256,9 +190,14 @@ class Spawner:
 
 def readable(fd: int, timeout: float | None) -> bool:
     """Whether the descriptor is, or becomes so within ``timeout`` seconds (None: wait for that)."""
+    return bool(_ready([fd], timeout))
+
+
+def _ready(fds: Iterable[int], timeout: float | None = None) -> list[int]:
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if timeout is None else max(0.0, 1e3 * timeout)))
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(None if timeout is None else max(0.0, 1e3 * timeout))]
 
 
 def _let_go(process: int) -> None:
@@ -269,6 +208,20 @@ def _let_go(process: int) -> None:
     with contextlib.suppress(OSError):  # mostly it is not
         os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)
     os.close(process)
+
+
+def _tell(end: socket.socket, what: object, *fds: int) -> None:
+    with contextlib.suppress(OSError):  # the other has closed
+        socket.send_fds(end, [pickle.dumps(what)], list(fds))
+
+
+def _heard(end: socket.socket) -> tuple[Any, list[int]]:
+    """What the other tells, with its descriptors; None where it has closed, be it with news unread."""
+    try:
+        data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
+    except OSError:
+        return None, []
+    return pickle.loads(data) if data else None, fds
 
 
 # --- in a spawner -------------------------------------------------------------------------------------------------
@@ -287,39 +240,31 @@ def _main(*arguments: Any) -> None:
 def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
     forking.begin()
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+    for each in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(each, signal.SIG_DFL)
     close_inherited_ends()
     links.late_ends.append(end)  # what is forked from here closes it
     workers: dict[int, BaseProcess] = {}  # by descriptor
-    poll = select.poll()
-    poll.register(end, select.POLLIN)
-    poll.register(parent, select.POLLIN)
-    _tell(end, ("runs", os.getpid()), os.pidfd_open(os.getpid()))
+    _tell(end, ("runs", -1, os.getpid()), os.pidfd_open(os.getpid()))
     while True:
-        for fd, _ in poll.poll():
+        for fd in _ready([end.fileno(), parent, *workers]):
             if fd in workers:
-                poll.unregister(fd)
                 process = workers.pop(fd)
                 process.join()
                 _tell(end, ("ended", process.pid, process.exitcode))
                 process.close()
                 os.close(fd)
                 continue
-            data, fds = b"", list[int]()
-            if fd != parent:
-                with contextlib.suppress(ConnectionError):  # the parent has closed with news unread
-                    data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
-            if not data:
+            number, fds = (None, []) if fd == parent else _heard(end)
+            if number is None:
                 for process in workers.values():
                     process.kill()
                     process.join()
                 return
-            asked = pickle.loads(data)
-            if not asked:
+            if number == _A_SPARE:
                 _fork_spare(context, socket.socket(fileno=fds[0]), links, start, parent)
             else:
-                _fork_worker(end, links, start, asked, workers, poll)
+                workers |= _forked(end, start, number)
 
 
 def _fork_spare(context: Context, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
@@ -329,32 +274,14 @@ def _fork_spare(context: Context, end: socket.socket, links: WorkerChannels, sta
         forking.start(spare)
 
 
-def _fork_worker(
-    end: socket.socket,
-    links: WorkerChannels,
-    start: Start,
-    asked: tuple[int, int, int],
-    workers: dict[int, BaseProcess],
-    poll: select.poll,
-) -> None:
-    number, offset, count = asked
-    blocks = np.ndarray((count, 2), np.int64, links.engine_arena.buffer, offset).tolist()
-    gate = Gate()
+def _forked(end: socket.socket, start: Start, number: int) -> dict[int, BaseProcess]:
+    """A worker of this number, if it can be forked; the parent is told."""
     try:
-        process = start(number, [(at, nbytes) for at, nbytes in blocks], gate)
+        process = start(number)
     except Exception as error:
         _tell(end, ("failed", number, f"{type(error).__name__}: {error}"))
-    else:
-        assert process.pid is not None
-        descriptor = os.pidfd_open(process.pid)
-        workers[descriptor] = process
-        poll.register(descriptor, select.POLLIN)
-        _tell(end, ("started", number, process.pid), descriptor)
-        gate.open()
-    finally:
-        gate.close()
-
-
-def _tell(end: socket.socket, what: tuple[object, ...], *fds: int) -> None:
-    with contextlib.suppress(OSError):  # the parent has closed
-        socket.send_fds(end, [pickle.dumps(what)], list(fds))
+        return {}
+    assert process.pid is not None
+    descriptor = os.pidfd_open(process.pid)
+    _tell(end, ("started", number, process.pid), descriptor)
+    return {descriptor: process}

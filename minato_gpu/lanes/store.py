@@ -6,36 +6,27 @@ Thread workers share the process, so their objects are handed over as they are; 
 from __future__ import annotations
 
 import pickle
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.lanes.base import Blob, Item, Local, Reference, Row
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.shared import Handover
-from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.samples import Value
-
-
-class Buffers(Protocol):
-    """Access to the loader's arenas by owner (-1: the engine's)."""
-
-    def buffer(self, owner: int) -> memoryview:
-        """The mapping of the owner's arena."""
 
 
 class Store:
     """A worker's way to write and to read samples."""
 
-    def __init__(self, worker: int, buffers: Buffers, arena: Arena | None, board: WorkerStatusBoard) -> None:
+    def __init__(self, worker: int, links: WorkerChannels, arena: Arena | None = None) -> None:
         self._worker = worker
-        self._buffers = buffers
+        self._links = links
         # None: threads hand objects over as they are
         self.handover = None if arena is None else Handover(worker, arena)
-        self._board = board
         self._layouts: dict[bytes, Layout] = {}
         self._slab: tuple[int, int, bytes] | None = None
         self._views: list[NDArray[Value] | None] = []
@@ -51,7 +42,7 @@ class Store:
         """The arrays of a slab in the engine's arena."""
         if self._slab != (slab, rows, layout):
             self._slab = (slab, rows, layout)
-            self._views = self.layout(layout).views(self._buffers.buffer(-1), slab, rows)
+            self._views = self.layout(layout).views(self._links.buffer(-1), slab, rows)
         return self._views
 
     def put(self, value: Value, *, collated: bool = False) -> Blob | Local:
@@ -90,7 +81,7 @@ class Store:
     def reclaim(self) -> None:
         """Free what the parent has given back."""
         assert self.handover is not None
-        for offset in self._board.returned(self._worker):
+        for offset in self._links.board.returned(self._worker):
             self.handover.free(offset)
 
     def discard(self, item: Item) -> None:
@@ -107,7 +98,7 @@ class Store:
             views = self.views(item.slab, item.rows, item.layout)
             return self.layout(item.layout).read(views, item.row, item.objects)
         assert isinstance(item, Blob)
-        buffer = self._buffers.buffer(item.worker)
+        buffer = self._links.buffer(item.worker)
         block, *parts = (np.ndarray((nbytes,), np.uint8, buffer, offset) for offset, nbytes in item.blocks)
         return blobs.load(block, parts)
 

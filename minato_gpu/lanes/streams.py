@@ -11,14 +11,13 @@ data set that returns *itself* is such an iterator: its ``iter()`` may begin ane
 
 A data set may count its epochs. So its state is told at the end of a stream too, and the next epoch begins from it
 where the same data set would go on: in this process, or in a worker that stays. A state of an epoch's end may make the
-next pass one that yields nothing: see ``_Fetcher``.
+next pass one that yields nothing: see ``_Passes``.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -136,42 +135,35 @@ def _said(part: Value, error: Exception) -> str:
     return f"{type(part).__name__}.state_dict(): {type(error).__name__}: {error}"
 
 
-class _Fetcher(_IterableDatasetFetcher):
-    """PyTorch's, of an epoch that begins from a state of the end of the one before.
+class _Passes:
+    """In the place of a fetcher's iterator, up to the first sample of an epoch that begins from a state of the end of
+    the one before.
 
     Such a state may say that all has been yielded: the pass that finds nothing has then taken it up, and the next is
     the epoch's. Others (those of Hugging Face's data sets, unless ``set_epoch`` is called) say so for ever: these data
-    sets get back what they had ``before`` it was loaded.
+    sets get back what they had ``before`` it was loaded. A pass that has any is the epoch's, even if they are too few
+    for a batch.
     """
 
-    def __init__(self, *arguments: Value, before: bytes | None) -> None:
-        super().__init__(*arguments)
-        self._before = before
-        self._passes = 0
+    def __init__(self, fetcher: _IterableDatasetFetcher, before: bytes | None) -> None:
+        self.samples = fetcher.dataset_iter
+        self._fetcher, self._before = fetcher, before
+        self._empty = 0  # passes that had none
 
-    def fetch(self, keys: Value) -> Value:
-        """A batch. Raises StopIteration at the end."""
+    def __next__(self) -> Value:
         while True:
-            samples = self.dataset_iter
-            if self._passes < 2:
-                self.dataset_iter = self._noted(samples)
             try:
-                return super().fetch(keys)  # type: ignore[no-untyped-call]
+                sample = next(self.samples)
+                break
             except StopIteration:
-                if self._passes == 2:
+                if self._empty == 2:
                     raise
-            finally:
-                self.dataset_iter = samples
-            if self._passes == 1:
-                load_dataset(self.dataset, self._before)
-            self._passes += 1
-            self.dataset_iter, self.ended = iter(self.dataset), False
-
-    def _noted(self, samples: Iterator[Value]) -> Iterator[Value]:
-        """A pass that has any is the epoch's, even if they are too few for a batch."""
-        for sample in _rest(samples):
-            self._passes = 2
-            yield sample
+            if self._empty == 1:
+                load_dataset(self._fetcher.dataset, self._before)
+            self._empty += 1
+            self.samples = iter(self._fetcher.dataset)
+        self._fetcher.dataset_iter = self.samples
+        return sample
 
 
 class Stream:
@@ -195,9 +187,9 @@ class Stream:
         if start is not None and not start.within_itself:
             before = load_dataset(job.dataset, start.state)
         arguments = job.dataset, job.auto_collation, no_end(job.collate_fn, "collate_fn"), job.drop_last
-        begins = start is not None and start.over and not start.batches
-        fetcher: Value = partial(_Fetcher, before=before) if begins else _IterableDatasetFetcher
-        self.fetcher = fetcher(*arguments)
+        self.fetcher = _IterableDatasetFetcher(*arguments)
+        if start is not None and start.over and not start.batches:
+            self.fetcher.dataset_iter = _Passes(self.fetcher, before)
         if start is not None:
             self._go_on(start, samples, goes_on)
 
@@ -227,6 +219,8 @@ class Stream:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
         part, kind = self.fetcher.dataset_iter, "iterator"
+        if isinstance(part, _Passes):
+            part = part.samples
         if part is self._dataset:
             kind = ITSELF
         elif not is_stateful(part):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -14,17 +15,14 @@ from time import perf_counter
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.lanes.contract import (
-    Exit,
-    Recalled,
-)
+from minato_gpu.lanes.contract import Exit, Number
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
-from minato_gpu.memory.status_board import LIMIT, RING_FROM
+from minato_gpu.memory.status_board import LIMIT
 from minato_gpu.threads import OwnThread
 
 
@@ -50,7 +48,7 @@ class ThreadLane(WorkerLane):
         self._threads: list[threading.Thread] = []
         for number in range(links.workers):
             channel = self._channels[number % len(self._channels)]
-            args = (number, job, channel, Store(number, links, None, links.board))
+            args = (number, job, channel, Store(number, links))
             thread = OwnThread(target=self._main, args=args, name=f"minato-worker-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -71,19 +69,13 @@ class ThreadLane(WorkerLane):
         self.leases.add(task)
         self._channels[worker % len(self._channels)].tasks.put(task)
 
-    def recall(self) -> None:
-        """See Lane."""
-        self.links.board.words[RING_FROM] = 0
-        out = []
+    def _taken_back(self) -> list[Number]:
+        tasks: list[Number] = []
         for channel in self._channels:
-            try:
+            with contextlib.suppress(queue.Empty):
                 while (task := channel.tasks.get_nowait()) is not None:
-                    self.leases.drop(task.run, task.chunk)
-                    out.append((task.run, task.chunk))
-            except queue.Empty:
-                pass
-        if out:
-            self._answer(Recalled(tuple(out)))
+                    tasks.append((task.run, task.chunk))
+        return tasks
 
     def _messages(self) -> list[Report]:
         for fd, _ in self._watch.poll(0, 2) if self._bell >= 0 else ():
@@ -95,17 +87,8 @@ class ThreadLane(WorkerLane):
                 reports.append(channel.reports.popleft())
         return reports
 
-    def stuck(self) -> str:
-        """See Lane."""
-        return stacks.told({number: stacks.of_thread(self._threads[number]) for number in self._suspects()})
-
-    def stuck_at(self, worker: int) -> str:
-        """See Lane."""
-        return stacks.told({worker: stacks.of_thread(self._threads[worker])})
-
-    def fds(self) -> list[int]:
-        """See Lane."""
-        return [self.links.consumer_wake]
+    def _stack_of(self, worker: int) -> str:
+        return stacks.of_thread(self._threads[worker])
 
     def fault_fds(self) -> list[int]:
         """See Lane."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from minato_gpu.samples import StageError, Value
 
@@ -29,14 +30,14 @@ def plain(value: Value, dtype: npt.DTypeLike | None = None) -> Value:
     return np.asarray(to_numpy(value), dtype, order="C")
 
 
-def as_tensor(torch: Value, value: Value, device: str) -> Value:
+def as_tensor(value: Value, device: str) -> Value:
     """As a torch tensor on ``device``."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
         # A copy, because torch refuses read-only and mirrored arrays, and the function may work in place.
         return torch.tensor(plain(value), device=device)
-    return torch.from_dlpack(value) if hasattr(value, "__dlpack__") else value
+    return torch.utils.dlpack.from_dlpack(value) if hasattr(value, "__dlpack__") else value
 
 
 def device_number(device: str) -> int | None:

@@ -25,12 +25,13 @@ from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
 from minato_gpu.lanes.report_sending import send
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.stream_tasks import StreamTasks
+from minato_gpu.lanes.streams import Stream, share_seed
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import Lying
 from minato_gpu.memory.status_board import (
     ACTIVE,
+    BYTES,
     CHUNK,
     DIRECT,
     DIRECT_NS,
@@ -42,11 +43,12 @@ from minato_gpu.memory.status_board import (
     REPORTING,
     RING_FROM,
     RUN,
+    SAVES,
     SINCE_NS,
     STAGE,
     STARTED,
 )
-from minato_gpu.samples import Value
+from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
 
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
@@ -71,7 +73,8 @@ class Worker:
         if job.pipeline is not None and links.fields is not None:
             self._producer.keeping = Keeping(job.pipeline, links.fields[1])
         self._placement = Placement(job, store, self._producer.who)
-        self._streams = StreamTasks(number, job, store, self._producer, self._placement, board)
+        self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
+        self._stream_of: tuple[int, int] | None = None
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
@@ -84,20 +87,20 @@ class Worker:
             delay.close()
 
     def _serve(self, delay: RunQueueDelay) -> None:
-        kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._streams.next}
+        kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
         words, row = self._words, self._row
         while (task := self._next_task()) is not None:
             progress = Progress(task, delay)
             words[row + HAND] = -1
             words[row + LIMIT] = NO_LIMIT
-            words[row + STARTED] = words[row + STAGE] = 0
+            words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0
             words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
             words[row + CHUNK] = task.chunk
-            status = kinds[task.kind](task, progress)
+            kinds[task.kind](task, progress)
             if self._reads_ahead and AT_HAND.direct:
                 self._count_reads()
-            self._end(progress, status)
+            self._end(progress)
             del task, progress
 
     def _next_task(self) -> Task | None:
@@ -114,12 +117,12 @@ class Worker:
 
     # --- kinds of task -------------------------------------------------------------------------------------
 
-    def _prepare(self, task: Task, progress: Progress) -> str:
+    def _prepare(self, task: Task, progress: Progress) -> None:
         """Samples of a map-style data set, with or without a pipeline."""
         if task.credit:
             progress.nbytes = self._owed(task)
             if progress.nbytes >= task.credit:
-                return ""
+                return
         if self._job.cuts:
             progress.parts = []
         progress.marks = all(piece.marks >= 0 and not self._joins(piece) for piece in task.pieces)
@@ -127,14 +130,14 @@ class Worker:
             progress.tell_every(0.0)
         elif self._job.in_order and not (task.credit or self._job.cuts) and all(p.slab >= 0 for p in task.pieces):
             progress.tell_every(TELL_ROWS_S)
-        unseeded = self._producer.begin_unseeded(progress.size)
-        if not self._attempt(task, progress, unseeded):
+        progress.unseeded = self._producer.begin_unseeded(progress.size)
+        if not self._attempt(task, progress):
             for item in progress.rewind():
                 self._store.discard(item)
-            self._attempt(task, progress, False)
+            progress.unseeded = False
+            self._attempt(task, progress)
         if task.credit:
             self._overdrawn = task.run, task.chunk, progress.nbytes - task.credit
-        return ""
 
     def _owed(self, task: Task) -> int:
         """Bytes that this worker has prepared beyond its credit, of which nobody knew as the task was dispatched. So
@@ -143,25 +146,25 @@ class Worker:
         known = task.ended is None or task.ended.get(self._number, -1) >= chunk
         return 0 if run != task.run or known else max(nbytes, 0)
 
-    def _inspect(self, task: Task, progress: Progress) -> str:
+    def _inspect(self, task: Task, progress: Progress) -> None:
         for piece in task.pieces:
+            produce = self._producer.of(task, piece, False)
             for at in range(len(piece.keys)):
                 self._show(progress.done + 1)
                 try:
-                    item: Item = self._producer.inspect(task, piece, at)
+                    item: Item = produce(at)
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
-        return ""
 
-    def _collate(self, task: Task, progress: Progress) -> str:
+    def _collate(self, task: Task, progress: Progress) -> None:
         """Join samples that other workers prepared, or that could not be sent between processes."""
         piece = task.pieces[0]
         lying = self._lying(task)
         if lying is not None:
             self._show(0, JOINING)
             progress.add(self._placement.joined(lying, task.epoch, piece))
-            return ""
+            return
         progress.repeated = 0 if task.items is None else len(piece.keys)
         produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
         for at in range(len(piece.keys)):
@@ -172,7 +175,6 @@ class Worker:
                 bad.append(self._producer.failure(task, piece, at, error))
         self._show(len(piece.keys), JOINING)
         progress.add(self._placement.alone(task, samples, bad))
-        return ""
 
     def _lying(self, task: Task) -> list[Item] | None:
         """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
@@ -183,6 +185,40 @@ class Worker:
             return [self._store.get(item) for item in task.items]
         except Exception:
             return None
+
+    def _next(self, task: Task, progress: Progress) -> None:
+        """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
+        item: Item = None
+        failed = False  # so that nobody knows how far into the batch
+        try:
+            no_end(self._producer.check_started, "worker_init_fn")()
+            if self._stream_of != (task.run, task.epoch):
+                self._open(task)
+            if self._stream is None:
+                raise StopIteration
+            item = self._store.put(self._stream.fetch(task.samples), collated=True)
+        except StopIteration:
+            if self._stream is not None:
+                progress.told_of_stream = self._stream.told()
+            progress.status, self._stream = "exhausted", None
+        except Exception as error:
+            failed = True
+            item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
+        if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
+            progress.told_of_stream = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+        progress.add(item)
+
+    def _open(self, task: Task) -> None:
+        self._stream_of, self._stream = (task.run, task.epoch), None
+        if task.shared_seed is not None:
+            share_seed(self._job.dataset, task.shared_seed)
+        opened = no_end(Stream, "iter() of the data set")
+        self._stream = opened(self._job, task.start, task.samples, self._goes_on)
+
+    def _goes_on(self) -> bool:
+        """One more sample of a stream that is read again: whether the parent still wants it."""
+        self._words[self._row + SINCE_NS] = int(1e9 * perf_counter())
+        return bool(self._words[self._row + LIMIT] > 0)
 
     def _show_stage(self, number: int) -> None:
         self._words[self._row + STAGE] = number + 1
@@ -200,55 +236,43 @@ class Worker:
 
     # --- samples -------------------------------------------------------------------------------------------
 
-    def _attempt(self, task: Task, progress: Progress, unseeded: bool) -> bool:
-        """Prepare what is not reported; False when it must be done again because unseeded samples drew."""
-        skip, before = progress.reported, 0
+    def _attempt(self, task: Task, progress: Progress) -> bool:
+        """Prepare what is not done; False when it must be done again because unseeded samples drew."""
+        words, stage, end = self._words, self._row + STAGE, 0
         for piece in task.pieces:
-            size = len(piece.keys)
-            if skip >= size:
-                skip, before = skip - size, before + size
+            begin, end = end, end + len(piece.keys)
+            if progress.done >= end:
                 continue
-            whole = self._joins(piece)
+            whole, fetches_many = self._joins(piece), self._producer.fetches_many(task)
             samples: list[Value] = []
             start = len(progress.items)
-            if self._producer.fetches_many(task):
+            progress.shift, progress.share = piece.marks - begin, 0.0
+            if fetches_many:
                 self._show(progress.done + 1, FETCHING)
-            produce = self._producer.of(task, piece, unseeded)
-            progress.share = 0.0
-            if self._words[self._row + STAGE] == FETCHING:
-                progress.fetched(size - skip)
-            self._words[self._row + STAGE] = 0
+            produce = self._producer.of(task, piece, progress.unseeded)
+            if fetches_many:
+                progress.fetched(end - progress.done)
+            words[stage] = 0
             put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
             elif self._job.cuts:
                 put = _unless_handed(put)
-            if not self._go_on(progress, piece, skip, produce, put, unseeded, before, to_end=whole):
+            if not self._go_on(progress, piece, progress.done - begin, produce, put, to_end=whole):
                 return False
-            before, skip = before + size, 0
             if whole:
                 self._show(progress.done, JOINING)
                 self._placement.join(progress, piece, start, samples)
                 progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
-                self._words[self._row + STAGE] = 0
-                if progress.now > progress.report_at and not self._publish(progress, unseeded, piece, before):
+                words[self._row + BYTES] = progress.nbytes
+                words[stage] = 0
+                if progress.now > progress.report_at and not self._publish(progress):
                     return False
-            if progress.done < before or 0 < task.credit <= progress.nbytes:
+            if progress.done < end or 0 < task.credit <= progress.nbytes:
                 break  # the rest was taken back, or is given back
-        return progress.reported == progress.done or not (unseeded and self._moved())
+        return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
 
-    def _go_on(
-        self,
-        progress: Progress,
-        piece: Piece,
-        first: int,
-        produce: Produce,
-        put: Put,
-        unseeded: bool,
-        before: int,
-        *,
-        to_end: bool,
-    ) -> bool:
+    def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and
         ``_publish`` those that are due; returns what that does. Nothing is called that need not be: cheap samples come
         by the hundred, and what a costly one has swept out of the processor's caches is slow to call."""
@@ -256,7 +280,7 @@ class Worker:
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
         ready, took, parts = progress.items.append, progress.times.append, progress.parts
-        credit = progress.task.credit
+        credit, nbytes = progress.task.credit, self._row + BYTES
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -284,37 +308,28 @@ class Worker:
             progress.done = done
             if credit and item is not None and not to_end:
                 progress.nbytes += item.nbytes
+                words[nbytes] = progress.nbytes
                 if progress.nbytes >= credit:
                     break
-            if now > progress.report_at and not to_end:
-                if not self._publish(progress, unseeded, piece, before):
-                    return False
-                # a message has taken the lists along
-                ready, took, parts = progress.items.append, progress.times.append, progress.parts
-        return not progress.marks or not progress.times or self._publish(progress, unseeded, piece, before)
+            if now > progress.report_at and not to_end and not self._publish(progress):
+                return False
+        return not progress.marks or not progress.times or self._publish(progress)
 
     # --- reports -------------------------------------------------------------------------------------------
 
-    def _moved(self) -> bool:
-        seeder = self._producer.seeder
-        return seeder is not None and seeder.moved()
-
-    def _publish(self, progress: Progress, unseeded: bool, piece: Piece, before: int) -> bool:
-        """Tell what is finished so far; False when samples prepared without seeds drew, and must not be told.
-
-        ``piece``: which these are of, ``before`` so many that come before it.
-        """
-        if unseeded and self._moved():
+    def _publish(self, progress: Progress) -> bool:
+        """Tell what is finished so far; False where it must not be told, as it drew without seeds."""
+        if progress.unseeded and self._producer.drew():
             return False
         if progress.marks:
-            self._mark(progress, piece.marks - before)
+            self._mark(progress)
         if not progress.marks and progress.done < progress.size and progress.now > progress.report_at:
             self._report(progress, final=False)
         return True
 
-    def _mark(self, progress: Progress, shift: int) -> None:
+    def _mark(self, progress: Progress) -> None:
         """Mark what is finished; if a mark cannot tell it, it and the rest are told by messages."""
-        items, first = progress.items, progress.reported + shift
+        items, first = progress.items, progress.reported + progress.shift
         lying: list[Lying] | None = None
         if progress.layout is not None:
             send(self._channel, progress.described(self._number), progress.task, self._store, self._producer.who)
@@ -327,14 +342,14 @@ class Worker:
                     lying.append(lay_down(item, part, first + at, self._store, self._links))
             except Exception:
                 traceback.clear_frames(sys.exc_info()[2])  # they hold what was to be sent, perhaps most of the memory
-                progress.by_message()
+                progress.marks = False
             self._show_stage(-1)
         count = len(items) if lying is None else len(lying)
         if count:
             times, ends, elapsed = progress.told(count)
             self._bell.publish(first, times, ends, elapsed, self._number, lying)
 
-    def _end(self, progress: Progress, status: str) -> None:
+    def _end(self, progress: Progress) -> None:
         """The worker is through with its task: if every sample is marked, nothing is left to be said."""
         if progress.marks and progress.reported == progress.size:
             self._words[self._row + CHUNK] = -1
@@ -342,14 +357,14 @@ class Worker:
             if progress.task.chunk >= self._words[RING_FROM]:
                 self._bell.ring()
         else:
-            self._report(progress, final=True, status=status)
+            self._report(progress, final=True)
 
-    def _report(self, progress: Progress, *, final: bool, status: str = "") -> None:
+    def _report(self, progress: Progress, *, final: bool) -> None:
         words, row = self._words, self._row
         words[row + STAGE] = REPORTING
         if final:
             words[row + CHUNK] = -1
-        report = progress.report(self._number, final=final, status=status)
+        report = progress.report(self._number, final=final)
         send(self._channel, report, progress.task, self._store, self._producer.who)
         words[row + STAGE] = 0
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 from multiprocessing import reduction
-from typing import Protocol
 from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.completions import Bell, Completions
+from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
 from minato_gpu.samples import Value
 
@@ -30,12 +31,6 @@ _LEAST_MARKS = 1 << 12
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
 """Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
-
-
-class Closing(Protocol):
-    """An end of a channel."""
-
-    def close(self) -> None: ...
 
 
 class WorkerChannels:
@@ -57,6 +52,7 @@ class WorkerChannels:
         ends of the reader process and of the workers where these send it what is to be kept."""
         self.workers = workers
         self.engine_arena = Arena("engine")
+        self.loans = Loans()  # of all arenas
         self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
         self.fetched = fetched
         self.fields = fields
@@ -79,8 +75,8 @@ class WorkerChannels:
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
-        self.parent_ends: list[Closing] = [*self.task_senders, self.report_receiver, *self.stack_readers]
-        self.late_ends: list[Closing] = []  # those too, but not before the workers have left
+        self.parent_ends = [*self.task_senders, self.report_receiver, *self.stack_readers]
+        self.late_ends: list[socket.socket] = []  # those too, but not before the workers have left
         _open_links.add(self)
 
     def buffer(self, owner: int) -> memoryview:
@@ -111,66 +107,43 @@ class WorkerChannels:
     def close(self) -> None:
         """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
-        for end in (*self.parent_ends, *self.late_ends, *self.task_receivers, self.report_sender, *self.stack_writers):
+        ours = *self.parent_ends, *self.late_ends
+        for end in (*ours, *self.task_receivers, self.report_sender, *self.stack_writers, *(self.fields or ())):
             end.close()
         if self.wake >= 0:
-            os.close(self.wake)
-            os.close(self.consumer_wake)
+            for fd in (self.wake, self.consumer_wake, *self.rests.values()):
+                os.close(fd)
             self.wake = self.consumer_wake = -1
-            for rest in self.rests.values():
-                os.close(rest)
-            self.board.close()
-            self.completions.close()
-            self.engine_arena.close()
-            for arena in self.arenas:
-                arena.close()
-            if self.fetched is not None:
-                self.fetched.close()
-            for end in self.fields or ():
-                end.close()
+            for memory in (self.board, self.completions, self.engine_arena, *self.arenas, self.fetched):
+                if memory is not None:
+                    memory.close()
 
     # --- for start methods that pickle what they hand to a child ------------------------------------------
 
     def __getstate__(self) -> dict[str, Value]:
-        return {
-            "workers": self.workers,
-            "arenas": [(reduction.DupFd(a.fd), a.capacity) for a in (self.engine_arena, *self.arenas)],
-            "fetched": None if self.fetched is None else (reduction.DupFd(self.fetched.fd), self.fetched.capacity),
-            "fields": [reduction.DupFd(end.fileno()) for end in self.fields or ()],
-            "board": reduction.DupFd(self.board.fd),
-            "completions": (reduction.DupFd(self.completions.fd), self.completions.capacity),
-            "wake": reduction.DupFd(self.wake),
-            "consumer_wake": reduction.DupFd(self.consumer_wake),
-            "rests": {worker: reduction.DupFd(rest) for worker, rest in self.rests.items()},
-            "receivers": [reduction.DupFd(end.fileno()) for end in self.task_receivers],
-            "reports": reduction.DupFd(self.report_sender.fileno()),
-            "stacks": [reduction.DupFd(end.fileno()) for end in self.stack_writers],
-        }
+        nothing = dict.fromkeys(("parent_ends", "late_ends", "task_senders", "stack_readers"), ())
+        fds = [reduction.DupFd(fd) for fd in (self.wake, self.consumer_wake, *self.rests.values())]
+        return {**self.__dict__, **nothing, "report_receiver": None, "bell": None, "fds": fds}
 
     def __setstate__(self, state: dict[str, Value]) -> None:
-        self.workers = state["workers"]
-        arenas = [Arena("attached", capacity, fd=dup.detach()) for dup, capacity in state["arenas"]]
-        self.engine_arena, self.arenas = arenas[0], arenas[1:]
-        self.fetched = None
-        if state["fetched"] is not None:
-            fetched, capacity = state["fetched"]
-            self.fetched = Arena("attached", capacity, fd=fetched.detach())
-        ends = [socket.socket(fileno=dup.detach()) for dup in state["fields"]]
-        self.fields = (ends[0], ends[1]) if ends else None
-        self.board = WorkerStatusBoard(self.workers, fd=state["board"].detach())
-        marks, capacity = state["completions"]
-        self.completions = Completions(capacity, fd=marks.detach())
-        self.wake, self.consumer_wake = state["wake"].detach(), state["consumer_wake"].detach()
-        self.rests = {worker: dup.detach() for worker, dup in state["rests"].items()}
+        fds = [fd.detach() for fd in state.pop("fds")]
+        self.__dict__.update(state)
+        self.wake, self.consumer_wake, *rests = fds
+        self.rests = dict(zip(self.rests, rests, strict=True))
         self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
-        self.task_senders = []
-        self.task_receivers = [socket.socket(fileno=dup.detach()) for dup in state["receivers"]]
-        self.report_sender = socket.socket(fileno=state["reports"].detach())
-        self.stack_readers = []
-        self.stack_writers = [socket.socket(fileno=dup.detach()) for dup in state["stacks"]]
-        self.report_receiver = socket.socket()
-        self.parent_ends = []
-        self.late_ends = []
+
+
+def _attached(kind: Callable[..., Value], fd: Value, *arguments: Value) -> Value:
+    """In the child: the same shared memory."""
+    return kind(*arguments, fd=fd.detach())
+
+
+_Pickler = reduction.ForkingPickler
+_Pickler.register(Arena, lambda each: (_attached, (Arena, reduction.DupFd(each.fd), "attached", each.capacity)))
+_Pickler.register(Completions, lambda each: (_attached, (Completions, reduction.DupFd(each.fd), each.capacity)))
+_Pickler.register(
+    WorkerStatusBoard, lambda each: (_attached, (WorkerStatusBoard, reduction.DupFd(each.fd), each.workers))
+)
 
 
 def close_inherited_ends() -> None:

@@ -6,17 +6,9 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report
-from minato_gpu.lanes.contract import (
-    Arrived,
-    AtWork,
-    Exit,
-    Message,
-    Number,
-    Opened,
-    Progress,
-    Revoked,
-)
+from minato_gpu.lanes.contract import Arrived, AtWork, Exit, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ACTIVE, CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
@@ -37,6 +29,7 @@ class WorkerLane:
         self.leases = Leases(links)
         self._answers: list[Message] = [Opened(self.slots)]
         self._faults: list[Exit | Arrived] = []
+        self.pids = [os.getpid()] * links.workers  # by worker
         self._looks = False  # somebody wants to know how far it all is
         self._gone: set[int] = set()  # workers that have ended, or are being killed
 
@@ -52,13 +45,28 @@ class WorkerLane:
 
     # --- work ---
 
+    def recall(self) -> None:
+        """See Lane."""
+        self.links.board.words[RING_FROM] = 0
+        tasks = self._taken_back()
+        for task in tasks:
+            self.leases.drop(*task)
+        if tasks:
+            self._answer(Recalled(tuple(tasks)))
+
+    def _taken_back(self) -> list[Number]:
+        """Tasks that no worker has taken, and none will."""
+        raise NotImplementedError
+
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """See Lane."""
         worker = self.links.board.find(run, chunk)
-        kept = None if worker is None else self.links.board.revoke(worker, chunk, keep)
+        if worker is None:
+            return
+        kept = self.links.board.revoke(worker, chunk, keep)
         if kept is not None and (run, chunk) in self.leases:  # else it is finished, and its worker not quite through
             self.leases.revoked(run, chunk, kept)
-            self._answer(Revoked(run, chunk, kept))
+            self._answer(Revoked(run, chunk, kept, self.links.board.nbytes(worker)))
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """See Lane."""
@@ -77,12 +85,9 @@ class WorkerLane:
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
         """See Lane."""
         if only:
-            told = [report for each in only if (report := self.leases.report(*each)) is not None]
-            self._reported(told)
-            return told
+            return [report for each in only if (report := self.leases.report(*each)) is not None]
         messages = self._messages()  # and of the dead: all that they told is there by then
         reports = self.leases.reports(messages, unfinished=self._looks or bool(self._faults))
-        self._reported(reports)
         if not (self._answers or self._faults or self._looks):
             return reports
         out: list[Message] = [*self._answers, *reports]
@@ -95,9 +100,6 @@ class WorkerLane:
     def _messages(self) -> list[Report]:
         """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
         raise NotImplementedError
-
-    def _reported(self, reports: Sequence[Report]) -> None:
-        """These are told."""
 
     def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
         """The same, with what the worker had taken last; all that it told is taken in."""
@@ -119,6 +121,10 @@ class WorkerLane:
                 found.append(AtWork(worker, claim, words[row + SINCE_NS] / 1e9))
         return tuple(found)
 
+    def fds(self) -> list[int]:
+        """See Lane."""
+        return [self.links.consumer_wake]
+
     # --- faults ---
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
@@ -126,11 +132,6 @@ class WorkerLane:
 
     def kill(self, worker: int, stuck: str) -> None:
         """Nobody can be."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The process of each worker."""
-        return [os.getpid()] * self.links.workers
 
     def who(self, worker: int) -> str:
         """See Lane."""
@@ -140,7 +141,15 @@ class WorkerLane:
         """None of its own."""
         return {}
 
-    def _suspects(self) -> list[int]:
-        """The workers that are at a chunk; all of them where none is (they may never have come to take one)."""
+    def stuck(self) -> str:
+        """See Lane. Where none is at work, they may never have come to take a task."""
         busy = [each.worker for each in self.at_work()]
-        return busy or list(range(self.links.workers))
+        return stacks.told({worker: self._stack_of(worker) for worker in busy or range(self.links.workers)})
+
+    def stuck_at(self, worker: int) -> str:
+        """See Lane."""
+        return stacks.told({worker: self._stack_of(worker)})
+
+    def _stack_of(self, worker: int) -> str:
+        """The Python stack of a worker; empty where there is none."""
+        raise NotImplementedError

@@ -1,9 +1,9 @@
 """The seam to a device: every call that the loader makes to CUDA for streams, events, memory and copies is here.
 
-``Accelerator`` is what the loader asks of a device; ``Cuda`` answers through torch, which is also the consumer's
-library: its caching allocator then serves both, and its streams are the ones that the consumer computes on. The tests
-answer by a device that runs what was issued in the worst order that events allow (``tests/fake_device.py``), so that an
-event that is missing is found without a GPU.
+``Accelerator`` is what the loader asks of a device. It answers through torch, which is also the consumer's library: its
+caching allocator then serves both, and its streams are the ones that the consumer computes on. The tests answer by a
+device that runs what was issued in the worst order that events allow (``tests/fake_device.py``), so that an event that
+is missing is found without a GPU.
 
 All operations are issued on the *current stream* of the calling thread and return at once, as in torch. Without
 ``running`` or ``working`` that is the one on which the consumer trains, also in a thread of the loader's own: nothing
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 import torch.utils.dlpack
@@ -25,102 +25,20 @@ from numpy.typing import NDArray
 
 from minato_gpu.samples import Value
 
+Event = torch.cuda.Event
+"""A point in the work of a stream."""
 
-class Event(Protocol):
-    """A point in the work of a stream."""
-
-    def query(self) -> bool:
-        """Whether the device has come to it; never waits."""
-
-    def synchronize(self) -> None:
-        """Wait on the host until it has."""
+Stream = torch.cuda.Stream
+"""Where work is issued in order."""
 
 
-class Stream(Protocol):
-    """A stream of a device, torch's ``cuda.Stream`` or what stands for one in tests."""
+class Accelerator:
+    """One CUDA device, through torch. Raises RuntimeError or AssertionError where torch finds none.
 
-    @property
-    def cuda_stream(self) -> int:
-        """CUDA's own handle of it."""
-
-    def record_event(self) -> Event:
-        """An event after all that has been issued on it."""
-
-
-class Accelerator(Protocol):
-    """One device. ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N");
-    ``uuid``: as NVML knows it, without the "GPU-" or "MIG-" before it; ``keeps_time``: events can tell how long work
-    has taken (see ``seconds``)."""
-
-    device: torch.device
-    compute: str
-    uuid: str
-    keeps_time: bool
-
-    def enter(self) -> None:
-        """The calling thread's current device is this one from now on. A thread of ours begins with the first one, and
-        libraries that look for theirs would take memory of it, in every rank."""
-
-    def stream(self) -> Stream:
-        """A new stream of the lowest priority that the device has."""
-
-    def running(self, stream: Stream) -> AbstractContextManager[object]:
-        """What is issued within goes to this stream."""
-
-    def working(self, stream: Stream) -> AbstractContextManager[object]:
-        """The same for device implementations: torch's and CuPy's work goes to this stream."""
-
-    def empty(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised uint8 memory of shape (nbytes,), free again when its last view dies (see ``used_here``).
-
-        Raises an error that ``is_out_of_memory`` knows.
-        """
-
-    def trim(self) -> None:
-        """Memory that the pools of this process hold there and do not use is free for all again; may wait for the
-        device."""
-
-    def host(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised uint8 memory of the host, shape (nbytes,), pinned; free again when its last view has died and
-        the device is through with copies from and to it."""
-
-    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy between tensors of this device and the CPU; both must stay as they are until an event says so."""
-
-    def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copy many tensors of this device or of another one, of one dtype, at once.
-
-        Those of another are made ready for it by an event that the current stream waits for.
-        """
-
-    def adopt(self, value: Value) -> torch.Tensor:
-        """What an executor made (DALI, CuPy, torch), as a tensor on this device, ready on the current stream."""
-
-    def fetch(self, tensor: torch.Tensor, event: Event) -> NDArray[Value]:
-        """The elements as a new array on the host, once ``event`` has come to pass: waits for that, and on a stream of
-        its own for nothing else, whatever the calling thread's current one is busy with."""
-
-    def event(self, timed: bool = False) -> Event:
-        """An event after all that has been issued on the current stream; ``timed``: ``seconds`` will ask for it."""
-
-    def seconds(self, begin: Event, end: Event) -> float:
-        """What passed on the device between two timed events of a stream, both of which have come to pass."""
-
-    def wait(self, event: Event) -> None:
-        """What is issued on the current stream from now on comes after the event."""
-
-    def used_here(self, tensor: torch.Tensor) -> None:
-        """The current stream uses this memory, which is not given away before that is done, whoever drops it."""
-
-    def pin(self, address: int, nbytes: int) -> None:
-        """Let the device read this host memory by itself. Raises RuntimeError where it cannot."""
-
-    def unpin(self, address: int) -> None:
-        """Undo ``pin``; what reads the memory must be through."""
-
-
-class Cuda:
-    """A CUDA device, through torch. Raises RuntimeError or AssertionError where torch finds none."""
+    ``device``: as the consumer names it; ``compute``: what runs device implementations ("cuda:N"); ``uuid``: as NVML
+    knows it, without the "GPU-" or "MIG-" before it; ``keeps_time``: events can tell how long work has taken (see
+    ``seconds``).
+    """
 
     keeps_time = True
 
@@ -134,21 +52,22 @@ class Cuda:
         self._ranges = ranges()
 
     def enter(self) -> None:
-        """See Accelerator."""
+        """The calling thread's current device is this one from now on. A thread of ours begins with the first one, and
+        libraries that look for theirs would take memory of it, in every rank."""
         torch.cuda.set_device(self.device)
 
-    def stream(self) -> torch.cuda.Stream:
-        """See Accelerator. 0 is the least priority, and the default stream's: it cannot be undercut, but a training
-        loop on a stream of priority -1 goes first."""
+    def stream(self) -> Stream:
+        """A new stream of the lowest priority that the device has. 0 is that, and the default stream's: it cannot be
+        undercut, but a training loop on a stream of priority -1 goes first."""
         return torch.cuda.Stream(self.device, priority=0)
 
     def running(self, stream: Stream) -> AbstractContextManager[object]:
-        """See Accelerator."""
+        """What is issued within goes to this stream."""
         return _on(self.device, stream)
 
     @contextmanager
     def working(self, stream: Stream) -> Iterator[None]:
-        """See Accelerator."""
+        """The same for device implementations: torch's and CuPy's work goes to this stream."""
         with ExitStack() as stack:
             stack.enter_context(_on(self.device, stream))
             if self._ranges is not None:
@@ -158,15 +77,19 @@ class Cuda:
             if "cupy" in sys.modules:  # an executor imports it when it is loaded, if a stage needs it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
-                stack.enter_context(_for_cupy(cuda, cast("torch.cuda.Stream", stream)))
+                stack.enter_context(_for_cupy(cuda, stream))
             yield
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """See Accelerator."""
+        """Uninitialised uint8 memory of shape (nbytes,), free again when its last view dies (see ``used_here``).
+
+        Raises an error that ``is_out_of_memory`` knows.
+        """
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def trim(self) -> None:
-        """See Accelerator. PyTorch's pool, CuPy's and DALI's; only of libraries that somebody has imported."""
+        """Memory that the pools of this process hold there and do not use is free for all again; may wait for the
+        device. PyTorch's pool, CuPy's and DALI's; only of libraries that somebody has imported."""
         torch.cuda.empty_cache()
         if "cupy" in sys.modules:
             cupy = sys.modules["cupy"]
@@ -176,16 +99,21 @@ class Cuda:
             sys.modules["nvidia.dali.backend"].ReleaseUnusedMemory()
 
     def host(self, nbytes: int) -> torch.Tensor:
-        """See Accelerator. PyTorch's allocator keeps what was freed, and knows what is copied."""
+        """Uninitialised uint8 memory of the host, shape (nbytes,), pinned; free again when its last view has died and
+        the device is through with copies from and to it. PyTorch's allocator keeps what was freed."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """See Accelerator."""
+        """Copy between tensors of this device and the CPU; both must stay as they are until an event says so."""
         into.copy_(source, non_blocking=True)
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """See Accelerator. Between devices torch copies on the source's current stream, and lets both wait for each
-        other: that must not be the stream on which the source's device trains."""
+        """Copy many tensors of this device or of another one, of one dtype, at once.
+
+        Those of another are made ready for it by an event that the current stream waits for. Between devices torch
+        copies on the source's current stream, and lets both wait for each other: that must not be the stream on which
+        the source's device trains.
+        """
         for device in {source.device for source in sources}:
             pairs = [pair for pair in zip(into, sources, strict=True) if pair[1].device == device]
             targets, found = [one for one, _ in pairs], [other for _, other in pairs]
@@ -199,37 +127,42 @@ class Cuda:
         return self._streams[device]
 
     def adopt(self, value: Value) -> torch.Tensor:
-        """See Accelerator. DLPack makes the current stream wait for the one on which ``value`` was made."""
+        """What an executor made (DALI, CuPy, torch), as a tensor on this device, ready on the current stream: DLPack
+        makes that wait for the one on which ``value`` was made."""
         tensor: torch.Tensor = value if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
         return tensor if tensor.device == self.device else tensor.to(self.device, non_blocking=True)
 
     def fetch(self, tensor: torch.Tensor, event: Event) -> NDArray[Value]:
-        """See Accelerator."""
+        """The elements as a new array on the host, once ``event`` has come to pass: waits for that, and on a stream of
+        its own for nothing else, whatever the calling thread's current one is busy with."""
         with _on(self.device, self._beside(self.device)):
             self.wait(event)
             array: NDArray[Value] = tensor.cpu().numpy()
         return array
 
-    def event(self, timed: bool = False) -> torch.cuda.Event:
-        """See Accelerator. Who waits for it sleeps: by default CUDA lets a core spin, which workers could use."""
+    def event(self, timed: bool = False) -> Event:
+        """An event after all that has been issued on the current stream; ``timed``: ``seconds`` will ask for it.
+
+        Who waits for it sleeps: by default CUDA lets a core spin, which workers could use.
+        """
         event = torch.cuda.Event(enable_timing=timed, blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def seconds(self, begin: Event, end: Event) -> float:
-        """See Accelerator."""
-        return float(cast("torch.cuda.Event", begin).elapsed_time(cast("torch.cuda.Event", end))) * 1e-3
+        """What passed on the device between two timed events of a stream, both of which have come to pass."""
+        return float(begin.elapsed_time(end)) * 1e-3
 
     def wait(self, event: Event) -> None:
-        """See Accelerator."""
-        torch.cuda.current_stream(self.device).wait_event(cast("torch.cuda.Event", event))
+        """What is issued on the current stream from now on comes after the event."""
+        torch.cuda.current_stream(self.device).wait_event(event)
 
     def used_here(self, tensor: torch.Tensor) -> None:
-        """See Accelerator."""
+        """The current stream uses this memory, which is not given away before that is done, whoever drops it."""
         tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def pin(self, address: int, nbytes: int) -> None:
-        """See Accelerator. Portable: pinned for every device of the process."""
+        """Let every device of the process read this host memory by itself. Raises RuntimeError where it cannot."""
         with torch.cuda.device(self.device):
             error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 1))
             if error:
@@ -237,7 +170,7 @@ class Cuda:
                 raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with error {error}")
 
     def unpin(self, address: int) -> None:
-        """See Accelerator."""
+        """Undo ``pin``; what reads the memory must be through."""
         with torch.cuda.device(self.device):
             if int(torch.cuda.cudart().cudaHostUnregister(address)):
                 self._forget_error()
@@ -252,7 +185,7 @@ class Cuda:
 def _on(device: torch.device, stream: Stream) -> Iterator[None]:
     """The calling thread's current device and stream. On leaving a stream of another device, PyTorch makes a context on
     the one that was current before, the first one say; on leaving a device it only goes back to a context there is."""
-    with torch.cuda.device(device), torch.cuda.stream(cast("torch.cuda.Stream", stream)):
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
 
 
@@ -263,7 +196,7 @@ def enter_same() -> Callable[[], None]:
     return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
-def _for_cupy(cuda: Any, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
+def _for_cupy(cuda: Any, stream: Stream) -> AbstractContextManager[object]:
     """CuPy's current stream is this one of torch's. ``cuda``: the module ``cupy.cuda``."""
     if hasattr(cuda.Stream, "from_external"):  # CuPy 14, which warns of the other
         found: AbstractContextManager[object] = cuda.Stream.from_external(stream)
@@ -306,8 +239,3 @@ def ranges() -> tuple[Callable[[str], object], Callable[[], object]] | None:
 def available(device: torch.device) -> bool:
     """Whether this PyTorch can use the device."""
     return device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
-
-
-def open_accelerator(device: torch.device) -> Accelerator:
-    """The accelerator behind a device of type "cuda"."""
-    return Cuda(device)

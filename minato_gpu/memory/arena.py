@@ -98,47 +98,39 @@ class Arena:
 
     def occupy(self, blocks: Iterable[tuple[int, int]]) -> None:
         """In a new owner's arena: these blocks (offset and bytes) of its last owner are in use, and will be freed."""
+        sizes = {offset: _paged(nbytes) for offset, nbytes in blocks}
+        gaps = self._beside(sizes)
         with self._lock:
-            self._begins, self._ends, self._sizes, self.allocated, at = [], [], {}, 0, 0
-            for offset, nbytes in sorted(blocks):
-                if at < offset:
-                    self._begins.append(at)
-                    self._ends.append(offset)
-                at = offset + round_up(max(nbytes, 1), _ALIGN)
-                self._sizes[offset] = at - offset
-                self.allocated += at - offset
-            self._begins.append(at)
-            self._ends.append(self.capacity)
-            self._used, self._kept = [0] * len(self._begins), 0
+            self._sizes, self.allocated = sizes, sum(sizes.values())
+            self._begins, self._ends = [begin for begin, _ in gaps], [end for _, end in gaps]
+            self._used, self._kept = [0] * len(gaps), 0
 
     def forsake(self, blocks: Iterable[tuple[int, int]]) -> None:
         """The owner has died: give back the memory of all but these blocks (offset and bytes)."""
-        at = 0
-        for offset, nbytes in (*sorted(blocks), (self.capacity, 0)):
-            if at < offset:
-                self._map.madvise(mmap.MADV_REMOVE, at, offset - at)
-            at = offset + round_up(max(nbytes, 1), _ALIGN)
+        for begin, end in self._beside({offset: _paged(nbytes) for offset, nbytes in blocks}):
+            self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+
+    def _beside(self, sizes: dict[int, int]) -> list[tuple[int, int]]:
+        """What lies between blocks of these sizes, by offset."""
+        ends = [0, *(offset + size for offset, size in sorted(sizes.items()))]
+        return [(lo, hi) for lo, hi in zip(ends, (*sorted(sizes), self.capacity), strict=True) if lo < hi]
 
     def _join(self, begin: int, end: int) -> int:
         """Put a freed block among the free extents, joined with its neighbours; returns the extent's number."""
         begins, ends, used = self._begins, self._ends, self._used
-        at = bisect_right(begins, begin)  # of its right neighbour
-        follows, leads = at > 0 and ends[at - 1] == begin, at < len(begins) and begins[at] == end
-        if follows and leads:
-            ends[at - 1] = ends.pop(at)
-            used[at - 1] += end - begin + used.pop(at)
+        at, size = bisect_right(begins, begin), end - begin
+        if at < len(begins) and begins[at] == end:
+            end = ends.pop(at)
+            size += used.pop(at)
             del begins[at]
-        elif follows:
+        if at > 0 and ends[at - 1] == begin:
             ends[at - 1] = end
-            used[at - 1] += end - begin
-        elif leads:
-            begins[at] = begin
-            used[at] += end - begin
-        else:
-            begins.insert(at, begin)
-            ends.insert(at, end)
-            used.insert(at, end - begin)
-        return at - follows
+            used[at - 1] += size
+            return at - 1
+        begins.insert(at, begin)
+        ends.insert(at, end)
+        used.insert(at, size)
+        return at
 
     @property
     def buffer(self) -> memoryview:
@@ -168,6 +160,11 @@ def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:
             if attach or capacity <= 1 << 26:
                 raise
             capacity //= 2
+
+
+def _paged(nbytes: int) -> int:
+    """The least that a block of so many bytes takes."""
+    return round_up(max(nbytes, 1), _ALIGN)
 
 
 def rounded(nbytes: int) -> int:

@@ -13,6 +13,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
@@ -74,38 +75,36 @@ class _Pickler(ForkingPickler):
         own = obj.contiguous()
         base = self._bases.get(key) if whole and key else None
         if base is None:
-            base = _flat(own)
+            # one element counts as contiguous whatever its stride
+            base = own.as_strided((own.numel(),), (1,)).view(torch.uint8)
             self._base_ids.add(id(base))
             self._bases[key if whole and key else -1 - len(self._bases)] = base
         return base, own.stride(), 0
 
 
-def _flat(own: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor. (One element counts as contiguous whatever its stride.)"""
-    if own.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return own.as_strided((own.numel(),), (1,)).view(torch.uint8)
+def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The strided tensors of which a tensor consists; none where it is of a layout of which nothing is known."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
 
 
 def _reduce_sparse(obj: torch.Tensor) -> object:
     # torch's own reduction keeps every loaded tensor in a list of tensors still to be validated
+    parts = strided_parts(obj)
+    if not parts:
+        return obj.__reduce_ex__(2)
     if obj.layout is torch.sparse_coo:
-        return _sparse_coo, (obj._indices(), obj._values(), tuple(obj.shape), obj.is_coalesced())
-    if obj.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return _compressed, (obj.crow_indices(), obj.col_indices(), obj.values(), tuple(obj.shape), obj.layout)
-    if obj.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return _compressed, (obj.ccol_indices(), obj.row_indices(), obj.values(), tuple(obj.shape), obj.layout)
-    return obj.__reduce_ex__(2)
-
-
-def _sparse_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> torch.Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
-
-
-def _compressed(
-    compressed: torch.Tensor, plain: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], layout: torch.layout
-) -> torch.Tensor:
-    return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
+        make = partial(torch.sparse_coo_tensor, is_coalesced=obj.is_coalesced(), check_invariants=False)
+    else:
+        make = partial(torch.sparse_compressed_tensor, layout=obj.layout, check_invariants=False)
+    return make, (*parts, tuple(obj.shape))
 
 
 def _bytes(data: Value) -> torch.Tensor:
@@ -132,11 +131,8 @@ def _tensor(
     parameter: bool,
     attributes: dict[str, Value],
 ) -> torch.Tensor:
-    if base.numel():
-        fits = base.numel() // dtype.itemsize * dtype.itemsize
-        tensor = base[:fits].view(dtype).as_strided(shape, stride, offset)
-    else:
-        tensor = torch.empty(shape, dtype=dtype)
+    fits = base.numel() // dtype.itemsize * dtype.itemsize
+    tensor = base[:fits].view(dtype).as_strided(shape, stride, offset)
     if parameter:
         tensor = torch.nn.Parameter(tensor, requires_grad=grad)
     elif grad:

@@ -31,17 +31,12 @@ def plan(runs: Iterable[CopyRange], ends: Sequence[int] = (), most: int = MOST) 
     overlap in the batch.
     """
     exact = _joined(sorted((run for run in runs if run.nbytes), key=lambda run: run.target), 0)
-    gaps = [0, *sorted(_gaps(exact))]  # to bridge the n smallest saves n copies
-    for gap in gaps[max(0, len(exact) - most) :]:
+    gaps = sorted(b.target - (a.target + a.nbytes) for a, b in pairwise(exact) if _in_step(a, b))
+    for gap in [0, *gaps][max(0, len(exact) - most) :]:  # to bridge the n smallest saves n copies
         found = _split(_joined(exact, gap), ends)
         if len(found) <= most:
             return found
     return None
-
-
-def _gaps(runs: Sequence[CopyRange]) -> list[int]:
-    pairs = pairwise(runs)
-    return [b.target - (a.target + a.nbytes) for a, b in pairs if _in_step(a, b)]
 
 
 def _in_step(a: CopyRange, b: CopyRange) -> bool:

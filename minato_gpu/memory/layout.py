@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -61,14 +62,19 @@ class Leaf:
     @cached_property
     def is_numpy(self) -> bool:
         """Whether NumPy has the dtype that the consumer sees, and elements are not stored as integers of their size."""
-        return torch.from_numpy(np.empty(0, self.raw)).dtype is self.dtype
+        return torch_dtype(self.raw) is self.dtype
+
+    def as_delivered(self, stored: torch.Tensor) -> torch.Tensor:
+        """The tensor with the dtype that the consumer sees."""
+        assert self.dtype is not None
+        return stored if stored.dtype is self.dtype else stored.view(self.dtype)
 
 
 Views = list[NDArray[Value] | None]
 """Arrays of a slab, one for each leaf; None for objects."""
 
 Tree = Any
-"""A leaf's number, or ("dict", ((key, tree), ...)), ("list", trees), ("tuple", trees), (namedtuple type, trees)."""
+"""A leaf's number, or (dict, ((key, tree), ...)), (list, trees), (tuple, trees), (namedtuple type, trees)."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,9 @@ class Layout:
         """Where each leaf's block of ``rows`` rows begins in a slab, and the slab's size in bytes."""
         known = self._offsets.get(rows)
         if known is None:
-            offsets, at = [], 0
-            for leaf in self.leaves:
-                offsets.append(at)
-                at += round_up(leaf.nbytes * rows, _ALIGN)
-            known = self._offsets[rows] = offsets, max(at, _ALIGN)
+            sizes = (round_up(leaf.nbytes * rows, _ALIGN) for leaf in self.leaves)
+            *offsets, end = accumulate(sizes, initial=0)
+            known = self._offsets[rows] = offsets, max(end, _ALIGN)
         return known
 
     def views(self, buffer: Value, offset: int, rows: int) -> Views:
@@ -173,26 +177,21 @@ class Layout:
         ``objects[row]`` holds the object leaves of each row (any list when there are none).
         """
         offsets, _ = self.offsets(rows)
-        values: list[Value] = []
-        column = 0
-        for leaf, at in zip(self.leaves, offsets, strict=True):
-            if leaf.kind == "object":
-                items = [row[column] for row in objects]
-                values.append(tuple(items) if leaf.in_sequence else items)
-                column += 1
-                continue
+
+        def part(number: int, leaf: Leaf) -> torch.Tensor:
             if leaf.nbytes == 0:
-                values.append(torch.empty((rows, *leaf.shape), dtype=leaf.dtype))
-                continue
+                return torch.empty((rows, *leaf.shape), dtype=leaf.dtype)
+            at = offsets[number]
             array = apart(owner[at : at + leaf.nbytes * rows], owner.nbytes).view(leaf.raw)
-            array = array.reshape((rows, *leaf.shape))
-            tensor = torch.from_numpy(array)
-            assert leaf.dtype is not None
-            values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
-        return _rebuild(self.tree, values, stacked=True)
+            return leaf.as_delivered(torch.from_numpy(array.reshape((rows, *leaf.shape))))
+
+        return self._joined(part, objects)
 
     def batch_of(self, blocks: Sequence[torch.Tensor], rows: int, objects: list[list[Value]]) -> Value:
         """``batch`` over one flat uint8 tensor for each leaf, on any device; object leaves need none."""
+        return self._joined(lambda number, _: self.rows_of(blocks[number], number, rows), objects)
+
+    def _joined(self, part: Callable[[int, Leaf], torch.Tensor], objects: list[list[Value]]) -> Value:
         values: list[Value] = []
         column = 0
         for number, leaf in enumerate(self.leaves):
@@ -201,7 +200,7 @@ class Layout:
                 values.append(tuple(items) if leaf.in_sequence else items)
                 column += 1
             else:
-                values.append(self.rows_of(blocks[number], number, rows))
+                values.append(part(number, leaf))
         return _rebuild(self.tree, values, stacked=True)
 
     def rows_of(self, block: torch.Tensor, number: int, rows: int) -> torch.Tensor:
@@ -213,7 +212,7 @@ class Layout:
     @cached_property
     def by_name(self) -> dict[Value, int]:
         """The leaf of each field of a flat mapping; empty for samples of another structure."""
-        flat = not isinstance(self.tree, int) and self.tree[0] == "dict"
+        flat = not isinstance(self.tree, int) and self.tree[0] is dict
         return {key: tree for key, tree in self.tree[1] if isinstance(tree, int)} if flat else {}
 
     def read(self, views: Views, row: int, objects: list[Value] | None) -> Value:
@@ -228,21 +227,18 @@ class Layout:
             elif leaf.kind == "array":
                 values.append(view[row] if leaf.shape else view[row].reshape(()))
             else:
-                tensor = torch.from_numpy(view[row : row + 1])[0]
-                assert leaf.dtype is not None
-                values.append(tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype))
+                values.append(leaf.as_delivered(torch.from_numpy(view[row : row + 1])[0]))
         return _rebuild(self.tree, values, stacked=False)
 
 
 def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
     kind = type(value)
     if kind is dict:
-        return ("dict", tuple((key, _describe(item, leaves, False)) for key, item in value.items()))
+        return (kind, tuple((key, _describe(item, leaves, False)) for key, item in value.items()))
     if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
         if not value:
             raise Mismatch
-        name = kind.__name__ if kind in (list, tuple) else kind
-        return (name, tuple(_describe(item, leaves, True) for item in value))
+        return (kind, tuple(_describe(item, leaves, True) for item in value))
     leaves.append(_leaf(value, in_sequence))
     return len(leaves) - 1
 
@@ -252,16 +248,19 @@ def _leaf(value: Value, in_sequence: bool) -> Leaf:
     if kind is torch.Tensor and _plain(value):
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
     if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
-        dtype = torch.from_numpy(np.empty(0, value.dtype)).dtype
-        return Leaf("array", kind, value.shape, value.dtype, dtype)
+        return Leaf("array", kind, value.shape, value.dtype, torch_dtype(value.dtype))
     if kind in _SCALARS:
-        raw = _SCALARS[kind]
-        return Leaf("scalar", kind, (), raw, torch.from_numpy(np.empty(0, raw)).dtype)
+        return Leaf("scalar", kind, (), _SCALARS[kind], torch_dtype(_SCALARS[kind]))
     if isinstance(value, np.generic) and value.dtype in _TORCH_OF_NUMPY and value.dtype != np.uint64:
-        return Leaf("scalar", kind, (), value.dtype, torch.from_numpy(np.empty(0, value.dtype)).dtype)
+        return Leaf("scalar", kind, (), value.dtype, torch_dtype(value.dtype))
     if kind in (str, bytes):
         return Leaf("object", kind, (), np.dtype(np.uint8), None, in_sequence)
     raise Mismatch
+
+
+def torch_dtype(raw: np.dtype[Any]) -> torch.dtype:
+    """PyTorch's name of NumPy's type. Raises TypeError where it has none."""
+    return torch.from_numpy(np.empty(0, raw)).dtype
 
 
 def _backwards(value: NDArray[Value]) -> bool:
@@ -314,18 +313,15 @@ def _flatten(tree: Tree, value: Value, out: list[Value]) -> None:
     if isinstance(tree, int):
         out.append(value)
         return
-    name, parts = tree
-    if name == "dict":
-        if type(value) is not dict or len(value) != len(parts):
-            raise Mismatch
+    kind, parts = tree
+    if type(value) is not kind or len(value) != len(parts):
+        raise Mismatch
+    if kind is dict:
         for key, part in parts:
             if key not in value:
                 raise Mismatch
             _flatten(part, value[key], out)
         return
-    kind = {"list": list, "tuple": tuple}.get(name, name) if isinstance(name, str) else name
-    if type(value) is not kind or len(value) != len(parts):
-        raise Mismatch
     for part, item in zip(parts, value, strict=True):
         _flatten(part, item, out)
 
@@ -333,10 +329,10 @@ def _flatten(tree: Tree, value: Value, out: list[Value]) -> None:
 def _rebuild(tree: Tree, values: list[Value], *, stacked: bool) -> Value:
     if isinstance(tree, int):
         return values[tree]
-    name, parts = tree
-    if name == "dict":
+    kind, parts = tree
+    if kind is dict:
         return {key: _rebuild(part, values, stacked=stacked) for key, part in parts}
     items = [_rebuild(part, values, stacked=stacked) for part in parts]
-    if name == "list" or (name == "tuple" and stacked):  # default_collate turns plain tuples into lists
+    if kind is list or (kind is tuple and stacked):  # default_collate turns plain tuples into lists
         return items
-    return tuple(items) if name == "tuple" else name(*items)
+    return tuple(items) if kind is tuple else kind(*items)

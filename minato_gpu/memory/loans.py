@@ -1,9 +1,9 @@
-"""Loans: memory that belongs to the consumer until its last view dies (DESIGN.md section 7).
+"""Loans: memory that belongs to whoever has a view of it, until the last view dies (DESIGN.md section 7).
 
-A batch is handed out as tensors over a NumPy array that owns a piece of an arena. When the last tensor, view or
-array that refers to it is gone, the piece returns to its arena; nothing else may recycle it. The callback can
-run in any thread at any moment, so it only appends to a queue that the engine empties. It is no Python function: a
-Ctrl-C that arrived while one runs would be lost in it.
+A batch is handed out as tensors over a NumPy array that owns a piece of an arena, and so are the slabs that a place of
+the window, a load and its copies share. When the last tensor, view or array that refers to it is gone, the piece
+returns to its arena; nothing else may recycle it. The callback can run in any thread at any moment, so it only appends
+to a queue that the engine empties. It is no Python function: a Ctrl-C that arrived while one runs would be lost in it.
 
 Small parts of a batch are copied out of it: whoever collects the labels of an epoch keeps the labels, not the pictures.
 """
@@ -16,6 +16,8 @@ from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
+
+from minato_gpu.memory.arena import Arena
 
 _SMALL = 1 << 16
 
@@ -46,6 +48,11 @@ class Loans:
         self._live: dict[int, _Loan] = {}
         self._dead: deque[_Loan] = deque()
         self._given_back: deque[tuple[int, int]] = deque()
+
+    def allocate(self, arena: Arena, nbytes: int, owner: int = -1) -> tuple[int, NDArray[np.uint8]]:
+        """A new block of the owner's arena: its offset, and the array that owns it. See ``lend``."""
+        offset = arena.allocate(nbytes)
+        return offset, self.lend(arena.buffer, owner, offset, nbytes)
 
     def lend(self, buffer: memoryview, owner: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Bytes ``offset`` to ``offset + nbytes`` of the arena as an array, shape (nbytes,), that owns the block."""

@@ -24,20 +24,18 @@ def reading(uuid: str) -> dict[str, float | int | None] | None:
         return None
     try:
         nvml.nvmlInit()
+        try:
+            handle = _handle(nvml, uuid)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return {
+                "utilisation": _utilisation(nvml, handle),
+                "memory_used_bytes": int(memory.used),
+                "memory_total_bytes": int(memory.total),
+            }
+        finally:
+            nvml.nvmlShutdown()
     except nvml.NVMLError:
         return None
-    try:
-        handle = _handle(nvml, uuid)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return {
-            "utilisation": _utilisation(nvml, handle),
-            "memory_used_bytes": int(memory.used),
-            "memory_total_bytes": int(memory.total),
-        }
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _handle(nvml: ModuleType, uuid: str) -> object:

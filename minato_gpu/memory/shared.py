@@ -62,9 +62,9 @@ class Handover:
         """A new block as an array of shape (nbytes,)."""
         with self._lock:
             self._forget_dead()
-            offset = self.arena.allocate(nbytes)
+            offset, array = self._loans.allocate(self.arena, nbytes, self._worker)
             self._here.add(offset)
-            return self._loans.lend(self.arena.buffer, self._worker, offset, nbytes)
+            return array
 
     def offer(self, view: memoryview) -> int | None:
         """The block that begins with these bytes, which is the engine's from now on; None: they must be copied."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 from pathlib import Path
 
 from torch.utils.data import default_collate
@@ -63,11 +64,9 @@ def _check_mapping() -> None:
 
 def _look_at_tmpfs(workers: int) -> None:
     try:
-        found = os.statvfs(_TMPFS)
+        free = shutil.disk_usage(_TMPFS).free
     except OSError:
         free = 0
-    else:
-        free = found.f_bavail * found.f_frsize
     if free < workers * _LEAST:
         say_once(
             f"/dev/shm has {free >> 20} MiB left for {workers} workers. Where collate_fn calls default_collate, "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from minato_gpu.memory.accelerator import Accelerator, Event, is_out_of_memory
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.copies import MOST
+from minato_gpu.memory.layout import torch_dtype
 from minato_gpu.samples import Value
 
 ALIGN = 16  # of a value among others; any element type may begin there
@@ -42,7 +43,7 @@ class Upload:
 
         The tensors share memory. Raises TypeError for elements that torch does not have.
         """
-        dtypes = [torch.from_numpy(np.empty(0, array.dtype)).dtype for array in arrays]
+        dtypes = [torch_dtype(array.dtype) for array in arrays]
         places, total = side_by_side([array.nbytes for array in arrays])
         if not total:
             return [self._accelerator.empty(0).view(one).view(a.shape) for one, a in zip(dtypes, arrays, strict=True)]

@@ -27,9 +27,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS = range(12)
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS, BYTES = range(13)
 """Words of a row. DIRECT and DIRECT_NS: how often, and how long, its worker has read from storage itself, although the
-loader reads ahead."""
+loader reads ahead. BYTES: what its task has come to so far, where that has a credit."""
 JOINING, FETCHING, REPORTING = -1, -2, -3
 """In STAGE: collating a batch, in __getitems__, sending the last report; else a pipeline's stage plus 1, or 0."""
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
@@ -115,6 +115,10 @@ class WorkerStatusBoard:
         if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then
             return None
         return max(keep, started)
+
+    def nbytes(self, worker: int) -> int:
+        """What the worker's task has come to so far."""
+        return int(self.words[self.row(worker) + BYTES])
 
     def hand_over(self, run: int, chunk: int, splits: Iterable[int]) -> None:
         """Ask the worker that is at the chunk, if any, to hand its current sample over before the next of the stages

@@ -15,18 +15,14 @@ import contextlib
 import os
 import threading
 from bisect import insort
-from typing import NamedTuple
 
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.memory import nvml
 from minato_gpu.memory.accelerator import Accelerator, Stream, is_out_of_memory
-from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget
-from minato_gpu.memory.in_flight_copies import InFlightCopies
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.loads import Load, Port
-from minato_gpu.memory.pinning import Pinned
-from minato_gpu.memory.slabs import Slabs
 from minato_gpu.notices import LOGGER
 from minato_gpu.samples import JSON, OutputBatch
 from minato_gpu.threads import OwnThread
@@ -36,31 +32,8 @@ _MOMENT_S = 5e-3  # between them: executors end what they are at, which may take
 _ALL = 1 << 62
 
 
-class Host:
-    """The host's side of the way to every device: which slabs of ``arena`` are read, and what of it is pinned.
-
-    ``accelerator``: any of the devices; what one has pinned, all can read.
-    """
-
-    def __init__(self, arena: Arena, accelerator: Accelerator) -> None:
-        self.arena = arena
-        self.slabs = Slabs(arena)
-        self.pinned = Pinned(arena, accelerator)
-
-    def close(self) -> None:
-        """Unpin; every device must be through. Idempotent."""
-        self.pinned.close()
-
-
-class _Failed(NamedTuple):
-    """Why a load was not issued: the text alone, because the exception's frames hold what it has taken; ``short``: of
-    memory."""
-
-    error: ExceptionWrapper
-    short: bool
-
-
 def _text(error: BaseException) -> ExceptionWrapper:
+    """Why a load was not issued, without the exception, whose frames hold what it has taken."""
     return ExceptionWrapper((type(error), error, error.__traceback__), "while a batch was loaded onto the device")
 
 
@@ -70,8 +43,7 @@ class Transfers:
     def __init__(self, accelerator: Accelerator, host: Host, budget: DeviceBudget) -> None:
         self.accelerator = accelerator
         self.budget = budget
-        self.slabs = host.slabs
-        self._port = Port(accelerator, host.arena, host.pinned)
+        self._port = Port(accelerator, host)
         self._queue: list[Load] = []  # in the order of delivery
         self._changed = threading.Condition()
         self._due = OutputBatch(0)  # the batch that the consumer takes next, from whichever device
@@ -80,22 +52,19 @@ class Transfers:
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = self._unloaded = 0
-        self._under_way = InFlightCopies(self.slabs)
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._made_for = OutputBatch(-1)  # which batch the consumer waited for when room was last made
         self._squeezed = False  # nor is anything else to take memory
         self._only_due = False  # what the consumer takes from another device first is not to be waited for here
         self._closed = False
         self._stream: Stream | None = None  # made by the thread, by which the consumer is told if that fails
-        self._done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = OwnThread(target=self._main, name="minato-copies", daemon=True)
         self._thread.start()
 
     # --- whoever holds the engine's lock -----------------------------------------------------------------------
 
     def submit(self, load: Load) -> None:
-        """Ask for a load; never blocks. It becomes ``issued``, and then ``fd`` readable."""
-        self.slabs.read(load.slabs)
+        """Ask for a load; never blocks. It becomes ``issued``, and then the host's ``told`` readable."""
         with self._changed:
             insort(self._queue, load, key=lambda each: each.order)
             self._learn(load.nbytes)
@@ -108,15 +77,6 @@ class Transfers:
             self._set_aside()
             if self._queue:
                 self._changed.notify()
-
-    def fd(self) -> int:
-        """Readable when a load has been issued since ``clear``."""
-        return self._done
-
-    def clear(self) -> None:
-        """Make ``fd`` unreadable again."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._done)
 
     def leave(self, load: Load) -> None:
         """The consumer takes the load's batch, or nobody wants it any more."""
@@ -157,12 +117,12 @@ class Transfers:
             for load in (*also, *self._queue):
                 with contextlib.suppress(Exception):  # of the device: its next attempt will say so
                     load.make_room(self._port)
-        self._under_way.wait()
+        self._port.wait()
         self.sweep()
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
-        self._under_way.sweep()
+        self._port.sweep()
 
     def stats(self) -> dict[str, JSON]:
         """Counters as plain data; sizes in bytes."""
@@ -173,8 +133,8 @@ class Transfers:
             "crossed": self._port.crossed,
             "short_of_memory": self._short,
             "unloaded": self._unloaded,
-            "pinned_bytes": self._port.pinned.nbytes,
-            "pinning_refused": self._port.pinned.refused,
+            "pinned_bytes": self._port.host.pinned,
+            "pinning_refused": self._port.host.refused,
             "device_bytes": sum(self.budget.held.values()),
             "device_bytes_peak": self.budget.peak,
             "nvml": nvml.reading(self.accelerator.uuid),
@@ -189,8 +149,7 @@ class Transfers:
             self._changed.notify()
         self._thread.join()
         self._thread = None
-        self._under_way.close()
-        os.close(self._done)
+        self._port.close()
 
     # --- the thread --------------------------------------------------------------------------------------------
 
@@ -201,12 +160,13 @@ class Transfers:
             self._port.slices.begin()
             self.sweep()
             if load.cancelled:
-                self.slabs.done(load.slabs)
+                load.forget()
             else:
                 try:
                     self._issue(load)
                 except BaseException as error:  # a filter of the user's for our log, say
-                    self._end(load, _text(error))
+                    load.error = _text(error)
+                    self._end(load)
             del load
 
     def _next(self) -> Load | None:
@@ -218,7 +178,7 @@ class Transfers:
                     return load
                 self._changed.wait()
             for load in self._queue:
-                self.slabs.done(load.slabs)
+                load.forget()
             self._queue.clear()
             return None
 
@@ -247,31 +207,31 @@ class Transfers:
         self.budget.aside = _ALL if self._squeezed else max(0, self.batch_bytes - loaded)
 
     def _issue(self, load: Load) -> None:
-        failed = self._try(load)
+        short = self._try(load)
         self._made_for = OutputBatch(-1)
-        if failed is not None and failed.short and self._is_due(load):
-            failed = self._trimmed(load)
-        if failed is not None and failed.short and self._is_due(load):
-            failed = self._squeeze(load)
-        if failed is not None and failed.short and load.order > self._made_for:
+        if short and self._is_due(load):  # before anybody has to hold less, pools let go of what they do not use
+            with contextlib.suppress(Exception):  # of the device: the attempt will say so
+                self.accelerator.trim()
+            short = self._try(load)
+        if short and self._is_due(load):
+            short = self._squeeze(load)
+        if short and load.order > self._made_for:
             self._later(load)  # the consumer may still have had what it lets go of before it waits for this one
-            return
-        self._end(load, None if failed is None else failed.error)
+        else:
+            self._end(load)
 
-    def _end(self, load: Load, error: ExceptionWrapper | None) -> None:
+    def _end(self, load: Load) -> None:
         """There will be no other attempt: the consumer gets the batch or, in its place, the error."""
         load.forget()
-        load.error = error
-        self.slabs.done(load.slabs)
         with self._changed:
             self._correct(load)
             self._issued += 1
             load.issued = True
-        os.eventfd_write(self._done, 1)
+        os.eventfd_write(self._port.host.told, 1)
 
-    def _try(self, load: Load) -> _Failed | None:
-        """Issue a load, or say why that cannot be."""
-        load.event = None
+    def _try(self, load: Load) -> bool:
+        """Issue a load, or let its ``error`` say why that cannot be. Returns whether the device is short of memory."""
+        load.event = load.error = None
         try:
             if self._stream is None:
                 self._stream = self.accelerator.stream()
@@ -281,10 +241,11 @@ class Transfers:
                 finally:  # also of half a load: what it reads is not free before
                     load.event = self.accelerator.event()
         except BaseException as error:
-            return _Failed(_text(error), is_out_of_memory(error))
+            load.error = _text(error)
+            return is_out_of_memory(error)
         finally:
-            self._under_way.add(load)
-        return None
+            self._port.attempted(load)
+        return False
 
     def _uncount(self, load: Load) -> None:
         """Its bytes are in the account no more."""
@@ -305,64 +266,55 @@ class Transfers:
                 self._lower(0)
             insort(self._queue, load, key=lambda each: each.order)
 
-    def _trimmed(self, load: Load) -> _Failed | None:
-        """Try again when pools have let go of what they do not use: before anybody has to hold less."""
-        with contextlib.suppress(Exception):  # of the device: the attempt will say so
-            self.accelerator.trim()
-        return self._try(load)
-
-    def _squeeze(self, load: Load) -> _Failed | None:
+    def _squeeze(self, load: Load) -> bool:
         """Try again while others let go of what they hold; what executors make meanwhile goes to the host."""
         with self._changed:
             self._lower(load.nbytes)
             self._squeezed = True
             self._set_aside()
-        failed: _Failed | None = None
+        short = True
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._ask_for_room(load)
             self.let_go(load)
             alone = attempt > 0 and not self.budget.held.get("samples")  # asked first: those that go later go too late
-            failed = self._try(load)
-            while failed is not None and failed.short and attempt and self._unload_last(load):
-                failed = self._try(load)
-            if failed is None or not failed.short or alone or load.cancelled or self._closed:
+            short = self._try(load)
+            while short and attempt and self._unload_last(load):
+                short = self._try(load)
+            if not short or alone or load.cancelled or self._closed:
                 break
         with self._changed:
             self._squeezed = False
             self._set_aside()
-        return failed
+        return short
 
     def _unload_last(self, load: Load) -> bool:
         """Put back the last batch behind this one that is loaded. None of them is handed over before it, unless the
         consumer has broken off waiting for it."""
         with self._changed:
             later = [each for each in self._loaded.values() if each.order > load.order and each.error is None]
-            behind = later if load.order >= self._due else []
-        if not behind:
-            return False
-        last = max(behind, key=lambda each: each.order)
-        unloaded = False
-        with contextlib.suppress(Exception):  # of the device, or there is no room on the host: it stays
+            if not later or load.order < self._due:
+                return False
+        last = max(later, key=lambda each: each.order)
+        try:
             last.unload(self._port)
-            unloaded = True
-        blocks, last.staged = tuple(last.staged), []
+        except Exception:  # of the device, or there is no room on the host: it stays
+            return False
         with self._changed:
-            if unloaded and last.counted:
+            if last.counted:
                 self._uncount(last)
-                last.issued, last.slabs = False, blocks
-                self.slabs.read(blocks)
+                last.issued = False
                 insort(self._queue, last, key=lambda each: each.order)
                 self._unloaded += 1
-        for block in blocks:
-            self.slabs.drop(block)
-        return unloaded
+            else:
+                last.forget()
+        return True
 
     def _ask_for_room(self, load: Load) -> None:
         """Let a consumer that waits bring what is in no batch yet to the host, and executors end what they are at."""
         with self._changed:
             self.wants_room = True
-            os.eventfd_write(self._done, 1)
+            os.eventfd_write(self._port.host.told, 1)
             self._changed.wait_for(lambda: self._closed or load.cancelled or not self.wants_room)
             self.wants_room = False
             self._changed.wait(_MOMENT_S)

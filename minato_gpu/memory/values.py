@@ -8,12 +8,12 @@ and so do a few neighbours of a long list: whoever keeps the labels does not kee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.blobs import strided_parts
 from minato_gpu.memory.copies import MOST, CopyRange
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.loans import is_small
@@ -21,32 +21,23 @@ from minato_gpu.memory.staging import side_by_side
 from minato_gpu.samples import Value
 
 
-class _Copied(NamedTuple):
-    """Where a tensor lies on the device: bytes ``begin`` to ``end`` of ``memory``."""
-
-    memory: torch.Tensor
-    begin: int
-    end: int
-
-
 class ValueLoad(Load):
     """Loads what ``make`` returns: any nesting of containers, tensors, and what stays as it is.
 
-    ``make`` is called once for each attempt. ``nbytes``: what the batch takes on the host, which is not what its
-    tensors take.
+    ``make`` is called once for each attempt. It is kept until the batch is handed over: what it is made of counts on
+    the host until then, and a batch that has to leave the device comes from there once more. ``nbytes``: what the batch
+    takes on the host, which is not what its tensors take.
     """
 
     def __init__(self, make: Callable[[], Value], nbytes: int) -> None:
-        super().__init__(nbytes, ())
+        super().__init__(nbytes)
         self._make = make
         self._value: Value = None
         self._used: list[torch.Tensor] = []  # memory that the consumer's stream will use
-        self._copied: dict[int, _Copied] = {}  # by the tensor's id, those that were copied here
-        self._stayed: list[torch.Tensor] = []  # the memory of those that are there still when it is issued anew
 
     def issue(self, port: Port) -> None:
         """See Load. At most ``copies.MOST`` copies, and as many as the arena's pinned pieces ask for."""
-        self._value, self._used, self._copied = None, self._stayed.copy(), {}
+        self.unload(port)
         try:
             value = self._make()
             found: list[torch.Tensor] = []
@@ -65,14 +56,14 @@ class ValueLoad(Load):
 
             self._value = mapped(value, loaded)
         except BaseException:  # what found memory is not to keep it while the rest waits for some
-            self._used, self._copied = [], {}
+            self.unload(port)
             raise
         self.measured = sum(part.numel() * part.element_size() for part in self._used)
 
     def _moved(self, accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
         """By PyTorch itself."""
         moved = tensor.to(accelerator.device)
-        self._used += _memory(moved.detach())
+        self._used += [part for part in strided_parts(moved.detach()) if part.numel()]
         return moved
 
     def _copy(self, port: Port, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -80,41 +71,21 @@ class ValueLoad(Load):
         found: dict[int, torch.Tensor] = {}
         for numbers in _groups([tensor.nbytes for tensor in tensors]):
             places, total = side_by_side([tensors[number].nbytes for number in numbers])
-            block = port.arena.allocate(total)
-            self.staged.append(block)
-            staging = np.frombuffer(port.arena.buffer, np.uint8, total, block)
+            block, staging = port.host.allocate(total)
+            self.keep.append(staging)
             memory = port.accelerator.empty(total)
             self._used.append(memory)
             for at, number in zip(places, numbers, strict=True):
                 tensor, end = tensors[number], at + tensors[number].nbytes
                 np.copyto(staging[at:end], tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
                 found[number] = memory[at:end].view(tensor.dtype).view(tensor.shape)
-                self._copied[id(found[number])] = _Copied(memory, at, end)
                 port.slices.between()
             port.copy(memory, [CopyRange(block, 0, total)], most=1 << 16)
         return [found[number] for number in range(len(tensors))]
 
-    def forget(self) -> None:
-        """See Load."""
-        del self._make
-
     def unload(self, port: Port) -> None:
-        """See Load. Tensors that PyTorch itself has moved stay on the device."""
-        event = self.event
-        assert event is not None
-        memories = {id(one.memory): one.memory for one in self._copied.values()}
-        fetched = {key: torch.from_numpy(port.accelerator.fetch(one, event)) for key, one in memories.items()}
-
-        def on_host(tensor: torch.Tensor) -> torch.Tensor:
-            copied = self._copied.get(id(tensor))
-            if copied is None:
-                return tensor
-            part = fetched[id(copied.memory)][copied.begin : copied.end]
-            return part.view(tensor.dtype).view(tensor.shape)
-
-        value = mapped(self._value, on_host)
-        self._stayed = [memory for memory in self._used if id(memory) not in memories]
-        self._value, self._used, self._copied, self._make = None, [], {}, lambda: value
+        """See Load. Nothing has to be fetched."""
+        self._value, self._used = None, []
 
     def hand_over(self, accelerator: Accelerator) -> Value:
         """See Load."""
@@ -122,7 +93,7 @@ class ValueLoad(Load):
         accelerator.wait(self.event)
         for memory in self._used:
             accelerator.used_here(memory)
-        value, self._value, self._used, self._copied, self._stayed = self._value, None, [], {}, []
+        value, self._value, self._used, self._make = self._value, None, [], lambda: None
         return value
 
 
@@ -140,21 +111,6 @@ def _groups(sizes: Sequence[int]) -> list[list[int]]:
     large = [number for number, nbytes in enumerate(sizes) if not is_small(nbytes, whole)]
     each = -(-len(large) // (MOST - 1)) or 1
     return [group for group in (small, *(large[at : at + each] for at in range(0, len(large), each))) if group]
-
-
-def _memory(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors, with elements, of which a tensor of whatever layout consists."""
-    if tensor.layout is torch.strided:
-        parts = [tensor]
-    elif tensor.layout is torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    else:  # of which nothing is known: what cannot be recorded is not given to PyTorch to fail on
-        parts = []
-    return [part for part in parts if part.numel()]
 
 
 def mapped(value: Value, function: Callable[[torch.Tensor], torch.Tensor]) -> Value:

@@ -75,15 +75,27 @@ class Dispatcher:
         flight = self.flights.pop(number)
         self.intake.router.promised -= flight.promised
         self.lanes[flight.chunk.lane].remove(flight.chunk)
+        if flight.credit:
+            self._ledger.promised -= flight.promised_bytes
         return flight
 
-    def shorten(self, flight: Flight, keep: int) -> None:
-        """The lane will start no sample of the chunk from offset ``keep`` on."""
+    def told(self, flight: Flight, nbytes: int) -> None:
+        """Further samples of the chunk are reported, and hold ``nbytes``."""
+        self._ledger.promised -= flight.promised_bytes
+        flight.told += nbytes
+        self._ledger.promised += flight.promised_bytes
+
+    def shorten(self, flight: Flight, keep: int, nbytes: int) -> None:
+        """The lane will start no sample of the chunk from offset ``keep`` on. Their share of its credit is free again,
+        but for what those before them have used of it: they hold ``nbytes`` already."""
         chunk = flight.chunk
         seconds = chunk.seconds * keep / chunk.size
         self.lanes[chunk.lane].shorten(chunk.seconds - seconds)
         self._promise(flight, flight.promised * keep / chunk.size)
         self.give_back(flight, keep, chunk.size)
+        self._ledger.promised -= flight.promised_bytes
+        flight.credit = max(chunk.credit * keep // chunk.size, nbytes)
+        self._ledger.promised += flight.promised_bytes
         flight.chunk, flight.size = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds), keep
 
     def hand_on(self, flight: Flight, offset: int, stage: int) -> None:
@@ -331,6 +343,7 @@ class Dispatcher:
         self._next_chunk += 1
         flight = self.flights[chunk.number] = Flight(chunk, parts)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
+        self._ledger.promised += credit
         if kind == "run":
             size = flight.size
             self._ledger.start(size, stop >= 0)

@@ -13,7 +13,7 @@ from minato_gpu.scheduling.waiting import Entry
 class Flight:
     """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
 
-    __slots__ = ("chunk", "done", "look_at", "parts", "promised", "reads", "size")
+    __slots__ = ("chunk", "credit", "done", "look_at", "parts", "promised", "reads", "size", "told")
 
     def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
         self.chunk = chunk
@@ -21,8 +21,15 @@ class Flight:
         self.parts = parts
         self.reads = any(part.read for part in parts)  # something lies ready that an earlier step has left
         self.done = 0
+        self.credit = chunk.credit  # bytes that the lane may prepare of it without asking
+        self.told = 0  # bytes of what is reported
         self.look_at: float | None = None
         self.promised = 0.0  # seconds of the device that are to follow
+
+    @property
+    def promised_bytes(self) -> int:
+        """What the lane may still prepare of it without asking."""
+        return max(0, self.credit - self.told)
 
     def at(self, offset: int) -> tuple[Entry, TicketId]:
         """The ticket that sample number ``offset`` of the chunk belongs to, and its serial."""

@@ -1,9 +1,11 @@
 """Host bytes in flight: what is ready and not delivered, and what the running samples are expected to need (P4).
 
-What a sample will need is only known once it is ready, so running ones count with the mean. One that runs only as far
-as a hand-over counts with what such a sample leaves there as well: it holds that until it is ready, while another lane
-goes on with it. What is ready is counted as it is reported, and each delivery tells what is left of it: nothing is kept
-per sample, and the sums never drift. (Rejected: a batch's share of what is ready. Where large samples follow small
+What a sample will need is only known once it is ready, so running ones count with the mean, or with what their lanes
+may still prepare without asking (the credits of their chunks), where that is more: a lease of many small samples may
+turn out to be one of a few large ones. One that runs only as far as a hand-over counts with what such a sample leaves
+there as well: it holds that until it is ready, while another lane goes on with it. What is ready is counted as it is
+reported, and each delivery tells what is left of it: nothing is kept per sample, and the sums never drift.
+(Rejected: a batch's share of what is ready. Where large samples follow small
 ones, delivered small ones were taken for large, and as much too much was begun.)
 """
 
@@ -42,6 +44,7 @@ class Ledger:
         self.handed_bytes = 0.0  # of a sample that was handed over
         self.running = 0  # samples dispatched and not ready
         self.handing = 0  # those of them that are to be handed over
+        self.promised = 0  # bytes of credits that are not used up
         self._ready_bytes = 0
         self.pool = 0  # samples that are ready and in no batch
         self._read = _Pool()
@@ -51,7 +54,7 @@ class Ledger:
     def in_flight(self) -> int:
         """Bytes ready and not delivered, plus the expected bytes of what runs."""
         expected = self.running * self.sample_bytes + self.handing * self.handed_bytes
-        return self._ready_bytes + self._read.nbytes + self._handed.nbytes + int(expected)
+        return self._ready_bytes + self._read.nbytes + self._handed.nbytes + max(int(expected), self.promised)
 
     def start(self, samples: int, handing: bool = False) -> None:
         """``samples`` more run; ``handing``: they are to be handed over."""

@@ -248,11 +248,13 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The lane will start no sample of the chunk from offset ``keep`` on; those go back to waiting."""
+    """The lane will start no sample of the chunk from offset ``keep`` on; those go back to waiting. ``nbytes``: what
+    those before it hold that are ready, reported or not."""
 
     time: float
     chunk: int
     keep: int
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

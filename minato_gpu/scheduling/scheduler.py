@@ -203,6 +203,8 @@ class Scheduler:
             lane.measured(event.seconds, fresh)
             if lane.is_device:
                 self.harm.worked(event.seconds)
+            if flight.credit:
+                self._work.told(flight, event.nbytes + event.handed_bytes)
             if event.handed:
                 self._hand_on(flight, event)
             else:
@@ -284,7 +286,7 @@ class Scheduler:
         if flight is None:
             return
         if event.keep < flight.chunk.size:
-            self._work.shorten(flight, event.keep)
+            self._work.shorten(flight, event.keep, event.nbytes)
         if self._intake.router.may_rescue(flight.at(flight.chunk.size - 1)[0]):
             self._work.look_again(flight, PATIENCE_S)
 

@@ -23,36 +23,38 @@ satisfies them, so the bound holds for every policy of a row.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from minato_gpu.scheduling.plans import END, WHOLE, Plan, Step, hull
+from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull
 from minato_gpu.simulation.work import Array, Integers, Work
 
 
 def lp_bound(work: Work) -> float:
     """Seconds that the whole work takes at least, from the start, worker start-up included."""
-    device = _device(work)
     alone = work.startup_s + float(_alone(work).max())
-    if device is None:
+    if _device(work) is None:
         return max(alone, float(_cpu_time(work, work.cpu.sum())))
-    cpu, device = _steps(work)
-    return max(alone, _cut(work, cpu, device, np.argsort(-cpu / device, kind="stable"), divisible=True))
+    return max(alone, _cut(work, *_steps(work, *_plans(work)), divisible=True))
 
 
 def threshold_limit(work: Work) -> float:
     """Seconds with the best threshold in hindsight on the predicted ratio; the LP bound without a device lane."""
-    device = _device(work)
-    if device is None or work.predicted_device is None:
+    if _device(work) is None or work.predicted_device is None:
         return lp_bound(work)
-    if work.cuts:
-        order, cpu, device = _predicted_steps(work)
-    else:
-        order, cpu = np.argsort(-work.predicted_cpu / work.predicted_device, kind="stable"), work.cpu
-    return max(lp_bound(work), _cut(work, cpu, device, order, divisible=False))
+    return max(lp_bound(work), _cut(work, *_steps(work, *_plans(_as_told(work))), divisible=False))
+
+
+def _as_told(work: Work) -> Work:
+    """The same, but it costs what is predicted."""
+    cuts = tuple(replace(cut, cpu=cut.predicted_cpu, device=cut.predicted_device) for cut in work.cuts)
+    return replace(work, cpu=work.predicted_cpu, device=work.predicted_device, cuts=cuts)
 
 
 def _plans(work: Work) -> tuple[Array, Array]:
-    """True seconds of every plan on the CPU and on the device, each of shape (plans, serials)."""
+    """Seconds of every plan on the CPU and on the device, each of shape (plans, serials): all on the CPU, each cut, and
+    all on the device."""
     nothing, cuts = np.zeros(len(work.cpu)), work.cuts
     device = _device(work)
     if device is None:
@@ -68,34 +70,26 @@ def _alone(work: Work) -> Array:
     return least
 
 
-def _steps(work: Work) -> tuple[Array, Array]:
-    """What each step between the plans worth having saves and costs; with two plans these are the samples."""
-    assert work.device is not None
-    if not work.cuts:
-        return work.cpu, work.device
-    steps: list[Step] = []
-    for serial, (cpu, device) in enumerate(zip(work.cpu.tolist(), work.device.tolist(), strict=True)):
-        plans = [Plan(cut.split, float(cut.cpu[serial]), float(cut.device[serial])) for cut in work.cuts]
-        steps += hull(cpu, device, plans)
-    return np.array([step.cpu for step in steps]), np.array([step.device for step in steps])
-
-
-def _predicted_steps(work: Work) -> tuple[Integers, Array, Array]:
-    """The order of the steps by what is predicted, and what each of them truly saves and costs."""
-    assert work.predicted_device is not None
+def _steps(work: Work, told_cpu: Array, told_device: Array) -> tuple[Array, Array]:
+    """What each step between the plans worth having truly saves and costs, in the order of the ratio that they are told
+    to have; with two plans these are the samples."""
     cpu, device = _plans(work)
+    if not work.cuts:
+        order = np.argsort(-told_cpu[0] / told_device[-1], kind="stable")
+        return work.cpu[order], device[-1, order]
     rows = {END: 0, WHOLE: len(cpu) - 1, **{cut.split: row for row, cut in enumerate(work.cuts, start=1)}}
-    told = zip(work.predicted_cpu.tolist(), work.predicted_device.tolist(), strict=True)
     ratios, saved, spent = [], [], []
-    for serial, pair in enumerate(told):
+    for serial, (on_cpu, on_device) in enumerate(zip(told_cpu.T.tolist(), told_device.T.tolist(), strict=True)):
         before = 0
-        for step in hull(*pair, work.plans(serial)):
+        plans = [Plan(cut.split, on_cpu[row], on_device[row]) for row, cut in enumerate(work.cuts, start=1)]
+        for step in hull(on_cpu[0], on_device[-1], plans):
             row = rows[step.plan.split]
             ratios.append(step.ratio)
             saved.append(cpu[before, serial] - cpu[row, serial])
             spent.append(device[row, serial] - device[before, serial])
             before = row
-    return np.argsort(-np.array(ratios), kind="stable"), np.array(saved), np.array(spent)
+    order = np.argsort(-np.array(ratios), kind="stable")
+    return np.array(saved)[order], np.array(spent)[order]
 
 
 def _device(work: Work) -> Array | None:
@@ -113,9 +107,8 @@ def _cpu_time(work: Work, seconds: float | Array) -> Array:
     return times
 
 
-def _cut(work: Work, cpu: Array, device: Array, order: Integers, divisible: bool) -> float:
+def _cut(work: Work, cpu: Array, device: Array, *, divisible: bool) -> float:
     """Time of the best cut of this order: the samples before it on the devices, the others on the CPU slots."""
-    cpu, device = cpu[order], device[order]
     on_device = work.startup_s + np.concatenate(([0.0], np.cumsum(device))) / work.devices
     on_cpu = _cpu_time(work, np.maximum(cpu.sum() - np.concatenate(([0.0], np.cumsum(cpu))), 0.0))
     best = int(np.argmin(np.maximum(on_device, on_cpu)))
@@ -193,8 +186,7 @@ def _needed(work: Work, lateness: int) -> Integers:
     firsts = work.firsts
     number = np.arange(work.batches)
     by_lateness = firsts[np.maximum(number - lateness + 1, 0)]
-    starts = np.concatenate(([0], np.cumsum(work.epoch_samples)))
-    epoch_start = starts[work.epochs]
+    epoch_start = firsts[work.begins]
     last = np.append(np.diff(work.epochs) > 0, True)
     needed: Integers = np.where(last, firsts[1:], np.maximum(by_lateness, epoch_start))
     return needed

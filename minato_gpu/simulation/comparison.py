@@ -47,20 +47,23 @@ def run(names: Sequence[str] | None = None, seeds: int = 10) -> list[Row]:
         for window in scenario.windows:
             for lateness in scenario.latenesses:
                 for error in scenario.errors:
-                    rows += _cell(scenario, window, lateness, error, seeds)
+                    policies = {name: peer(name, window, lateness) for name in PEERS}
+                    policies = {OURS: ours(scenario, window, lateness), **policies}
+                    for name, simulate in policies.items():
+                        rows.append(_row(scenario, window, lateness, error, seeds, simulate, policy=name))
     return rows
 
 
-def _cell(scenario: Scenario, window: int, lateness: int, error: float, seeds: int) -> list[Row]:
-    """The rows of all policies in one setting."""
-    measured: dict[str, list[Row]] = {policy: [] for policy in (OURS, *PEERS)}
-    for seed in range(seeds):
-        work = scenario.work(seed, error)
-        for policy, cells in measured.items():
-            simulate = ours(scenario, window, lateness) if policy == OURS else peer(policy, window, lateness)
-            cells.append(_measure(work, window, lateness, simulate))
+def _row(
+    scenario: Scenario, window: int, lateness: int, error: float, seeds: int, simulate: Simulate, **named: str
+) -> Row:
+    """One policy in one setting, the mean over the seeds."""
+    cells = [_measure(scenario.work(seed, error), window, lateness, simulate) for seed in range(seeds)]
     key = {"window": window, "max_lateness": lateness, "prediction_error": error}
-    return [{"scenario": scenario.name, "policy": policy, **key, **_mean(cells)} for policy, cells in measured.items()]
+    row: Row = {"scenario": scenario.name, **named, **key}
+    row |= {name: float(np.mean([cell[name] for cell in cells])) for name in cells[0]}
+    row["displacement_max"] = max(cell["displacement_max"] for cell in cells)
+    return row
 
 
 def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: JSON) -> Simulate:
@@ -111,12 +114,6 @@ def _slow_share_deviation(work: Work, outcome: Outcome) -> float:
     return float(np.sqrt(np.mean((counts / sizes - share) ** 2)) - chance)
 
 
-def _mean(cells: Sequence[Row]) -> Row:
-    row: Row = {name: float(np.mean([cell[name] for cell in cells])) for name in cells[0]}
-    row["displacement_max"] = max(cell["displacement_max"] for cell in cells)
-    return row
-
-
 def run_ablation(seeds: int = 10) -> list[Row]:
     """What each part contributes: every part off in turn, in the scenarios where it can matter.
 
@@ -148,9 +145,7 @@ def run_ablation(seeds: int = 10) -> list[Row]:
         if len(scenario.epoch_samples) == 1:
             del variants["epoch overlap"]
         for without, (late, simulate) in variants.items():
-            cells = [_measure(scenario.work(seed, 0.3), window, late, simulate) for seed in range(seeds)]
-            key = {"window": window, "max_lateness": late, "prediction_error": 0.3}
-            rows.append({"scenario": name, "policy": OURS, "without": without, **key, **_mean(cells)})
+            rows.append(_row(scenario, window, late, 0.3, seeds, simulate, policy=OURS, without=without))
     return rows
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.simulation.reading import Arrived, Reading
+from minato_gpu.simulation.reading import Reading
 from minato_gpu.simulation.work import Work
 
 
@@ -22,12 +22,12 @@ class Intake:
     def __init__(
         self, work: Work, policy: Policy, reading: Reading | None = None, *, overlap: bool, precise: bool
     ) -> None:
-        self.arrived = Arrived()
         self._work, self._policy, self._reading = work, policy, reading
         self._overlap, self._precise = overlap, precise
         self._cpu: list[float] = work.predicted_cpu.tolist()
         self._device = None if work.predicted_device is None else work.predicted_device.tolist()
         self._drawn = self._admitted = 0
+        self._here: set[int] = set()  # bytes that are there, of samples that are not in the window yet
 
     def draw(self, now: float, delivered: int, *, over: bool) -> None:
         """Have read what the window holds, and as far beyond it as is drawn early."""
@@ -39,7 +39,7 @@ class Intake:
             at = self._drawn
             if not self._may_draw(at, delivered, over=over):
                 return
-            if self._begins(at):
+            if work.begins[at] == at:
                 reading.begin(now, int(work.epochs[at]))
             self._drawn += 1
             reading.want(now, at, range(int(work.firsts[at]), int(work.firsts[at + 1])))
@@ -54,32 +54,40 @@ class Intake:
         self._admitted += 1
         first, stop, epoch = int(work.firsts[at]), int(work.firsts[at + 1]), int(work.epochs[at])
         device = None if self._device is None else self._device[first:stop]
-        last = self._admitted == work.batches or work.epochs[at + 1] != epoch
         between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
         costs = self._cpu[first:stop], device
         what = SourceBatch(at), epoch, TicketId(first), stop - first
         homes = self._policy.homes
         home = homes[self.home(at) % len(homes)]
-        follow = int(np.searchsorted(work.epochs, epoch, side="right"))
-        after = int(work.firsts[follow]) - stop
-        admitted = m.Admitted(now, *what, *costs, bool(last), between=between, home=home, follow=after)
-        return admitted if self._reading is None else replace(admitted, fetched=self.arrived.admit(first, stop))
+        after = int(work.firsts[np.searchsorted(work.epochs, epoch, side="right")]) - stop
+        fetched = None
+        if self._reading is not None:
+            here = self._here.intersection(range(first, stop))
+            self._here -= here
+            fetched = _spans(here)
+        return m.Admitted(now, *what, *costs, after == 0, between=between, home=home, fetched=fetched, follow=after)
+
+    def came(self, serials: Sequence[int]) -> list[m.TicketSpan]:
+        """Bytes have come; returns what the scheduler is to be told of: of samples in the window. Of the others it is
+        told as they enter."""
+        admitted = int(self._work.firsts[self._admitted])
+        self._here.update(serial for serial in serials if serial >= admitted)
+        return _spans(serial for serial in serials if serial < admitted)
 
     def home(self, batch: int) -> int:
         """The number of the device that a batch goes to."""
-        begins = int(np.searchsorted(self._work.epochs, self._work.epochs[batch]))
-        return (batch - begins) % self._policy.devices
-
-    def _begins(self, batch: int) -> bool:
-        return batch == 0 or bool(self._work.epochs[batch] != self._work.epochs[batch - 1])
+        return (batch - self._work.begins[batch]) % self._policy.devices
 
     def _may_draw(self, batch: int, delivered: int, *, over: bool) -> bool:
         """Of a batch that begins an epoch, whether that may be drawn: the one before has ended, or, where epochs
         overlap, has begun."""
-        if batch == 0 or not self._begins(batch):
+        begins = self._work.begins
+        if batch == 0 or begins[batch] != batch or (self._overlap and not self._precise):
             return True
-        if self._overlap and not self._precise:
-            return True
-        epochs = self._work.epochs
-        after = int(np.searchsorted(epochs, epochs[batch] - 1)) if self._overlap else batch
+        after = begins[batch - 1] if self._overlap else batch
         return delivered > after or (delivered == after and over)
+
+
+def _spans(serials: Iterable[int]) -> list[m.TicketSpan]:
+    """One for each: a span may not reach over batches."""
+    return [(TicketId(serial), TicketId(serial + 1)) for serial in sorted(serials)]

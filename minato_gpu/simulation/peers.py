@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
@@ -39,23 +40,26 @@ def simulate_peer(
     """The outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or that of
     each batch, all epochs in a row. ``cores``: that workers share with the consumer (None: there are enough), of the
     policies that hand out whole batches."""
-    if policy == BY_COMPLETION:
-        return _Samples(work, window, lateness, period).run()
-    return _Batches(work, window, lateness, period, policy == BATCH_IN_ORDER, cores).run()
+    steps = [period] * work.batches if isinstance(period, (int, float)) else period
+    return _KINDS[policy](work, window, lateness, steps, cores).run()
 
 
+@dataclass
 class _Peer:
     """The clock, the consumer and the end of epochs; subclasses decide what runs and what a batch is."""
 
-    def __init__(self, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> None:
-        self.work, self.window, self.lateness = work, window, lateness
-        self.steps = [period] * work.batches if isinstance(period, (int, float)) else period
+    work: Work
+    window: int
+    lateness: int
+    steps: Sequence[float]
+    cores: Cores | None
+
+    def __post_init__(self) -> None:
         self.delivered = 0
         self.consumer_ready = 0.0
         self.running: list[tuple[float, int, int]] = []  # (end, what, where)
         self.pace = ALONE
-        self.run_s = work.device_run_s / _MICRO_BATCH
-        self._starts = {int(epoch): at for at, epoch in reversed(list(enumerate(work.epochs)))}
+        self.run_s = self.work.device_run_s / _MICRO_BATCH
 
     def run(self) -> Outcome:
         """Simulate until every batch is delivered."""
@@ -79,7 +83,7 @@ class _Peer:
 
     def may_start(self, batch: int, now: float) -> bool:
         """Whether the epoch of the batch has begun: the step of the last one's last batch has ended."""
-        start = self._starts[int(self.work.epochs[batch])]
+        start = self.work.begins[batch]
         return self.delivered > start or (self.delivered == start and (start == 0 or now >= self.consumer_ready))
 
     def supply(self, now: float) -> None:
@@ -99,21 +103,15 @@ class _Peer:
 
 
 class _Batches(_Peer):
-    """Whole batches on workers; ``strict``: in rotation and in order."""
+    """Whole batches on workers, each delivered when it comes; ``strict``: in rotation and in order."""
 
-    def __init__(
-        self,
-        work: Work,
-        window: int,
-        lateness: int,
-        period: float | Sequence[float],
-        strict: bool,
-        cores: Cores | None,
-    ) -> None:
-        super().__init__(work, window, 0 if strict else lateness, period)
-        self.strict, self.cores = strict, cores
+    strict = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        work = self.work
         self.ready = [*work.ready_times(), *[work.startup_s] * work.devices]
-        self.limit = max(1, window // work.batch)
+        self.limit = max(1, self.window // work.batch)
         self.most = -(-self.limit // len(self.ready))
         self.held = [0] * len(self.ready)
         self.waiting: list[deque[int]] = [deque() for _ in self.ready]
@@ -178,11 +176,20 @@ class _Batches(_Peer):
         return np.arange(self.work.firsts[batch], self.work.firsts[batch + 1])
 
 
+class _InOrder(_Batches):
+    strict = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lateness = 0
+
+
 class _Samples(_Peer):
     """Single samples, first come, first served; a batch is what is ready, by completion."""
 
-    def __init__(self, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> None:
-        super().__init__(work, window, lateness, period)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        work = self.work
         self.place = work.places(np.arange(len(work.cpu))).tolist()
         self.costs = [work.cpu.tolist()]
         if work.device is not None:
@@ -227,3 +234,6 @@ class _Samples(_Peer):
         del self.ready[:size]
         self.taken += size
         return np.array(batch)
+
+
+_KINDS = {BATCH_IN_ORDER: _InOrder, BATCH_OUT_OF_ORDER: _Batches, BY_COMPLETION: _Samples}

@@ -33,12 +33,12 @@ class Running:
         """How many samples are ready by now."""
         return sum(end <= now for end in self.ends)
 
-    def newly(self, done: int) -> tuple[int, float]:
-        """How many samples are told with this report, and the seconds that they took."""
+    def newly(self, done: int) -> tuple[list[int], float]:
+        """The samples that are told with this report, and the seconds that they took."""
         since = self.ends[self.told - 1] if self.told else self.begin
-        count, seconds = done - self.told, self.ends[done - 1] - since
+        serials, seconds = self.serials()[self.told : done], self.ends[done - 1] - since
         self.told = done
-        return count, seconds
+        return serials, seconds
 
     def slow_down(self, now: float, times: float) -> None:
         """What is left of it takes so many times as long."""

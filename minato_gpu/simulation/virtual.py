@@ -123,7 +123,7 @@ class VirtualLoader:
         self._number += 1
         heappush(self._events, (time, self._number, kind, what))
 
-    def _step(self, most: float = _NEVER) -> None:
+    def _step(self, most: float) -> None:
         """What happens next, if that is not after ``most``; until then, storage goes on."""
         wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
         until = first if wake is None else min(first, wake)
@@ -154,7 +154,7 @@ class VirtualLoader:
         """Whether the scheduler has been told of some by then. What else storage does changes nothing here."""
         while self._reading is not None and (came := self._reading.advance(until)):
             self._now = max(came.at, self._now)
-            if spans := self._intake.arrived.came(came.serials):
+            if spans := self._intake.came(came.serials):
                 self._tell(m.Fetched(self._now, spans))
                 return True
         return False
@@ -167,15 +167,12 @@ class VirtualLoader:
         lane = self._lanes[run.chunk.lane]
         lane.free += 1
         self._start(lane)
-        count = len(run.ends)
-        serials = run.serials()[run.told :]
-        fresh, spent = run.newly(count)
+        serials, spent = self._newly(run, len(run.ends))
         if lane.kind == m.DEVICE:
             self._device_s += spent
             self.made_on.update(dict.fromkeys(serials, run.chunk.lane))
-        if self._reading is not None:
-            self._reading.release(self._now, serials)
-        report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * fresh)
+        count = len(run.ends)
+        report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * len(serials))
         stop = run.chunk.stop
         if stop >= 0:
             self._progress.came_to(run.serials(), stop)
@@ -217,10 +214,15 @@ class VirtualLoader:
         for number, run in list(self._runs.items()):
             done = run.done(self._now)
             if run.told < done < len(run.ends) and run.chunk.kind == "run" and run.chunk.stop < 0:
-                count, seconds = run.newly(done)
-                if self._reading is not None:
-                    self._reading.release(self._now, run.serials()[done - count : done])
-                self._tell(m.Finished(self._now, number, done, seconds, 1000 * count, final=False))
+                serials, seconds = self._newly(run, done)
+                self._tell(m.Finished(self._now, number, done, seconds, 1000 * len(serials), final=False))
+
+    def _newly(self, run: Running, done: int) -> tuple[list[int], float]:
+        """See Running: nobody reads their bytes any more."""
+        serials, seconds = run.newly(done)
+        if self._reading is not None:
+            self._reading.release(self._now, serials)
+        return serials, seconds
 
     # --- the shell ------------------------------------------------------------------------------------------
 
@@ -287,10 +289,6 @@ class VirtualLoader:
                 return
             self._tell(admitted)
 
-    def home(self, batch: int) -> int:
-        """The number of the device that a batch goes to."""
-        return self._intake.home(batch)
-
     def _consume(self) -> None:
         while self._now >= self._consumer_ready:
             order = OutputBatch(len(self._delivered))
@@ -334,18 +332,13 @@ def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> lis
     for each in loaders:
         each._open(meets=meet)
     going = [each for each in loaders if not each._is_done()]
-    while len(going) > 1:
+    while going:
         if meet:
             _let_go_on(going)
-        (_, number), (most, _) = sorted((each._next_at(), number) for number, each in enumerate(going))[:2]
-        going[number]._step(most)
+        (_, number), *later = sorted((each._next_at(), number) for number, each in enumerate(going))
+        going[number]._step(later[0][0] if later else _NEVER)
         if going[number]._is_done():
             del going[number]
-    for last in going:
-        while not last._is_done():
-            if meet:
-                _let_go_on(going)
-            last._step()
     return [each._outcome() for each in loaders]
 
 

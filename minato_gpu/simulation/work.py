@@ -75,13 +75,19 @@ class Work:
         counts = [-(-samples // self.batch) for samples in self.epoch_samples]
         return np.repeat(np.arange(len(counts)), counts)
 
+    @cached_property
+    def begins(self) -> list[int]:
+        """The first batch of each batch's epoch."""
+        begins: list[int] = np.searchsorted(self.epochs, self.epochs).tolist()
+        return begins
+
     @property
     def batches(self) -> int:
         return len(self.sizes)
 
     def ends_epoch(self, batch: int) -> bool:
         """Whether the batch is the last of an epoch after which another comes."""
-        return batch + 1 < self.batches and bool(self.epochs[batch] != self.epochs[batch + 1])
+        return batch + 1 < self.batches and self.begins[batch + 1] == batch + 1
 
     def ready_times(self) -> list[float]:
         """When each CPU worker takes its first chunk."""

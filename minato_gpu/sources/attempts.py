@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import cast
 
-from minato_gpu.sources.hedging import Hedging, Retries, is_expired, is_final, is_refusal
+from minato_gpu.sources.concurrency import Concurrency
+from minato_gpu.sources.hedging import ATTEMPTS, Hedging, is_expired, is_final, is_refusal, pause_s
 from minato_gpu.sources.overdue import SLACK_S, Overdue
+from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
-
-class Remote(Protocol):
-    """Where URLs are read."""
-
-    async def read(self, source: Source) -> bytes:
-        """The source's bytes."""
-
-    def renew(self, source: Source) -> None:
-        """Begin with a new session."""
-
-    async def close(self) -> None:
-        """The end."""
+_TIME_OUT_S = 60.0  # an attempt that is not answered by then has failed
 
 
 Answer = bytes | BaseException
@@ -33,47 +25,38 @@ Ended = Callable[[int, Answer, float, float], None]
 """Number, the bytes or why there are none, and seconds: of the attempt that was answered, and of all."""
 
 
+@dataclass(slots=True, eq=False)
 class _Read:
     """One source: the attempt that runs (``begin``, ``requests``), and what those before it have come to."""
 
-    __slots__ = ("attempt_begin", "begin", "failures", "number", "pause", "renewed", "requests", "source")
-
-    def __init__(self, number: int, source: Source, now: float) -> None:
-        self.number, self.source = number, source
-        self.begin = self.attempt_begin = now
-        self.failures = 0
-        self.renewed = False
-        self.requests: list[_Request] = []  # that are not answered
-        self.pause: asyncio.TimerHandle | None = None  # until the next attempt
-
-
-class _Request:
-    """One request of an attempt; ``is_second``: the other one took long."""
-
-    __slots__ = ("is_second", "read", "task")
-
-    def __init__(self, read: _Read, *, is_second: bool) -> None:
-        self.read, self.is_second = read, is_second
-        self.task: asyncio.Task[None]
+    number: int
+    source: Source
+    begin: float
+    attempt_begin: float
+    failures: int = 0
+    renewed: bool = False
+    # that are not answered; whether it was asked a second time
+    requests: dict[asyncio.Task[None], bool] = field(default_factory=dict)
+    pause: asyncio.TimerHandle | None = None  # until the next attempt
 
 
 class Attempts:
-    """``ended`` is told of every read; ``at_its_limit`` tells whether the storage gives no more (hedging.py).
-    ``time_out_s``: an attempt that is not answered by then has failed. ``counts``: see ``ReaderPool.stats``."""
+    """``ended`` is told of every read; ``concurrency`` tells whether the storage gives no more (hedging.py).
+    ``counts``: see ``ReaderPool.stats``."""
 
-    def __init__(self, remote: Remote, time_out_s: float, at_its_limit: Callable[[], bool], ended: Ended) -> None:
-        self._remote, self._time_out_s = remote, time_out_s
-        self._at_its_limit, self._ended = at_its_limit, ended
+    def __init__(self, remote: RemoteReads, concurrency: Concurrency, ended: Ended) -> None:
+        self._remote, self._concurrency, self._ended = remote, concurrency, ended
         self._loop = asyncio.get_running_loop()
-        self._hedging, self._retries = Hedging(), Retries()
+        self._hedging = Hedging()
         self._reads: dict[int, _Read] = {}
         self._slow = Overdue[_Read](lambda: self._hedging.patience_s, self._takes_long)
-        self._dead = Overdue[_Read](lambda: time_out_s, self._time_out)
+        self._dead = Overdue[_Read](lambda: _TIME_OUT_S, self._time_out)
         self.counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
 
     def submit(self, number: int, source: Source) -> None:
         """Read this now."""
-        read = self._reads[number] = _Read(number, source, self._loop.time())
+        now = self._loop.time()
+        read = self._reads[number] = _Read(number, source, now, now)
         self._begin(read)
 
     def _begin(self, read: _Read) -> None:
@@ -85,24 +68,21 @@ class Attempts:
         self._request(read, is_second=False)
 
     def _request(self, read: _Read, *, is_second: bool) -> None:
-        request = _Request(read, is_second=is_second)
-        read.requests.append(request)
-        request.task = self._loop.create_task(self._run(request))
+        read.requests[self._loop.create_task(self._run(read))] = is_second
 
-    async def _run(self, request: _Request) -> None:
-        read = request.read
+    async def _run(self, read: _Read) -> None:
         answer: Answer
         try:
             answer = await self._remote.read(read.source)
         except (Exception, asyncio.CancelledError) as error:
             answer = error
-        if request not in read.requests:  # the other one was answered first, or it took too long
+        is_second = read.requests.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
+        if is_second is None:  # the other one was answered first, or it took too long
             return
-        read.requests.remove(request)
         if isinstance(answer, bytes):
-            if request.is_second or read.requests:
-                self.counts["hedges_won"] += request.is_second
-                self._hedging.hedged(won=request.is_second)
+            if is_second or read.requests:
+                self.counts["hedges_won"] += is_second
+                self._hedging.hedged(won=is_second)
             self._answered(read, answer)
         elif not read.requests:
             self._answered(read, answer)
@@ -110,8 +90,8 @@ class Attempts:
     def _answered(self, read: _Read, answer: Answer) -> None:
         """The attempt has ended."""
         for request in read.requests:
-            request.task.cancel()
-        read.requests = []
+            request.cancel()
+        read.requests = {}
         self._slow.remove(read)
         self._dead.remove(read)
         now = self._loop.time()
@@ -132,13 +112,13 @@ class Attempts:
             self.counts["refused"] += 1
             self._hedging.refused(self._loop.time())
         expired = is_expired(error) and not read.renewed
-        if read.failures == self._retries.attempts or (is_final(error) and not expired):
+        if read.failures == ATTEMPTS or (is_final(error) and not expired):
             return False
         if expired:
             read.renewed = True
             self._remote.renew(read.source)
         self.counts["retries"] += 1
-        read.pause = self._loop.call_later(self._retries.pause_s(read.failures), self._begin, read)
+        read.pause = self._loop.call_later(pause_s(read.failures), self._begin, read)
         return True
 
     # --- what takes long -------------------------------------------------------------------------------------
@@ -150,12 +130,12 @@ class Attempts:
     def _ask_again(self) -> None:
         """For those that take long, as far as that is allowed now."""
         now = self._loop.time() + SLACK_S
-        while (number := self._hedging.next(now, at_its_limit=self._at_its_limit())) is not None:
+        while (number := self._hedging.next(now, at_its_limit=self._concurrency.at_its_limit)) is not None:
             self.counts["hedges"] += 1
             self._request(self._reads[number], is_second=True)
 
     def _time_out(self, read: _Read) -> None:
-        self._answered(read, TimeoutError(f"{read.source} has not been answered in {self._time_out_s:g} seconds"))
+        self._answered(read, TimeoutError(f"{read.source} has not been answered in {_TIME_OUT_S:g} seconds"))
 
     async def close(self) -> None:
         """End what is under way: nobody is told."""
@@ -163,10 +143,10 @@ class Attempts:
         self._dead.close()
         requests = [request for read in self._reads.values() for request in read.requests]
         for read in self._reads.values():
-            read.requests = []
+            read.requests = {}
             if read.pause is not None:
                 read.pause.cancel()
         for request in requests:
-            request.task.cancel()
-        await asyncio.gather(*(request.task for request in requests), return_exceptions=True)
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
         await self._remote.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from asyncio import AbstractEventLoop, CancelledError, TimerHandle, get_running_loop
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -20,19 +20,16 @@ from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.following import Following, Room
+from minato_gpu.sources.following import Following
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.placing import Where
-from minato_gpu.sources.service import Pool
+from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.source import Key, Source
 
 _WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
 _TELL_S = 60.0  # after which others see what has been used
 _FULL_FOR = 4096  # reads after which a tier that was full is asked again: copies may have been removed
-
-Done = Callable[..., None]
-"""``Service.done``."""
 
 
 class _Missing(Exception):
@@ -44,15 +41,13 @@ class _Missing(Exception):
 
 
 class DiskPool:
-    """``done`` is told of every source, as ``Service.done`` is. ``make_pool`` is given what is to be told of those that
-    have no copy, and makes what reads them. ``following`` says what stays."""
+    """``pool`` reads what has no copy; whom it would tell of that (``Service.done``) is told from here, as of every
+    source. ``following`` says what stays."""
 
-    def __init__(
-        self, tier: DiskTier, blocks: Blocks, done: Done, make_pool: Callable[[Done], Pool], following: Following
-    ) -> None:
-        self._tier, self._blocks, self._done, self._following = tier, blocks, done, following
+    def __init__(self, tier: DiskTier, blocks: Blocks, pool: ReaderPool, following: Following) -> None:
+        self._tier, self._blocks, self.following = tier, blocks, following
         self._loop: AbstractEventLoop = get_running_loop()
-        self._pool = make_pool(self._was_read)
+        self._pool, self._done, pool.done = pool, pool.done, self._was_read
         self._reads = LocalReads(blocks, self._looked, self._read)
         self._writer = ThreadPoolExecutor(1, "minato-write")
         self._looking: dict[int, Source] = {}
@@ -69,25 +64,20 @@ class DiskPool:
         """An epoch begins."""
         self._passes = 0
         self._epoch += 1
-        self._following.begin(begun, self._tier.beside(), Room(*self._tier.room()))
-        self._writer.submit(self._tier.begin_epoch, self._following.part)
+        self.following.begin(begun, self._tier.beside(), self._tier.room())
+        self._writer.submit(self._tier.begin_epoch, self.following.part)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this, after those of lower numbers."""
         self._looking[number] = source
         self._reads.submit(number, source)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
-        """These are not needed any more."""
-        rest = []
-        for number in numbers:
-            if number in self._looking:
-                self._cancelled.add(number)
-            else:
-                rest.append(number)
-        self._pool.cancel(rest)
+    def cancel(self, number: int) -> None:
+        if number in self._looking:
+            self._cancelled.add(number)
+        else:
+            self._pool.cancel(number)
 
     def _read(self, source: Source, _: Where) -> tuple[int, int]:
         """In a thread: the block that holds the copy, and its bytes."""
@@ -111,7 +101,7 @@ class DiskPool:
         if self._tell is None:
             self._tell = self._loop.call_later(_TELL_S, self._tell_uses)
         if error is None:
-            self._following.read(nbytes)
+            self.following.read(nbytes)
             self._done(number, block, nbytes, None, seconds, on_disk=True)
         elif cancelled:
             self._done(number, -1, 0, CancelledError(), 0.0)
@@ -125,7 +115,7 @@ class DiskPool:
 
     def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
         if error is None:
-            self._following.read(nbytes)
+            self.following.read(nbytes)
         self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -161,14 +151,6 @@ class DiskPool:
 
     # --- what stays ------------------------------------------------------------------------------------------
 
-    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
-        """The sample is going to be read, from these sources."""
-        self._following.wanted(sample, keys)
-
-    def stays(self, sample: int, epoch: int) -> bool:
-        """Whether copies of this sample's sources, which was wanted in that epoch, are to be on disk after that."""
-        return self._following.stays(sample, epoch)
-
     def let_go(self, key: Key) -> None:
         """The copy of this source has been used, and is not to stay. Many go together, as soon as the writer comes to
         it."""
@@ -181,14 +163,14 @@ class DiskPool:
         """In the writer's thread: remove what is to go."""
         names = [self._going.popleft() for _ in range(len(self._going))]
         if names:
-            gives_back = self._tier.let_go(names, self._following.may)
+            gives_back = self._tier.let_go(names, self.following.may)
             self._loop.call_soon_threadsafe(self._have_gone, gives_back)
 
     def _have_gone(self, gives_back: bool) -> None:
         self._lets_go = False
         self._passes = 0  # there is room since
         if not gives_back:
-            self._following.stop("this disk does not take back the space of single copies")
+            self.following.stop("this disk does not take back the space of single copies")
         if self._going:
             self._lets_go = True
             self._writer.submit(self._make_go)
@@ -197,7 +179,7 @@ class DiskPool:
 
     def counts(self) -> dict[str, Any]:
         """What the directory holds, and what became of this process's reads and writes."""
-        return self._tier.stats() | {"why": self._following.why}
+        return self._tier.stats() | {"why": self.following.why}
 
     def finish(self) -> None:
         """Write what waits, and let go of what is to go."""

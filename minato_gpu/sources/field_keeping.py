@@ -1,31 +1,41 @@
 """Fields of samples in the tier in memory: which are asked of workers, and what goes to make room for them.
 
-Between the service, which knows what is wanted, the tier's books (memory_tier.py) and the choice (field_choice.py).
+Of the first samples the fields are asked for, so that their size and what they save are known. From that, from what the
+storage gives and from what workers take follow the shares of samples kept as fields and as raw bytes that make an epoch
+shortest (caching/split.py). Which samples are of which kind says a hash of their number, so that both kinds fill at the
+same pace. Decisions only, on the tier's books (memory_tier.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from minato_gpu.caching.split import Means, Shares, split
 from minato_gpu.sources.blocks import space_of
-from minato_gpu.sources.field_choice import LEARNED, FieldChoice
 from minato_gpu.sources.memory_tier import NO_ITEM, Copy, MemoryTier
 from minato_gpu.sources.source import Key, fields_key
 
+LEARNED = 32  # samples whose fields are known before anything is chosen
+_ASKED = 4  # times as many, at most, before that: fields may be such as cannot be sent
+_HASH = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
 _SLACK = 1.05  # times what is chosen of a kind may be kept before some of it goes: choices move a little each epoch
 
 
 class FieldKeeping:
-    """``rate``: what the storage gives, in bytes a second (0.0: more than is asked for). ``memory.learned``: what is
-    known from the process before this one, and for the next."""
+    """Of ``samples`` samples, which so many ``workers`` prepare. ``rate``: what the storage gives, in bytes a second
+    (0.0: more than is asked for). ``memory.learned``: what is known from the process before this one, and for the next.
+    ``shares``: what is chosen, once it is.
+    """
 
-    def __init__(self, memory: MemoryTier, choice: FieldChoice, rate: Callable[[], float]) -> None:
-        self.choice = choice
-        self._memory, self._rate = memory, rate
-        self._known_rate = 0.0
-        if memory.learned:
-            self._known_rate, *learned = memory.learned
-            choice.learned = tuple(learned)
+    def __init__(self, memory: MemoryTier, samples: int, workers: int, rate: Callable[[], float]) -> None:
+        self.shares: Shares | None = None
+        self._means: Means | None = None
+        self._memory, self._samples, self._workers, self._rate = memory, samples, workers, rate
+        self._asked = 0
+        # the rate that was known last; samples whose fields were seen; and their means: bytes, and seconds of a worker
+        learned = memory.learned or (0.0,) * 5
+        self._known_rate, self._known, self._field_bytes, self._saved_s, self._prepare_s = learned
 
     def plan(self, sample: int, keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[int], bool]:
         """A sample is wanted: what is to be found for it, of which items, and whether to ask for its fields."""
@@ -35,36 +45,65 @@ class FieldKeeping:
             return keys, items, False
         key = fields_key(sample)
         if memory.holds(key):
-            memory.skip(parts - 1, hits=True)
+            memory.skip(parts - 1, hits=parts - 1)
             return (key,), items[:1], False
-        if not self.choice.wants(sample) or not memory.may_keep(sample, round(self.choice.field_bytes)):
+        if not self.wants(sample) or not memory.may_keep(sample, round(self._field_bytes)):
             return keys, items, False
         found = [item if memory.holds(key) else NO_ITEM for key, item in zip(keys, items, strict=True)]
-        memory.skip(found.count(NO_ITEM), hits=False)
+        missed = found.count(NO_ITEM)
+        memory.skip(missed, misses=missed)
         return keys, found, True
+
+    def wants(self, sample: int) -> bool:
+        """Whether to keep this sample's fields, rather than its raw bytes."""
+        if self.shares is None:
+            self._asked += 1
+            return self._asked <= _ASKED * LEARNED
+        fields, raw = self.shares
+        return (sample * _HASH & _MASK) / (_MASK + 1) * (fields + raw) < fields
+
+    def observe(self, nbytes: int, saved_s: float, prepare_s: float) -> None:
+        """The fields of a sample have so many bytes; they save so much of a worker's ``prepare_s`` seconds."""
+        self._known += 1
+        weight = 1 / min(self._known, 1000)
+        self._field_bytes += weight * (nbytes - self._field_bytes)
+        self._saved_s += weight * (saved_s - self._saved_s)
+        self._prepare_s += weight * (prepare_s - self._prepare_s)
 
     @property
     def is_due(self) -> bool:
         """Whether enough is known, and nothing has been chosen."""
-        known = self.choice.known
-        return self.choice.shares is None and known >= (LEARNED if self._rate() else 2 * LEARNED)
+        return self.shares is None and self._known >= (LEARNED if self._rate() else 2 * LEARNED)
 
     def note(self) -> None:
         """Let the tier know what has been learned."""
         self._known_rate = self._rate() or self._known_rate
-        self._memory.learned = self._known_rate, *self.choice.learned
+        self._memory.learned = self._known_rate, self._known, self._field_bytes, self._saved_s, self._prepare_s
 
     def choose(self, nbytes: float) -> list[Copy]:
-        """Choose anew; ``nbytes``: what is read for a sample. Returns what is not to be kept any more."""
+        """Choose anew, if enough is known; ``nbytes``: what is read for a sample. Returns what is not to be kept any
+        more."""
         self.note()
-        rate = self._known_rate
-        read_s = nbytes / rate if rate else 0.0
-        self.choice.choose(space_of(round(nbytes)), read_s, keeps_raw=not self._memory.off_for_files)
-        shares, means = self.choice.shares, self.choice.means
-        if shares is None or means is None:
+        if self._known < LEARNED:
             return []
-        samples = self.choice.samples
+        read_s = nbytes / self._known_rate if self._known_rate else 0.0
+        prepare_s, saved_s = self._prepare_s / self._workers, self._saved_s / self._workers
+        raw_bytes, field_bytes = space_of(round(nbytes)), space_of(round(self._field_bytes))
+        self._means = Means(read_s, prepare_s, max(0.0, min(saved_s, prepare_s)), raw_bytes, field_bytes)
+        memory, room = self._memory, self._memory.budget / max(self._samples, 1)
+        self.shares = split(self._means, room, keeps_raw=not memory.off_for_files)
+        most = _SLACK * self._samples
         return [
-            *self._memory.shrink(fields=True, budget=_SLACK * shares.fields * samples * means.field_bytes),
-            *self._memory.shrink(fields=False, budget=_SLACK * shares.raw * samples * means.raw_bytes),
+            *memory.shrink(fields=True, budget=most * self.shares.fields * field_bytes),
+            *memory.shrink(fields=False, budget=most * self.shares.raw * raw_bytes),
         ]
+
+    def why(self) -> str:
+        """In words."""
+        if self._means is None or self.shares is None:
+            return "raw bytes, until it is known what fields would save"
+        read, prepare, saved, *_ = (1e3 * part for part in self._means)
+        kept = f"fields of {self.shares.fields:.0%} and raw bytes of {self.shares.raw:.0%} of the samples"
+        return (
+            f"{kept}: reading takes {read:.2f} ms a sample, preparing {prepare:.2f}, of which fields save {saved:.2f}"
+        )

@@ -12,7 +12,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minato_gpu.sources.memory_file import fill, memory_file
+from minato_gpu.sources import parcels
+from minato_gpu.sources.disk.filesystem import read_into
 
 _HEAD = struct.Struct("<qdd")
 _ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
@@ -20,7 +21,7 @@ _ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
 
 class Received(NamedTuple):
     """Fields of a sample: what they save, of what it takes to prepare (seconds); and the memory ``file`` that has
-    them, so many bytes, which is the caller's to close."""
+    them, so many bytes, which is the caller's to close; -1 where no descriptor was free."""
 
     sample: int
     saved_s: float
@@ -30,7 +31,7 @@ class Received(NamedTuple):
 
     def fill(self, view: memoryview) -> None:
         """Copy them to ``view``, of ``nbytes`` bytes."""
-        fill(self.file, view)
+        read_into(self.file, view, 0)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -47,8 +48,7 @@ def send(
 ) -> bool:
     """Whether they are under way."""
     try:
-        with memory_file("fields", buffers) as file:
-            socket.send_fds(end, [_HEAD.pack(sample, saved_s, prepare_s)], [file])
+        parcels.send_file(end, "fields", _HEAD.pack(sample, saved_s, prepare_s), buffers)
     except OSError:  # descriptors or memory are short, the socket is full, or the reader has ended
         return False
     return True
@@ -57,12 +57,8 @@ def send(
 def receive(end: socket.socket) -> Received | None:
     """What has come next; None where nothing has. Raises ConnectionError once all workers have ended."""
     try:
-        data, files, _, _ = socket.recv_fds(end, _HEAD.size, 1, socket.MSG_CMSG_CLOEXEC)
+        data, file = parcels.receive(end, _HEAD.size)
     except BlockingIOError:
         return None
-    if not data:
-        raise ConnectionError("all workers have ended")
     sample, saved_s, prepare_s = _HEAD.unpack(data)
-    if not files:  # no descriptor was free
-        return Received(sample, saved_s, prepare_s, -1, 0)
-    return Received(sample, saved_s, prepare_s, files[0], os.fstat(files[0]).st_size)
+    return Received(sample, saved_s, prepare_s, file, os.fstat(file).st_size if file >= 0 else 0)

@@ -9,14 +9,14 @@ reads something else, or does not say what, nothing goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
 from minato_gpu.caching.choice import choose, reach
 from minato_gpu.caching.orders import Orders, Part, RankOrders
 from minato_gpu.caching.soon import Soon
-from minato_gpu.sources.disk.records import allotted
+from minato_gpu.sources.disk.records import Room, allotted
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Key
 
@@ -27,14 +27,6 @@ _SOME = 8  # such sources that there may be of few
 
 
 May = Callable[[Sequence[Part | None]], bool]
-
-
-class Room(NamedTuple):
-    """Bytes for copies in the directory; how many copies there are, and what they take."""
-
-    nbytes: int
-    copies: int
-    taken: int
 
 
 class Following:
@@ -120,7 +112,7 @@ class Following:
         if not self._is_on:
             self.why = "minio: the order of epochs to come is not known, so what came first is as good"
             return
-        self.may = _May(self.part, ranks)
+        self.may = partial(_may_only, self.part, ranks)
         who = f"ranks {', '.join(map(str, sorted(ranks)))} read" if len(ranks) > 1 else "this host reads"
         self.why = f"next-use: what {who} again within {epochs:.2f} epochs stays, by the orders of epochs to come"
 
@@ -147,15 +139,10 @@ def _ranks(mine: Part | None, beside: Sequence[Part | None]) -> frozenset[int] |
     return frozenset(ranks)
 
 
-class _May:
-    """Copies may go as long as only these ranks read side by side."""
-
-    def __init__(self, part: Part | None, ranks: frozenset[int]) -> None:
-        self._part, self._ranks = part, ranks
-
-    def __call__(self, beside: Sequence[Part | None]) -> bool:
-        found = _ranks(self._part, beside)
-        return found is not None and found <= self._ranks
+def _may_only(mine: Part | None, ranks: frozenset[int], beside: Sequence[Part | None]) -> bool:
+    """Whether no others than these ranks read side by side: else no copy may go."""
+    found = _ranks(mine, beside)
+    return found is not None and found <= ranks
 
 
 def _nothing_goes(beside: Sequence[Part | None]) -> bool:

@@ -25,15 +25,18 @@ _UNKNOWN = 0.5  # as if every other one had been
 _FAIR = 0.1  # of hedges answered first: as many make the whole share worth it
 _LEAST_WORTH = 0.2  # of the share, whatever came of others: when all requests become slower, these are useless once
 _QUIET_S = 5.0
+ATTEMPTS = 5
+_FIRST_PAUSE_S = 0.1
 
 
 class Hedging:
-    """Latencies of requests of one kind, and what follows from them."""
+    """Latencies of requests of one kind, and what follows from them. ``patience_s``: how long to wait for an answer
+    before asking again; None while that is not known."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._since_sorted = _RECENT
-        self._patience_s: float | None = None
+        self.patience_s: float | None = None
         self._allowed = _FIRST
         self._worth = _UNKNOWN  # of the last hedges, those that were answered first
         self._quiet_until = 0.0
@@ -48,7 +51,7 @@ class Hedging:
         if self._since_sorted >= _LEAST and len(self._recent) >= _LEAST:
             self._since_sorted = 0
             known = sorted(self._recent)
-            self._patience_s = max(known[int(_QUANTILE * len(known))], _OVER_MEDIAN * known[len(known) // 2])
+            self.patience_s = max(known[int(_QUANTILE * len(known))], _OVER_MEDIAN * known[len(known) // 2])
 
     def hedged(self, *, won: bool) -> None:
         """A request that was asked for twice has been answered; ``won``: the second time."""
@@ -57,11 +60,6 @@ class Hedging:
     def refused(self, now: float) -> None:
         """The storage says that it is asked too much."""
         self._quiet_until = now + _QUIET_S
-
-    @property
-    def patience_s(self) -> float | None:
-        """How long to wait for an answer before asking again; None while that is not known."""
-        return self._patience_s
 
     def overdue(self, number: int, since: float) -> None:
         """A request, sent then, has waited for so long. Lower numbers are needed first."""
@@ -75,7 +73,7 @@ class Hedging:
             return None
         if at_its_limit and self._worth <= _UNKNOWN:
             return None
-        latest = now - (self._patience_s or 0.0)
+        latest = now - (self.patience_s or 0.0)
         number = min((number for number, since in self._slow.items() if since < latest), default=None)
         if number is not None:
             self._slow[number] = now  # the second one may take long as well
@@ -83,18 +81,10 @@ class Hedging:
         return number
 
 
-class Retries:
-    """How often, and how long after, to try again. ``seed``: of the spread, which keeps many from trying at once."""
-
-    attempts = 5
-    first_s = 0.1
-
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-
-    def pause_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures."""
-        return float(self.first_s * 2 ** (failures - 1) * self._random.uniform(0.5, 1.5))
+def pause_s(failures: int) -> float:
+    """Seconds to wait after so many failures of a read before it is tried again, spread, so that many do not try at
+    once."""
+    return float(_FIRST_PAUSE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.5)
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -33,7 +33,8 @@ class KeptMemory:
         self._made = Arena("kept", capacity)
         self.table = Table(os.memfd_create("minato-table", os.MFD_CLOEXEC))
         self._lent = False
-        weakref.finalize(self, _close, self._made, self.table.fd)
+        weakref.finalize(self, self._made.close)
+        weakref.finalize(self, os.close, self.table.fd)
 
     def lend(self) -> Arena | None:
         """The arena, for a reader process and its workers, until it is given back; None while others have it."""
@@ -85,8 +86,3 @@ class Table:
 
 
 _WHOLE = b"W"
-
-
-def _close(arena: Arena, table: int) -> None:
-    arena.close()
-    os.close(table)

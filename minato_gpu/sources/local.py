@@ -21,9 +21,10 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
-from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes
+from minato_gpu.sources.disk.files import OpenFile
+from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into
 from minato_gpu.sources.page_cache import PageCache
-from minato_gpu.sources.placing import Cached, Where
+from minato_gpu.sources.placing import Placing, Where
 from minato_gpu.sources.source import Source
 
 _MOST_THREADS = 64
@@ -41,17 +42,15 @@ Ended = tuple[int, float, int, int, BaseException | None]
 
 class LocalReads:
     """``ended`` is called in the event loop for every read. ``read``, in a thread: block and bytes of a source; else
-    they come from its file. ``where``: to where a read, by its number, is to go; the page cache is that where the file
-    system is such that workers find them there. ``cached`` is told what it has of files that are read past it."""
+    they come from its file. ``placing``: where they are to go; to the page cache where the file system is such that
+    workers find them there."""
 
     def __init__(
         self,
         blocks: Blocks,
         ended: Callable[[Ended], None],
         read: Callable[[Source, Where], tuple[int, int]] | None = None,
-        *,
-        where: Callable[[int], Where] = lambda _: Where.BLOCK,
-        cached: Cached | None = None,
+        placing: Placing | None = None,
     ) -> None:
         self._blocks = blocks
         self._ended = ended
@@ -68,13 +67,12 @@ class LocalReads:
         self._lock = threading.Lock()
         self._files = _OpenFiles()
         self._read = read or self._read_file
-        self._where, self._cached = where, cached
-        self._page_cache, self._uncached = PageCache(), Uncached()
+        self._placing, self._page_cache, self._uncached = placing, PageCache(), Uncached()
 
     def submit(self, number: int, source: Source) -> None:
         """Read this next."""
         self._under_way += 1
-        where = self._where(number)
+        where = Where.BLOCK if self._placing is None else self._placing.where(number)
         each = self._together if where is Where.PAGE_CACHE else 1
         if self._under_way > len(self._threads) * each:
             self._add_thread()
@@ -167,8 +165,8 @@ class LocalReads:
     def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
         if source.length is None:
             return self._read_begun(os.open(source.file, os.O_RDONLY | os.O_CLOEXEC), source, where)
-        with self._files.borrowed(source.file) as file:
-            return self._read_open(file, source, where)
+        file = self._files.opened(source.file)
+        return self._read_open(file.fd, source, where)
 
     def _read_begun(self, file: int, source: Source, where: Where) -> tuple[int, int]:
         try:
@@ -183,8 +181,8 @@ class LocalReads:
                 return IN_PAGE_CACHE, brought
         length = source.length
         nbytes = os.fstat(file).st_size - source.offset if length is None else length
-        if where is Where.UNCACHED and self._cached is not None and self._cached.is_wanted:
-            self._cached.add(nbytes, cached_bytes(file, source.offset, nbytes))
+        if where is Where.UNCACHED and self._placing is not None and self._placing.is_open:
+            self._placing.had(nbytes, cached_bytes(file, source.offset, nbytes))
         return self._fill(file, source, nbytes, where)
 
     def _fill(self, file: int, source: Source, nbytes: int, where: Where) -> tuple[int, int]:
@@ -192,15 +190,10 @@ class LocalReads:
             raise EOFError(f"{source} begins {-nbytes} bytes after the end")
         block, view = self._blocks.allocate(nbytes)
         try:
-            at = 0
-            while at < nbytes:
-                if where is Where.UNCACHED:
-                    read = self._uncached.read(file, view[at:], source.offset + at)
-                else:
-                    read = os.preadv(file, [view[at:]], source.offset + at)
-                if not read:
-                    raise EOFError(f"{source} ends {nbytes - at} bytes too early")
-                at += read
+            read = self._uncached.read if where is Where.UNCACHED else read_into
+            found = read(file, view, source.offset)
+            if found < nbytes:
+                raise EOFError(f"{source} ends {nbytes - found} bytes too early")
         except BaseException:
             self._blocks.free(block)
             raise
@@ -243,48 +236,21 @@ class _OpenFiles:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._files: OrderedDict[str, tuple[tuple[int, ...], OpenFile]] = OrderedDict()
 
-    def borrowed(self, path: str) -> _File:
-        """The file, open; to be used as a context."""
+    def opened(self, path: str) -> OpenFile:
+        """The file, to be held while its ``fd`` is in use."""
         found = Path(path).stat()
         version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         with self._lock:
-            file = self._files.get(path)
-            if file is not None and file.version == version:
+            before, file = self._files.get(path, (None, None))
+            if file is not None and before == version:
                 self._files.move_to_end(path)
-                file.users += 1
                 return file
-        opened = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC), version, self._lock)  # which may take its time
+        file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # which may take its time
         with self._lock:
-            before = self._files.pop(path, None)
-            if before is not None:
-                before.leave()
-            self._files[path] = opened
-            opened.users += 1
-            while len(self._files) > _OPEN:
-                self._files.popitem(last=False)[1].leave()
-        return opened
-
-
-class _File:
-    """An open file; closed by the last who leaves it. Its count is changed with the lock of all files held."""
-
-    def __init__(self, descriptor: int, version: tuple[int, ...], lock: threading.Lock) -> None:
-        self.version = version
-        self.users = 1
-        self._descriptor = descriptor
-        self._lock = lock
-
-    def __enter__(self) -> int:
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.leave()
-
-    def leave(self) -> None:
-        """One fewer uses it."""
-        self.users -= 1
-        if not self.users:
-            os.close(self._descriptor)
+            self._files[path] = version, file
+            self._files.move_to_end(path)
+            if len(self._files) > _OPEN:
+                self._files.popitem(last=False)
+        return file

@@ -8,6 +8,7 @@ number is not kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -130,17 +131,12 @@ class MemoryTier:
         """Whether there is a copy."""
         return key in self._items
 
-    def again(self) -> None:
-        """An item is wanted whose bytes are on their way already, or there, for another sample."""
-        self._at += 1
-
-    def skip(self, items: int, *, hits: bool) -> None:
-        """Accesses of which nothing is looked for: more that the fields of a sample save, or such as are read."""
+    def skip(self, items: int, *, hits: int = 0, misses: int = 0) -> None:
+        """Accesses of which nothing is looked for: the bytes are there for another sample; or they are more that the
+        fields of a sample save, which are hits, or such as are read, which are misses."""
         self._at += items
-        if hits:
-            self.hits += items
-        else:
-            self.misses += items
+        self.hits += hits
+        self.misses += misses
 
     def offer_fields(self, sample: int, copy: Copy) -> tuple[bool, list[Copy]]:
         """The same for what was made of a sample: it takes the place of all that was read for it."""
@@ -172,7 +168,7 @@ class MemoryTier:
         if item == NO_ITEM or self._items.get(copy.key, item) != item:
             return False, []
         self._note(item, copy)
-        older = self._take_out(item)
+        older = self._drop(item) if item in self._copies else []
         verdict = self._policy.offer(item, space_of(copy.nbytes), copy.cost, now - self._since)
         going = [gone for each in verdict.evict for gone in self._take_out(each)]
         self.evicted += len(going)
@@ -222,18 +218,14 @@ class MemoryTier:
 
     # --- from one reader process to the next -----------------------------------------------------------------
 
-    def take_up(self, parts: int, copies: Iterable[tuple[int, Copy]], learned: tuple[float, ...] = ()) -> list[Copy]:
-        """Copies that an earlier process has left; returns those for which there is no room."""
+    def take_up(self, parts: int, copies: Iterable[tuple[int, Copy]], learned: tuple[float, ...] = ()) -> None:
+        """Copies that an earlier process has left, as far as there is room for them."""
         self._parts, self.learned = parts, learned
-        refused = []
         for item, copy in copies:
             self._note(item, copy)
             kept = 0 <= item < self._samples * parts
             if kept and self._policy.offer(item, space_of(copy.nbytes), copy.cost, 0).keep:
                 self._put_in(item, copy)
-            else:
-                refused.append(copy)
-        return refused
 
     def left(self) -> tuple[int, list[tuple[int, Copy]], tuple[float, ...]]:
         """What ``take_up`` takes."""
@@ -257,27 +249,19 @@ class MemoryTier:
         }
 
 
+@dataclass(frozen=True)
 class OfItems:
     """Orders of samples as orders of their items: the parts of a sample are wanted one after the other."""
 
-    def __init__(self, orders: Orders, samples: int, parts: int) -> None:
-        self._orders, self._samples, self._parts = orders, samples, parts
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OfItems) and self._told == other._told
-
-    def __hash__(self) -> int:
-        return hash(self._told)
-
-    @property
-    def _told(self) -> tuple[Orders, int, int]:
-        return self._orders, self._samples, self._parts
+    orders: Orders
+    samples: int
+    parts: int
 
     def order(self, epoch: int) -> Integers | None:
-        order = self._orders.order(epoch)
-        if order is None or not 0 <= int(order.min(initial=0)) <= int(order.max(initial=0)) < self._samples:
+        order = self.orders.order(epoch)
+        if order is None or not 0 <= int(order.min(initial=0)) <= int(order.max(initial=0)) < self.samples:
             return None  # a sampler of another data set than there was as the process began
-        if self._parts == 1:
+        if self.parts == 1:
             return order
-        items: Integers = np.add.outer(order, self._samples * np.arange(self._parts)).ravel()
+        items: Integers = np.add.outer(order, self.samples * np.arange(self.parts)).ravel()
         return items

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.notices import LOGGER
-from minato_gpu.sources.disk.filesystem import remote_kind
+from minato_gpu.sources.disk.filesystem import read_into, remote_kind
 from minato_gpu.sources.source import Source
 
 _MOST = 1 << 30  # bytes of one call
@@ -96,26 +96,17 @@ def read(source: Source, nbytes: int) -> NDArray[np.uint8] | None:
         if source.length is None and os.fstat(file).st_size - source.offset != nbytes:
             return None
         data = np.empty(nbytes, np.uint8)
-        return data if _fill(file, data.data, source.offset) else None
+        try:
+            found = read_into(file, data.data, source.offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:  # a file system that does not tell
+                raise
+            found = read_into(file, data.data, source.offset)
+        return data if found == nbytes else None
     except OSError:  # EAGAIN: the disk would have to be waited for
         return None
     finally:
         os.close(file)
-
-
-def _fill(file: int, view: memoryview, offset: int) -> bool:
-    at = 0
-    while at < len(view):
-        try:
-            found = os.preadv(file, [view[at:]], offset + at, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:  # a file system that does not tell
-                raise
-            found = os.preadv(file, [view[at:]], offset + at)
-        if not found:
-            return False
-        at += found
-    return True
 
 
 @cache

@@ -1,41 +1,108 @@
 """Messages of any size through a socket that keeps them apart.
 
 A message is taken whole or not at all, and how large it may be is the kernel's to say (some 200 KB, unless told
-otherwise). What is larger goes along as a file in memory, which is gone once it has been read.
+otherwise). What is larger goes along as a file in memory, which has no name, and is gone once it has been read.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
-from minato_gpu.sources.memory_file import fill, memory_file
+from minato_gpu.sources.disk.filesystem import read_into
 
 LARGEST = 64 << 10  # bytes of a message that goes as it is
 _ELSEWHERE = b"\0"  # a message of this alone says that it is in a file
+_AT_ONCE = 512  # buffers of one system call
 
 
-def send(end: socket.socket, data: bytes) -> None:
-    """Send a message that is not empty and not ``_ELSEWHERE``. Raises BlockingIOError where there is no room yet, and
-    OSError."""
-    if len(data) <= LARGEST:
-        end.send(data)
-        return
-    with memory_file("message", [data]) as file:
-        socket.send_fds(end, [_ELSEWHERE], [file])
+class Parcels:
+    """Objects to and from the process at the other side of ``end``, whole and in order, without waiting for it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self.end = end
+        self._unsent: deque[bytes] = deque()
+
+    def put(self, what: object) -> None:
+        """To be sent by ``flush``, after all before."""
+        self._unsent.append(pickle.dumps(what, 5))
+
+    def flush(self) -> bool:
+        """Whether all is sent: else the other side has much to do, and there is no room. Raises OSError."""
+        with suppress(BlockingIOError):
+            while self._unsent:
+                data = self._unsent[0]
+                if len(data) <= LARGEST:
+                    self.end.send(data)
+                else:
+                    send_file(self.end, "message", _ELSEWHERE, [data])
+                self._unsent.popleft()
+        return not self._unsent
+
+    def receive(self) -> list[Any]:
+        """What has come. Raises OSError where nothing has, nor ever will: the other side has been closed."""
+        found: list[Any] = []
+        try:
+            while True:
+                found.append(self._next())
+        except BlockingIOError:
+            pass
+        except OSError:
+            if not found:
+                raise
+        return found
+
+    def _next(self) -> Any:
+        data, file = receive(self.end, LARGEST)
+        if data == _ELSEWHERE:
+            if file < 0:
+                self.end.shutdown(socket.SHUT_RDWR)  # without what is lost there is no going on
+                raise OSError("no descriptor was free for a message")
+            return pickle.loads(_contents(file))
+        return pickle.loads(data)
 
 
-def receive(end: socket.socket) -> bytes:
-    """The next message; empty once the other end has been closed. Raises BlockingIOError where nothing has come, and
-    OSError."""
-    data, files, _, _ = socket.recv_fds(end, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
-    if data != _ELSEWHERE:
-        return data
-    if not files:
-        raise OSError("no descriptor was free for a message")
+def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send ``head``, and with it a file in memory that holds these buffers one after the other. Raises
+    BlockingIOError where there is no room yet, and OSError."""
+    file = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC)
     try:
-        whole = bytearray(os.fstat(files[0]).st_size)
-        fill(files[0], memoryview(whole))
+        for at in range(0, len(buffers), _AT_ONCE):
+            _write(file, [memoryview(each).cast("B") for each in buffers[at : at + _AT_ONCE] if len(each)])
+        socket.send_fds(end, [head], [file])
     finally:
-        os.close(files[0])
-    return bytes(whole)
+        os.close(file)
+
+
+def receive(end: socket.socket, most: int) -> tuple[bytes, int]:
+    """The next message, of so many bytes at most, and the file that came with it, which is the caller's to close; -1
+    for none. Raises BlockingIOError where nothing has come, ConnectionError once the other end has been closed, and
+    OSError."""
+    data, files, _, _ = socket.recv_fds(end, most, 1, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise ConnectionError("the other side has ended")
+    return data, files[0] if files else -1
+
+
+def _contents(file: int) -> bytearray:
+    try:
+        whole = bytearray(os.fstat(file).st_size)
+        read_into(file, memoryview(whole), 0)
+    finally:
+        os.close(file)
+    return whole
+
+
+def _write(file: int, views: list[memoryview]) -> None:
+    while views:
+        done = os.writev(file, views)
+        while views and done >= len(views[0]):
+            done -= len(views.pop(0))
+        if views:
+            views[0] = views[0][done:]

@@ -8,59 +8,64 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from statistics import quantiles
-from typing import Any
+from typing import Any, Protocol
 
-from minato_gpu.sources.attempts import Answer, Attempts, Remote
+from minato_gpu.sources.attempts import Answer, Attempts
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.concurrency import Concurrency
 from minato_gpu.sources.local import Ended, LocalReads
-from minato_gpu.sources.placing import Cached, Where
+from minato_gpu.sources.placing import Placing
 from minato_gpu.sources.rate import StorageRate
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 
-_TIME_OUT_S = 60.0
+_LATENCIES = 1024
+
+
+class Pool(Protocol):
+    """What reads."""
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this, after those of lower numbers."""
+
+    def cancel(self, number: int) -> None:
+        """This is not needed any more. It is done all the same, sooner or later: as cancelled, if it has not begun."""
 
 
 class ReaderPool:
     """``done`` is told of every source: its number, the block that holds it and its bytes, or the error, and how long
     it took in seconds.
 
-    Local files and URLs have limits of their own. ``time_out_s``: after which a request is taken to have failed.
-    ``behind``: whether little of what is wanted is there; else there is no reason to read many at once.
-    ``where``, ``cached``: of files, see LocalReads.
+    Local files and URLs have limits of their own. ``behind``: whether little of what is wanted is there; else there is
+    no reason to read many at once. ``placing``: of files, see LocalReads. ``rate``: what the storage gives.
     """
 
     def __init__(
         self,
         blocks: Blocks,
-        done: Callable[[int, int, int, BaseException | None, float], None],
-        remote: Remote | None = None,
-        time_out_s: float = _TIME_OUT_S,
+        done: Callable[..., None],
+        remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
-        *,
-        where: Callable[[int], Where] = lambda _: Where.BLOCK,
-        cached: Cached | None = None,
+        placing: Placing | None = None,
     ) -> None:
-        self._blocks, self._done = blocks, done
+        self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
-        self._local = LocalReads(blocks, self._local_ended, where=where, cached=cached)
-        self._attempts = Attempts(remote or RemoteReads(), time_out_s, self._at_its_limit, self._remote_ended)
+        self._local = LocalReads(blocks, self._local_ended, placing=placing)
+        self._attempts = Attempts(remote or RemoteReads(), self._lanes[1].concurrency, self._remote_ended)
         self._cancelled: set[int] = set()
-        self._behind, self._rate = behind, StorageRate()
+        self._behind, self.rate = behind, StorageRate()
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this, after those of lower numbers."""
         lane = self._lanes[source.is_remote]
         heapq.heappush(lane.queue, (number, source))
         self._start(lane)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
-        """These are not needed any more: those that have not begun are ended as cancelled."""
-        self._cancelled.update(numbers)
+    def cancel(self, number: int) -> None:
+        self._cancelled.add(number)
 
     def _start(self, lane: _Lane) -> None:
         while lane.queue and lane.under_way < lane.concurrency.allowed(behind=self._behind()):
@@ -80,9 +85,9 @@ class ReaderPool:
         self._cancelled.discard(number)
         lane.under_way -= 1
         if error is None:
-            self._rate.finished(self._loop.time(), nbytes, behind=self._behind())
+            self.rate.finished(self._loop.time(), nbytes, behind=self._behind())
         self._start(lane)
-        self._done(number, block, nbytes, error, seconds)
+        self.done(number, block, nbytes, error, seconds)
 
     def _local_ended(self, ended: Ended) -> None:
         number, seconds, block, nbytes, error = ended
@@ -105,20 +110,12 @@ class ReaderPool:
         else:
             self._ended(lane, number, -1, 0, answer, seconds)
 
-    def _at_its_limit(self) -> bool:
-        return self._lanes[1].concurrency.at_its_limit
-
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Counters, and for files and URLs how many are read at once, and recent latencies in seconds."""
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
         return {**self._attempts.counts, **kinds}
-
-    @property
-    def bytes_per_s(self) -> float:
-        """What the storage gives when it is asked for all that it has; 0.0 where it never was what one waited for."""
-        return self._rate.bytes_per_s
 
     async def close(self) -> None:
         """End what is under way."""
@@ -134,8 +131,7 @@ class _Lane:
         self.queue: list[tuple[int, Source]] = []
         self.under_way = 0
         self.concurrency = Concurrency(start, most)
-        self._latencies: list[float] = []
-        self._next = 0
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES)
 
     @property
     def used(self) -> bool:
@@ -146,21 +142,14 @@ class _Lane:
         """A read has ended, after so long."""
         full = bool(self.queue) and self.under_way >= self.concurrency.limit and self._behind()
         self.concurrency.finished(now, seconds, full=full)
-        if len(self._latencies) < _LATENCIES:
-            self._latencies.append(seconds)
-        else:
-            self._latencies[self._next % _LATENCIES] = seconds
-        self._next += 1
+        self._latencies.append(seconds)
 
     def stats(self) -> dict[str, float]:
         """See ReaderPool.stats."""
-        percent = quantiles(self._latencies, n=100) if len(self._latencies) > 1 else self._latencies * 99
+        percent = quantiles(self._latencies, n=100) if len(self._latencies) > 1 else [*self._latencies] * 99
         return {
             "at_once": self.concurrency.limit,
             "latency_p50_s": percent[49],
             "latency_p90_s": percent[89],
             "latency_p99_s": percent[98],
         }
-
-
-_LATENCIES = 1024

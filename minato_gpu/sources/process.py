@@ -10,32 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import signal
 import socket
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.notices import LOGGER, say_once
-from minato_gpu.sources import field_transfer, parcels
+from minato_gpu.notices import LOGGER
+from minato_gpu.sources import field_transfer
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.disk_pool import DiskPool, Done
-from minato_gpu.sources.field_choice import FieldChoice
+from minato_gpu.sources.disk_pool import DiskPool
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
-from minato_gpu.sources.memory_tier import Begun, MemoryTier
-from minato_gpu.sources.placing import Cached, Placing, Where
+from minato_gpu.sources.memory_tier import MemoryTier
+from minato_gpu.sources.parcels import Parcels
+from minato_gpu.sources.placing import Placing
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.telling import Telling
-from minato_gpu.sources.unsaid import TICKETS
 
 _STATS_S = 0.5
 
@@ -113,11 +110,9 @@ class _Link:
         settings: ReaderSettings,
         ended: asyncio.Event,
     ) -> None:
-        end.setblocking(False)
-        self._end, self._ring, self._ended = end, ring, ended
+        self._parcels, self._ring, self._ended = Parcels(end), ring, ended
         self._loop = asyncio.get_running_loop()
         self._telling = Telling()
-        self._unsent: deque[bytes] = deque()
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
@@ -125,28 +120,16 @@ class _Link:
         self._table, self._arena = settings.table, arena
         blocks = Blocks(arena)
         self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
-        self._pool: ReaderPool
         self._disk: DiskPool | None = None
-
-        def make_pool(done: Done) -> ReaderPool:
-            self._pool = ReaderPool(blocks, done, behind=service.behind, where=where, cached=cached)
-            return self._pool
-
-        tier, cached = _opened(settings, parent), Cached()
-        placing = Placing(self._memory, copies=tier is not None, cached=cached, say=_say_off)
-
-        def where(number: int) -> Where:
-            return placing.where(*service.expected(number))
-
+        tier = _opened(settings, parent)
+        placing = Placing(self._memory, service.expected, copies=tier is not None)
+        self._pool = service.pool = ReaderPool(blocks, service.done, behind=service.behind, placing=placing)
         if tier is not None:
-            self._disk = service.pool = service.disk = DiskPool(
-                tier, blocks, service.done, make_pool, Following(settings.samples, settings.memory_bytes)
-            )
-        else:
-            service.pool = make_pool(service.done)
+            following = Following(settings.samples, settings.memory_bytes)
+            self._disk = service.pool = service.disk = DiskPool(tier, blocks, self._pool, following)
         if fields is not None and self._memory is not None:
-            choice = FieldChoice(self._memory.budget, settings.samples, settings.workers)
-            service.fields = FieldKeeping(self._memory, choice, lambda: self._pool.bytes_per_s)
+            samples, workers = settings.samples, settings.workers
+            service.fields = FieldKeeping(self._memory, samples, workers, lambda: self._pool.rate.bytes_per_s)
             self._loop.add_reader(fields.fileno(), self._take_fields, fields)
         self._loop.add_reader(end.fileno(), self._receive)
 
@@ -164,18 +147,13 @@ class _Link:
             os.close(found.file)
 
     def _receive(self) -> None:
-        while True:
-            try:
-                message = parcels.receive(self._end)
-            except BlockingIOError:
-                return
-            except OSError:
-                message = b""
-            if not message:
-                self._loop.remove_reader(self._end.fileno())
-                self._ended.set()
-                return
-            kind, run, what = pickle.loads(message)
+        try:
+            found = self._parcels.receive()
+        except OSError:
+            self._loop.remove_reader(self._parcels.end.fileno())
+            self._ended.set()
+            return
+        for kind, run, what in found:
             if run != self._run:
                 self._service.drop()
                 self._run, self._telling = run, Telling()
@@ -186,10 +164,9 @@ class _Link:
                 for place, tickets in wanted:
                     self._service.want(place, tickets)
             elif kind == "begin":
-                begun = Begun(*what)
-                self._service.begin(begun)
+                self._service.begin(what)
                 if self._disk is not None:
-                    self._disk.begin(begun)
+                    self._disk.begin(what)
 
     async def close(self) -> None:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
@@ -202,8 +179,9 @@ class _Link:
             self._disk.finish()
         if self._memory is not None:
             self._arena.forsake(_blocks_of(self._memory))  # what has been written by now, too
+        self._parcels.put((self._run, [], self._counts(fully=True)))
         with contextlib.suppress(OSError):
-            parcels.send(self._end, pickle.dumps((self._run, [], self._counts(fully=True)), 5))
+            self._parcels.flush()
         if self._disk is not None:
             self._disk.close()
 
@@ -219,10 +197,9 @@ class _Link:
     def _send(self) -> None:
         self._timer = None
         told = self._telling.take()
-        for at in range(0, len(told), TICKETS):
-            counts = self._counts(fully=self._loop.time() >= self._stats_at)
-            self._unsent.append(pickle.dumps((self._run, told[at : at + TICKETS], counts), 5))
-        self._flush()
+        if told:
+            self._parcels.put((self._run, told, self._counts(fully=self._loop.time() >= self._stats_at)))
+            self._flush()
 
     def _counts(self, *, fully: bool) -> dict[str, Any]:
         """What has been done so far; ``fully``: with what takes longer to tell."""
@@ -236,21 +213,15 @@ class _Link:
 
     def _flush(self) -> None:
         try:
-            while self._unsent:
-                parcels.send(self._end, self._unsent[0])
-                self._unsent.popleft()
-        except BlockingIOError:  # the loader is busy: it will have been rung for
-            self._loop.add_writer(self._end.fileno(), self._flush)
-            return
+            is_sent = self._parcels.flush()
         except OSError:
             self._ended.set()
             return
-        self._loop.remove_writer(self._end.fileno())
-        self._ring()
-
-
-def _say_off(why: str) -> None:
-    say_once(f"The cache in memory is {why}: they are read from there. What lies at URLs is kept as before.")
+        if is_sent:
+            self._loop.remove_writer(self._parcels.end.fileno())
+            self._ring()
+        else:  # the loader is busy: it will have been rung for
+            self._loop.add_writer(self._parcels.end.fileno(), self._flush)
 
 
 def _taken_up(arena: Arena, settings: ReaderSettings) -> MemoryTier | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from minato_gpu.notices import LOGGER
-from minato_gpu.sources import parcels
 from minato_gpu.sources.memory_tier import Begun
+from minato_gpu.sources.parcels import Parcels
 from minato_gpu.sources.service import Told
 from minato_gpu.sources.unsaid import Unsaid
 
@@ -28,78 +26,58 @@ class Reader:
         self.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for each in (self.end, theirs):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
-        self.end.setblocking(False)
+        self._parcels = Parcels(self.end)
         ends.append(self.end)
         self.counts: dict[str, Any] = {}
-        self._unsent: deque[bytes] = deque()
         with theirs:
-            self._process = start(theirs)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        pid = self._process.pid
-        assert pid is not None
-        return int(pid)
+            self.process = start(theirs)
 
     def begin(self, run: int, begun: Begun) -> None:
         """An epoch begins: what is wanted from now on is wanted by that."""
-        self._say("begin", run, tuple(begun))
+        self._say("begin", run, begun)
 
     def say(self, run: int, unsaid: Unsaid) -> None:
         """Say what is wanted and what is released; a new ``run`` makes it forget the one before."""
-        for what in unsaid.take():
-            self._say("say", run, what)
+        self._say("say", run, unsaid.take())
 
     def _say(self, kind: str, run: int, what: Any) -> None:
-        self._unsent.append(pickle.dumps((kind, run, what), 5))
+        self._parcels.put((kind, run, what))
         self._flush()
 
     def _flush(self) -> None:
-        try:
-            while self._unsent:
-                parcels.send(self.end, self._unsent[0])
-                self._unsent.popleft()
-        except BlockingIOError:
-            pass  # it has much to do, and will say something: then the rest is sent
-        except OSError:
-            self._unsent.clear()  # it has ended, which ``receive`` finds out
+        """What there is no room for is sent once it has said something."""
+        with contextlib.suppress(OSError):  # it has ended, which ``receive`` finds out
+            self._parcels.flush()
 
     def receive(self, run: int) -> list[Told] | None:
         """What has been told of this run since the last call; None once the process has ended."""
+        try:
+            found = self._parcels.receive()
+        except OSError:
+            return None
         told: list[Told] = []
-        while True:
-            try:
-                message = parcels.receive(self.end)
-            except BlockingIOError:
-                break
-            except OSError:
-                message = b""
-            if not message:
-                return told or None
-            of, some, counts = pickle.loads(message)
+        for of, some, counts in found:
             self.counts |= counts
             if of == run:
                 told += some
-        if self._unsent:
-            self._flush()
+        self._flush()
         return told
 
     def say_lost(self) -> None:
         """Log that the process has ended, and what follows from it."""
-        self._process.join(_LEAVE_S)
+        self.process.join(_LEAVE_S)
         LOGGER.warning(
             "The process that reads ahead (pid %d) has ended with exit code %s. Workers read from storage themselves "
             "until workers are started anew; nothing is lost.",
-            self._process.pid,
-            self._process.exitcode,
+            self.process.pid,
+            self.process.exitcode,
         )
 
     def close(self) -> None:
         """End the process, and hear what it has to say last. Idempotent."""
-        if self._process is None:
+        if self.process is None:
             return
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         with contextlib.suppress(OSError):
             self.end.shutdown(socket.SHUT_WR)
         process.join(_LEAVE_S)

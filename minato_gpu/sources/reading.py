@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
+from minato_gpu.sources.disk.filesystem import read_into
 from minato_gpu.sources.source import FIELDS, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
@@ -113,12 +114,9 @@ def _read_file(path: str, offset: int, length: int | None) -> NDArray[np.uint8]:
     try:
         rest = max(0, os.fstat(file).st_size - offset)
         data = np.empty(rest if length is None else min(length, rest), np.uint8)
-        at = 0
-        while at < len(data) and (read := os.preadv(file, [data.data[at:]], offset + at)):
-            at += read
+        return data[: read_into(file, data.data, offset)]
     finally:
         os.close(file)
-    return data[:at]
 
 
 def _read_remote(source: Source) -> NDArray[np.uint8]:

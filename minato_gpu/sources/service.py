@@ -14,11 +14,13 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
+from minato_gpu.sources.disk_pool import DiskPool
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
+from minato_gpu.sources.pool import Pool
 from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import FIELDS, Key, Source, fields_key
@@ -31,34 +33,6 @@ Told = tuple[int, tuple[Place, ...]]
 """A ticket whose bytes are there: where. What could not be read is missing: the worker reads it, and raises."""
 
 
-class Pool(Protocol):
-    """What reads: see pool.py."""
-
-    def submit(self, number: int, source: Source) -> None:
-        """Read this, after those of lower numbers."""
-
-    def cancel(self, numbers: Iterable[int]) -> None:
-        """These are not needed any more. They are done all the same, sooner or later."""
-
-
-class Writer(Protocol):
-    """What writes copies to disk: see disk_pool.py."""
-
-    def write(
-        self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
-    ) -> bool:
-        """Whether a copy of the block will be written; ``written`` is called after that."""
-
-    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
-        """The sample is going to be read, from these sources."""
-
-    def stays(self, sample: int, epoch: int) -> bool:
-        """Whether copies of this sample's sources, which was wanted in that epoch, are to be on disk after that."""
-
-    def let_go(self, key: Key) -> None:
-        """The copy of this source, if there is one, is not to stay."""
-
-
 class Service:
     """``tell`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released, but for
     what ``memory`` keeps."""
@@ -67,7 +41,7 @@ class Service:
         self, blocks: Blocks, limit: int, tell: Callable[[Told], None], memory: MemoryTier | None = None
     ) -> None:
         self.pool: Pool
-        self.disk: Writer | None = None
+        self.disk: DiskPool | None = None
         self.fields: FieldKeeping | None = None
         self.reads = 0  # done, with their bytes
         self.read_bytes = 0
@@ -107,7 +81,7 @@ class Service:
             if asked:
                 ticket.asked = sample
             if self.disk is not None:
-                self.disk.wanted(sample, keys)
+                self.disk.following.wanted(sample, keys)
             for key, item in zip(found, items, strict=True):
                 self._want(ticket, sample, key, item)
             if not ticket.missing:
@@ -125,7 +99,7 @@ class Service:
         if found is not None and found.kept:
             self.shared += 1
             if self._memory is not None and item != NO_ITEM:
-                self._memory.again()
+                self._memory.skip(1)
         else:
             found = SourceBytes(key, self._numbers, ticket.place, sample, self._epoch, item)
             self._numbers += 1
@@ -178,7 +152,7 @@ class Service:
         if each.done:
             self._free(each)
         elif each.started:
-            self.pool.cancel([each.number])
+            self.pool.cancel(each.number)
         else:
             each.done = True  # still queued
 
@@ -218,11 +192,10 @@ class Service:
             copy = None if self._memory is None or each.item == NO_ITEM else self._memory.look_again(each.key, each.at)
             if copy is None or not each.take(copy):
                 return False
-            self._bytes[each.key] = each
+            live = self._bytes[each.key] = each
         else:
             self._share(each, live)
-        waiting, each.waiting = each.waiting, []
-        self._tell_of((live or each), waiting)
+        self._tell_of(live, each)
         return True
 
     def _share(self, each: SourceBytes, live: SourceBytes) -> None:
@@ -234,9 +207,11 @@ class Service:
         for ticket in each.waiting:
             ticket.bytes[ticket.bytes.index(each)] = live
 
-    def _tell_of(self, each: SourceBytes, waiting: list[WantedTicket]) -> None:
-        if not each.done:
-            each.waiting += waiting
+    def _tell_of(self, live: SourceBytes, each: SourceBytes) -> None:
+        """Who has waited for the one gets the other, if that is there; else they wait for that."""
+        waiting, each.waiting = each.waiting, []
+        if not live.done:
+            live.waiting += waiting
             return
         for ticket in waiting:
             ticket.missing -= 1
@@ -269,8 +244,7 @@ class Service:
             self.failed += not isinstance(error, CancelledError)
         else:
             self._read(each, seconds, version, on_disk=on_disk)
-        waiting, each.waiting = each.waiting, []
-        self._tell_of(each, waiting)
+        self._tell_of(each, each)
         if not each.users:
             self._free(each)
         self._start()
@@ -295,12 +269,12 @@ class Service:
 
     def _pass(self, each: SourceBytes) -> None:
         """A copy is used, which need not be on disk any longer if nobody wants it soon after that."""
-        if self.disk is not None and each.key[0] != FIELDS and not self.disk.stays(each.sample, each.epoch):
+        if self.disk is not None and each.key[0] != FIELDS and not self.disk.following.stays(each.sample, each.epoch):
             self.disk.let_go(each.key)
 
     def _write(self, each: SourceBytes, version: bytes | None) -> None:
         """Copy it to disk, if it may be and there is room."""
-        if self.disk is None or version is None or not self.disk.stays(each.sample, each.epoch):
+        if self.disk is None or version is None or not self.disk.following.stays(each.sample, each.epoch):
             return
         each.users += 1
         seconds = self._costs.seconds(each.nbytes)
@@ -327,10 +301,10 @@ class Service:
         memory, fields = self._memory, self.fields
         if memory is None or fields is None:
             return
-        fields.choice.observe(nbytes, saved_s, prepare_s)
+        fields.observe(nbytes, saved_s, prepare_s)
         if fields.is_due:
             self._choose()
-        if not memory.may_keep(sample, nbytes) or not fields.choice.wants(sample):
+        if not memory.may_keep(sample, nbytes) or not fields.wants(sample):
             return
         block, view = self._blocks.allocate(nbytes)
         fill(view)
@@ -348,30 +322,19 @@ class Service:
     def _gone(self, going: Iterable[Copy]) -> None:
         """What the tier lets go of: the disk may have room for it."""
         for gone in going:
+            version = gone.version
             live = self._bytes.get(gone.key)
             if live is not None and live.kept and live.block == gone.block:  # of use until it is released
                 live.kept = False
-                self._ahead += live.nbytes
-                self._write(live, gone.version)
-            elif not self._write_gone(gone):
-                self._blocks.free(gone.block)
-
-    def _write_gone(self, gone: Copy) -> bool:
-        """Whether it is copied to disk, after which it is freed; nobody uses it."""
-        if self.disk is None or gone.version is None or (self._memory is not None and self._memory.holds(gone.key)):
-            return False
-        if not self.disk.stays(gone.sample, self._epoch):
-            return False
-
-        def written() -> None:
-            self._ahead -= gone.nbytes
-            self._blocks.free(gone.block)
-            self._start()
-
-        seconds = self._costs.seconds(gone.nbytes)
-        is_written = self.disk.write(gone.key, gone.version, gone.block, gone.nbytes, seconds, written)
-        self._ahead += gone.nbytes * is_written
-        return is_written
+            else:
+                live = SourceBytes(gone.key, -1, -1, gone.sample, self._epoch, done=True)
+                live.block, live.nbytes = gone.block, gone.nbytes
+                if self._memory is not None and self._memory.holds(gone.key):  # a newer one
+                    version = None
+            self._ahead += live.nbytes
+            self._write(live, version)
+            if not live.users:
+                self._let_go(live)
 
     def behind(self) -> bool:
         """Whether less than half of what is wanted is there."""
@@ -379,16 +342,14 @@ class Service:
 
     def counts(self) -> dict[str, Any]:
         """What has been done since the process began."""
+        kept: dict[str, Any] = {} if self.fields is None else {"kept": self.fields.why()}
         return {
             "reads": self.reads,
             "bytes": self.read_bytes,
             "failed": self.failed,
             "shared": self.shared,
             "bytes_ahead": self._ahead,
-        } | ({} if self._memory is None else {"memory": self._memory.counts() | self._kept()})
-
-    def _kept(self) -> dict[str, Any]:
-        return {} if self.fields is None else {"kept": self.fields.choice.why()}
+        } | ({} if self._memory is None else {"memory": self._memory.counts() | kept})
 
     def _told(self, ticket: WantedTicket) -> None:
         self.there += 1

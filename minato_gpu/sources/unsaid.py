@@ -6,12 +6,11 @@ would wake the reader three times for each. Decisions only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.service import Wanted
 
-TICKETS = 128  # of one message, at most: each may name paths of 4 KB
 TOGETHER = 64  # tickets
 _FAR = 512  # tickets: what is wanted so long before it enters the window may wait
 _NBYTES = 4 << 20  # released: room that the reader is not to miss
@@ -49,19 +48,8 @@ class Unsaid:
             return True
         return bool(self._tickets) and self._wanted[0][1][0][0] < admitted + _FAR
 
-    def take(self) -> Iterator[tuple[list[int], list[Want]]]:
-        """All of it, as what each message says: released, and wanted."""
-        released, wanted = self._released, self._wanted
+    def take(self) -> tuple[list[int], list[Want]]:
+        """All of it: released, and wanted."""
+        said = self._released, self._wanted
         self._wanted, self._tickets, self._released, self._nbytes = [], 0, [], 0
-        pack: list[Want] = []
-        room = TICKETS
-        for place, tickets in wanted:
-            for at in range(0, len(tickets), TICKETS):
-                part = tickets[at : at + TICKETS]
-                if len(part) > room:
-                    yield released, pack
-                    released, pack, room = [], [], TICKETS
-                pack.append((place, part))
-                room -= len(part)
-        if released or pack:
-            yield released, pack
+        return said

@@ -1,6 +1,6 @@
 """From ready samples to batches.
 
-Samples that can be stacked lie in rows (``stacking``), and so do their batches. Whatever ``default_collate`` would not
+Samples that can be stacked lie in rows (``samples``), and so do their batches. Whatever ``default_collate`` would not
 simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), on views of shared memory.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from minato_gpu.lanes.base import (
     Blob,
-    Extra,
     Failure,
     Item,
     Joined,
+    Laid,
     Local,
     NoSample,
     Piece,
@@ -22,17 +22,14 @@ from minato_gpu.lanes.base import (
     Unshippable,
     reraise,
 )
-from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
 from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, tickets
 from minato_gpu.spans import singles, without
-from minato_gpu.window.host_memory import MARKS, Block, HostMemoryAccount, lying
+from minato_gpu.window.host_memory import HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Batch, Record, Window
 from minato_gpu.window.samples import Samples
-from minato_gpu.window.stacking import Stacking
 
 
 class Assembly:
@@ -46,7 +43,6 @@ class Assembly:
     def __init__(
         self,
         links: WorkerChannels,
-        loans: Loans,
         *,
         stacks: bool,
         joins_whole: bool,
@@ -54,14 +50,12 @@ class Assembly:
         skips: bool = False,
     ) -> None:
         self.loading = loading
-        self.holdings = HostMemoryAccount(links, loans, loading)
+        self.holdings = HostMemoryAccount(links, loading)
         self._completions = links.completions
         self._joins_whole = joins_whole
         self._skips = skips
         self.window = Window()
-        self._store = Store(-1, links, None, links.board)
-        self.stacking = Stacking(links, loans, self.window, self._store, stacks=stacks, loading=loading)
-        self.samples = Samples(self.window, self.holdings, self.stacking, self._store)
+        self.samples = Samples(links, self.window, self.holdings, stacks=stacks, loading=loading)
         self._batches: dict[OutputBatch, Batch] = {}
 
     # --- tickets -------------------------------------------------------------------------------------------
@@ -74,14 +68,9 @@ class Assembly:
             self.loading.admit(record)
 
     @property
-    def layout_bytes(self) -> bytes | None:
-        """The pickled layout for tasks; empty while it is to be learned, None when rows are not used."""
-        return self.stacking.layout_bytes
-
-    @property
     def needs_jobs(self) -> bool:
         """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
-        return self.stacking.layout is None
+        return self.samples.layout is None
 
     def pieces(self, spans: Iterable[TicketSpan], *, inspect: bool) -> tuple[Piece, ...]:
         """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
@@ -90,7 +79,7 @@ class Assembly:
 
     def _piece(self, record: Record, a: int, b: int, inspect: bool) -> Piece:
         if not inspect:
-            self.stacking.give_slab(record)
+            self.samples.give_slab(record)
         complete = b - a == record.rows
         empty = isinstance(record.keys[0], NoSample)
         sources = None
@@ -118,7 +107,11 @@ class Assembly:
         number = compose.order - self.window.at(compose.spans[0][0]).begins
         batch = self._batches[compose.order] = Batch(compose.spans, compose.order, number)
         if self._skips and compose.failed:
-            compose = self._leave_out(batch, compose)
+            failed = sorted(compose.failed)
+            items = [self._failed(serial) for serial in failed]
+            if not any(item.collated for item in items):  # else it is the batch itself that failed
+                self._leave_out(batch, failed, items)
+                compose = replace(compose, spans=batch.spans, failed=())
             if not batch.size:
                 batch.ready = True
                 return False
@@ -126,37 +119,34 @@ class Assembly:
         failure = self._failure(compose)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
-            batch.nbytes = sum(self._bytes_of(serial) for serial in tickets(batch.spans))
+            batch.nbytes = self.samples.nbytes(batch.spans)
             self._drop(compose.spans)
             return False
         item = self.window.at(compose.spans[0][0]).items.get(compose.spans[0][0])
         if isinstance(item, (Blob, Local)) and item.collated:
-            batch.item, batch.ready, batch.nbytes = item, True, item.nbytes
-            self._taken(compose.spans)
-            self._load_value(batch)
+            batch.nbytes = item.nbytes
+            self.taken(compose.spans)
+            self._came(batch, item)
             return False
-        if self._in_rows(compose.spans):
-            self.stacking.stack(batch)
+        if self.samples.in_rows(compose.spans):
+            self.samples.stack(batch)
             batch.ready = batch.load is None
-            self._taken(compose.spans)
+            self.taken(compose.spans)
             return False
-        batch.nbytes = sum(self._bytes_of(serial) for serial in tickets(batch.spans))
+        batch.nbytes = self.samples.nbytes(batch.spans)
         return True
 
-    def _leave_out(self, batch: Batch, compose: Compose) -> Compose:
-        """Take the failed samples out of the batch, unless it is the batch itself that failed."""
-        failed = sorted(compose.failed)
-        items = [self._failed(serial) for serial in failed]
-        if any(item.collated for item in items):
-            return compose
-        spans = tuple(without(compose.spans, singles(failed)))
-        batch.bad, batch.spans = items, spans
-        batch.size -= len(failed)
-        self._drop(tuple(singles(failed)))
-        return replace(compose, spans=spans, failed=())
+    def _leave_out(self, batch: Batch, holes: list[TicketId], bad: list[Failure]) -> None:
+        """The batch comes without these samples, which failed."""
+        batch.spans = tuple(without(batch.spans, singles(sorted(holes))))
+        batch.bad += bad
+        batch.size -= len(bad)
+        self._note_ends(batch)
+        self._drop(tuple(singles(holes)))
 
     def _note_ends(self, batch: Batch) -> None:
         """Where samples may be left out: remember which of this batch another could repeat."""
+        batch.ends = None
         if self._skips and batch.spans:
             both = batch.spans[0][0], TicketId(batch.spans[-1][1] - 1)
             ends = [self.window.at(serial).ticket(serial) for serial in both]
@@ -180,25 +170,25 @@ class Assembly:
     def references(self, spans: tuple[TicketSpan, ...]) -> list[Reference] | None:
         """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
         if self.loading is not None:
-            self.stacking.bring_to_host(self.window.parts(spans))
-        references = [self._reference(serial) for serial in tickets(spans)]
+            self.samples.bring_to_host(self.window.parts(spans))
+        references = [self.samples.reference(serial) for serial in tickets(spans)]
         return None if any(isinstance(item, Unshippable) for item in references) else references
 
     def joined(self, order: OutputBatch, item: Item) -> None:
         """The job for this batch is done."""
-        batch, spans = self._batches[order], self._batches[order].spans
+        batch = self._batches[order]
         if isinstance(item, Joined):
             self._lose(batch, item.bad)
             item = item.item
-        batch.failure = item if isinstance(item, Failure) else None
         assert item is None or isinstance(item, (Blob, Local, Failure))
-        batch.item, batch.ready = item, True
         self.holdings.bytes -= batch.nbytes
         batch.nbytes = 0 if item is None else item.nbytes
         self.holdings.count(batch.nbytes)
-        self._drop(spans)
-        if batch.size or not spans:
-            self._load_value(batch)
+        self._drop(batch.spans)
+        if isinstance(item, (Blob, Local)):
+            self._came(batch, item)
+        else:
+            batch.failure, batch.ready = item, True
 
     def lose(self, order: OutputBatch, failed: Failure) -> bool:
         """The job for this batch cannot prepare one of its samples; returns whether it is to go on without it."""
@@ -206,29 +196,25 @@ class Assembly:
         if not self._skips:
             self.joined(order, replace(failed, collated=True))
             return False
-        self._drop(self._lose(batch, [failed]))
+        self._lose(batch, [failed])
         if not batch.size:
             self.holdings.bytes -= batch.nbytes
             batch.nbytes, batch.ready = 0, True
         return bool(batch.size)
 
-    def _lose(self, batch: Batch, bad: list[Failure]) -> tuple[TicketSpan, ...]:
-        """The batch is joined without these samples; returns where they are."""
+    def _lose(self, batch: Batch, bad: list[Failure]) -> None:
         positions = {failure.origin.position for failure in bad if failure.origin is not None}
         holes = [serial for serial in tickets(batch.spans) if self.window.position(serial) in positions]
-        batch.spans = tuple(without(batch.spans, singles(sorted(holes))))
-        batch.bad += bad
-        batch.size -= len(bad)
-        batch.ends = None
-        self._note_ends(batch)
-        return tuple(singles(holes))
+        self._leave_out(batch, holes, bad)
 
-    def _load_value(self, batch: Batch) -> None:
-        """A batch that is no rows goes to the device as it is."""
-        if self.loading is not None and batch.failure is None:
-            assert isinstance(batch.item, (Blob, Local))
-            self.loading.value(batch, self.holdings.lend(batch.item))
-            batch.item, batch.ready = None, False
+    def _came(self, batch: Batch, item: Laid) -> None:
+        """A batch that is no rows is there. It is lent from now on: once it were neither in the window nor lent, the
+        death of the worker that made it would give its memory to the next one."""
+        lent = self.holdings.lend(item)
+        if self.loading is None:
+            batch.lent, batch.ready = lent, True
+        else:
+            self.loading.value(batch, lent)
 
     def ready(self, order: OutputBatch) -> bool:
         """Whether the batch can be taken."""
@@ -242,14 +228,13 @@ class Assembly:
 
     def make_room(self) -> None:
         """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""
-        if self.loading is None:
-            return
-        for transfers in self.loading.short():
+        ways = () if self.loading is None else self.loading.transfers
+        for transfers in (each for each in ways if each.wants_room):
             try:
-                records = self.window.records()
-                parts = ((record, record.first, record.end) for record in records)
-                self.stacking.bring_to_host(parts, transfers.accelerator)
-                self.loading.let_go_of(transfers)
+                parts = ((record, record.first, record.end) for record in self.window.records)
+                self.samples.bring_to_host(parts, transfers.accelerator)
+                for other in {*ways} - {transfers}:  # of what this device has made for their batches
+                    other.let_go()
             finally:
                 transfers.room_made()
 
@@ -259,51 +244,45 @@ class Assembly:
             self.loading.expect(order, begins)
 
     def take(self, order: OutputBatch) -> Batch:
-        """The batch leaves the window; its memory is the consumer's from now on (lent here: once it is neither in the
-        window nor lent, the death of the worker that made it would give the memory to the next one)."""
+        """The batch leaves the window; its memory is the consumer's from now on."""
         batch = self._batches.pop(order)
         self.holdings.bytes -= batch.nbytes
-        if isinstance(batch.item, (Blob, Local)):
-            batch.lent = self.holdings.lend(batch.item)
         if self.loading is not None:
             self.loading.leave(batch)
             self.loading.expect(OutputBatch(order + 1), OutputBatch(batch.order - batch.number))
         return batch
 
     def value(self, batch: Batch) -> Value:
-        """The batch as the consumer sees it. Raises the sample's or the collate function's own error."""
+        """The batch as the consumer sees it, safe on the calling thread's current stream. Raises the sample's or the
+        collate function's own error."""
         if batch.failure is not None:
             reraise(batch.failure.error)
-        if self.loading is not None and batch.load is not None:
-            return self.loading.hand_over(batch)
-        return self.stacking.value(batch) if batch.lent is None else batch.lent()
+        assert batch.lent is not None
+        return batch.lent()
 
-    def forget(self, spans: Iterable[TicketSpan]) -> None:
-        """These tickets turned out not to exist."""
-        self._taken(spans)
-
-    def clear(self) -> list[Block]:
-        """Forget every ticket and batch; returns the blocks that they held, for ``free``."""
-        blocks = self._blobs()
-        for record in self.window.clear():
-            blocks += [(owner, at, 0) for owner, at in ((-1, record.slab), (MARKS, record.marks)) if at >= 0]
+    def clear(self) -> tuple[list[int], list[object]]:
+        """Forget every ticket and batch; returns their blocks of marks, to be given back, and what owns their memory,
+        which is free once nobody refers to it."""
+        memory: list[object] = [self.holdings.lend(blob) for blob in self._blobs()]
+        memory += [record.memory for record in self.window.records]
+        marks = [record.marks for record in self.window.records if record.marks >= 0]
+        self.window.clear()
         if self.loading is not None:
             for batch in self._batches.values():
                 self.loading.leave(batch)
         self._batches, self.holdings.bytes = {}, 0
-        return blocks
+        return marks, memory
 
     def settle_with(self, owner: int) -> list[tuple[int, int]]:
         """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
         lent = self.holdings.bury(owner)
-        return [(offset, nbytes) for of, offset, nbytes in self._blobs() if of == owner] + lent
+        return [block for blob in self._blobs() if blob.worker == owner for block in blob.blocks] + lent
 
-    def _blobs(self) -> list[Block]:
-        """What lies in workers' arenas for tickets in the window and batches not delivered."""
-        records = self.window.records()
+    def _blobs(self) -> list[Blob]:
+        """What lies in workers' arenas for tickets in the window. (That of batches is lent.)"""
+        records = self.window.records
         items = [item for record in records for item in (*record.items.values(), *map(lying, record.sources.values()))]
-        items += [batch.item for batch in self._batches.values()]
-        return [(b.worker, *block) for b in items if isinstance(b, Blob) for block in b.blocks]
+        return [item for item in items if isinstance(item, Blob)]
 
     # --- inside --------------------------------------------------------------------------------------------
 
@@ -312,51 +291,24 @@ class Assembly:
         item = self.window.at(first).items.get(first)
         if isinstance(item, Failure):
             return item
-        if compose.failed:
-            serial = min(compose.failed)
-            return self._failed(serial)
-        return None
+        return self._failed(min(compose.failed)) if compose.failed else None
 
     def _failed(self, serial: TicketId) -> Failure:
         item = self.window.at(serial).items[serial]
         assert isinstance(item, Failure)
         return item
 
-    def _in_rows(self, spans: tuple[TicketSpan, ...]) -> bool:
-        """Whether all these samples are rows, those included that came before the layout was known."""
-        stacking = self.stacking
-        if stacking.layout is None or stacking.in_rows(spans):
-            return stacking.layout is not None
-        fitted, moved = stacking.fill(spans)
-        for item in moved:
-            self.holdings.count(stacking.row_bytes - item.nbytes)
-            self.holdings.release(item)
-        return fitted
-
-    def _bytes_of(self, serial: TicketId) -> int:
-        item = self.window.at(serial).items.get(serial)
-        return self.stacking.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0)
-
-    def _reference(self, serial: TicketId) -> Reference:
-        record = self.window.at(serial)
-        item = record.items.get(serial)
-        if item is None or isinstance(item, Extra):
-            return self.stacking.row(record, serial, None if item is None else item.objects)
-        return item
-
     def _drop(self, spans: tuple[TicketSpan, ...]) -> None:
         """Free the single samples of a batch that has been joined, or has failed."""
         for serial in tickets(spans):
             self.holdings.release(self.window.at(serial).items.pop(serial, None))
-        self._taken(spans)
+        self.taken(spans)
 
-    def _taken(self, spans: Iterable[TicketSpan]) -> None:
-        """A batch has taken these samples; places that are used up leave the window."""
+    def taken(self, spans: Iterable[TicketSpan]) -> None:
+        """A batch has taken these samples, or there are no such ones; places that are used up leave the window."""
         for record, lo, hi in self.window.parts(spans):
             record.left -= hi - lo
             if record.left == 0:
                 self.window.remove(record)
-                if record.slab >= 0:
-                    self.holdings.free_slab(record.slab)
                 if record.marks >= 0:
                     self._completions.give_back(record.marks)

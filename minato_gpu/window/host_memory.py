@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from minato_gpu.lanes.base import Blob, Handed, Item, Joined, Laid, Local
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
-from minato_gpu.memory.loans import Loans
 from minato_gpu.samples import Value
 from minato_gpu.window.loading import Loading
-
-Block = tuple[int, int, int]
-"""Owner, offset and bytes (0: not known) of memory in an arena; or of owner MARKS a block of marks."""
-
-MARKS = -2
 
 
 def lying(item: Item) -> Item:
@@ -24,11 +18,11 @@ def lying(item: Item) -> Item:
 
 
 class HostMemoryAccount:
-    """Blocks of the workers' arenas and slabs of the engine's. ``bytes``: of samples and batches not delivered."""
+    """Blocks of the workers' arenas and of the engine's. ``bytes``: of samples and batches not delivered."""
 
-    def __init__(self, links: WorkerChannels, loans: Loans, loading: Loading | None) -> None:
+    def __init__(self, links: WorkerChannels, loading: Loading | None) -> None:
         self._links = links
-        self._loans = loans
+        self._loans = links.loans
         self._loading = loading
         self.bytes = 0
         self.peak = 0
@@ -43,21 +37,6 @@ class HostMemoryAccount:
         item = item.item if isinstance(item, Joined) else lying(item)
         if isinstance(item, Blob):
             self._loans.give_back(item.places)
-
-    def free(self, held: Iterable[Block]) -> None:
-        """Give blocks back that no lane uses any more."""
-        for owner, offset, _ in held:
-            if owner == MARKS:
-                self._links.completions.give_back(offset)
-            else:
-                self._loans.give_back([(owner, offset)])
-
-    def free_slab(self, slab: int) -> None:
-        """A place's slab has been used."""
-        if self._loading is None:
-            self._links.engine_arena.free(slab)
-        else:
-            self._loading.drop(slab)
 
     def lend(self, item: Laid) -> Callable[[], Value]:
         """How the consumer gets at an object; its memory is lent from now on."""
@@ -74,7 +53,7 @@ class HostMemoryAccount:
             self._loading.sweep()
         for owner, offset in loans.take_back():
             if owner < 0:
-                self.free_slab(offset)
+                links.engine_arena.free(offset)
             elif not links.board.give_back(owner, offset):
                 loans.give_back([(owner, offset)])
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.memory.accelerator import Accelerator, Stream
 from minato_gpu.memory.copies import CopyRange
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout, Views
-from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
+from minato_gpu.memory.loads import DeviceRow, Load, RowsLoad
 from minato_gpu.memory.staging import Download
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import JSON, OutputBatch, TicketId, Value
-from minato_gpu.scheduling.messages import serials
 from minato_gpu.spans import singles, without
 from minato_gpu.window.records import Batch, Record
 
@@ -28,7 +30,7 @@ class Loading:
 
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
         self.transfers = tuple(transfers)
-        self._host = host
+        self.host = host
         self._streams: dict[Accelerator, Stream] = {}  # for what is brought to the host
 
     def _of(self, batch: Batch) -> Transfers:
@@ -40,23 +42,39 @@ class Loading:
         for transfers in self.transfers:
             transfers.rows = max(transfers.rows, record.place_rows)
 
-    def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part]) -> None:
+    def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part], objects: list[list[Value]]) -> None:
         """Load a batch whose samples are rows of their places' slabs, or made on the device."""
-        found = _Rows(layout, batch.size)
-        for part in parts:
-            found.add(*part)
-        slabs = tuple({record.slab for record, _, _ in parts})
-        on_device = list(found.on_device.values())
-        self._submit(batch, RowsLoad(layout, batch.size, batch.objects, found.runs, on_device, found.made, slabs))
+        runs: list[CopyRange] = []
+        on_device: list[DeviceRow] = []
+        at, offsets = 0, layout.offsets(batch.size)[0]
+        for record, lo, hi in parts:
+            residents = record.residents(lo, hi)
+            for serial, _ in residents:
+                del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
+            sources = layout.offsets(record.rows)[0]
+            for number, leaf in enumerate(layout.leaves):
+                if leaf.nbytes == 0 or leaf.kind == "object":
+                    continue
+                begin = record.slab + sources[number] - record.first * leaf.nbytes
+                way = _Way(begin, offsets[number] + (at - lo) * leaf.nbytes, leaf.nbytes)
+                there = [(serial, item) for serial, item in residents if number in item.leaves]
+                runs += [way.run(a, b) for a, b in without([(lo, hi)], singles(serial for serial, _ in there))]
+                for serial, item in there:
+                    row = at + serial - lo, item.leaves[number], item.made
+                    on_device.append(DeviceRow(number, *row, way.run(serial, serial + 1)))
+            at += hi - lo
+        slabs: list[object] = [record.memory for record, _, _ in parts]
+        self._submit(batch, RowsLoad(layout, batch.size, objects, runs, on_device, slabs))
 
     def value(self, batch: Batch, make: Callable[[], Value]) -> None:
         """Load a batch that somebody has joined; ``make`` returns it."""
         self._submit(batch, ValueLoad(make, batch.nbytes))
 
     def _submit(self, batch: Batch, load: Load) -> None:
-        batch.load = load
+        transfers = self._of(batch)
+        batch.load, batch.lent = load, partial(load.hand_over, transfers.accelerator)
         load.order = batch.order
-        self._of(batch).submit(load)
+        transfers.submit(load)
 
     def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
@@ -75,11 +93,6 @@ class Loading:
             if load.error is not None:
                 batch.failure = Failure(load.error, collated=True)
 
-    def hand_over(self, batch: Batch) -> Value:
-        """The batch, safe on the calling thread's current stream."""
-        assert batch.load is not None
-        return batch.load.hand_over(self._of(batch).accelerator)
-
     def fetch(self, samples: Sequence[tuple[Views, int, Resident]]) -> None:
         """Bring samples from devices into rows of these views. Waits for each device once, on a stream on which nothing
         else waits."""
@@ -97,34 +110,12 @@ class Loading:
                 assert into is not None
                 into[row] = value
 
-    def short(self) -> list[Transfers]:
-        """The ways on which a batch is held up because its device has no memory for it."""
-        return [transfers for transfers in self.transfers if transfers.wants_room]
-
-    def let_go_of(self, short: Transfers) -> None:
-        """Batches that go to other devices let go of what this one has made for them."""
-        for transfers in {*self.transfers} - {short}:
-            transfers.let_go()
-
     # --- all of them -----------------------------------------------------------------------------------------
-
-    def fds(self) -> list[int]:
-        """Readable when a load has been issued since ``clear``."""
-        return [transfers.fd() for transfers in self.transfers]
-
-    def clear(self) -> None:
-        """Make those unreadable again."""
-        for transfers in self.transfers:
-            transfers.clear()
 
     def sweep(self) -> None:
         """Let go of what loads that are through have read; never waits."""
         for transfers in self.transfers:
             transfers.sweep()
-
-    def drop(self, slab: int) -> None:
-        """A slab of the arena is free once no load reads it."""
-        self._host.slabs.drop(slab)
 
     def stats(self) -> JSON:
         """Counters as plain data: of the device, or of each, in a list, where several are named."""
@@ -135,47 +126,16 @@ class Loading:
         """Wait for what has been issued, then unpin. Batches that the consumer holds live on. Idempotent."""
         for transfers in self.transfers:
             transfers.close()
-        self._host.close()
+        self.host.close()
 
 
-class _Rows:
-    """The rows of a batch as they are collected, part by part."""
+class _Way(NamedTuple):
+    """From a place's rows of a leaf to the batch's: where serial 0 would lie on both sides, and the bytes of a row."""
 
-    def __init__(self, layout: Layout, rows: int) -> None:
-        self.runs: list[CopyRange] = []
-        self.on_device: dict[int, DeviceRows] = {}
-        self.made: set[Made] = set()
-        self._layout = layout
-        self._targets = layout.offsets(rows)[0]
-        self._at = 0
+    source: int
+    target: int
+    row: int
 
-    def add(self, record: Record, lo: TicketId, hi: TicketId) -> None:
-        """Samples ``lo`` to ``hi`` of the place come next."""
-        residents = self._residents(record, lo, hi)
-        sources = self._layout.offsets(record.rows)[0]
-        for number, leaf in enumerate(self._layout.leaves):
-            if leaf.nbytes == 0 or leaf.kind == "object":
-                continue
-            source = record.slab + sources[number] - record.first * leaf.nbytes
-            target = self._targets[number] + (self._at - lo) * leaf.nbytes
-            for a, b in without([(lo, hi)], singles(serial for serial, item in residents if number in item.leaves)):
-                self.runs.append(CopyRange(source + a * leaf.nbytes, target + a * leaf.nbytes, (b - a) * leaf.nbytes))
-        self._at += hi - lo
-
-    def _residents(self, record: Record, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
-        if not record.items:
-            return []
-        items = ((serial, record.items.get(serial)) for serial in serials(lo, hi))
-        found = [(serial, item) for serial, item in items if isinstance(item, Resident)]
-        offsets = self._layout.offsets(record.rows)[0]
-        for serial, item in found:
-            del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
-            self.made.add(item.made)
-            for number, tensor in item.leaves.items():
-                rows = self.on_device.setdefault(number, DeviceRows(number, [], [], []))
-                row, nbytes = self._at + serial - lo, self._layout.leaves[number].nbytes
-                source = record.slab + offsets[number] + (serial - record.first) * nbytes
-                rows.numbers.append(row)
-                rows.sources.append(tensor)
-                rows.ways.append((item.made, CopyRange(source, self._targets[number] + row * nbytes, nbytes)))
-        return found
+    def run(self, lo: int, hi: int) -> CopyRange:
+        """The rows of these serials."""
+        return CopyRange(self.source + lo * self.row, self.target + lo * self.row, (hi - lo) * self.row)

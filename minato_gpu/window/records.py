@@ -4,58 +4,60 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.lanes.base import Failure, Item, Laid, Piece, Source
+from minato_gpu.lanes.base import Failure, Item, Piece, Resident, Source
 from minato_gpu.memory.loads import Load
 from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
-from minato_gpu.scheduling.messages import TicketSpan, count, tickets
+from minato_gpu.scheduling.messages import TicketSpan, count, serials, tickets
 
 _FIRST = OutputBatch(0)
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
 
     ``begins``: the order of its epoch's first batch (see ``scheduling.messages``). ``first`` and ``end``: its serials,
-    half-open. ``rows``: of the slab; ``place_rows``: of the whole place, where this is a piece. ``marks``: see
-    memory/completions.py.
+    half-open. ``slab``: where its rows begin, in ``memory``, which is free when nobody refers to it; ``rows``: of the
+    slab; ``place_rows``: of the whole place, where this is a piece. ``marks``: see memory/completions.py. ``left``:
+    samples that no batch has taken yet. ``items``: a reference for each that is not a plain row; ``sources``: what the
+    host read left.
     """
 
-    __slots__ = (
-        *("begins", "end", "epoch", "first", "items", "keys", "left", "marks", "occurrences", "place_rows"),
-        *("positions", "rows", "slab", "sources"),
-    )
+    epoch: int
+    first: TicketId
+    positions: Sequence[Position]
+    keys: list[Key]
+    occurrences: list[int] | None
+    begins: OutputBatch = _FIRST
+    slab: int = -1
+    memory: NDArray[np.uint8] | None = None
+    marks: int = -1
+    items: dict[TicketId, Item] = field(default_factory=dict)
+    sources: dict[TicketId, Source] = field(default_factory=dict)
+    end: TicketId = field(init=False)
+    rows: int = field(init=False)
+    place_rows: int = field(init=False)
+    left: int = field(init=False)
 
-    def __init__(
-        self,
-        epoch: int,
-        first: TicketId,
-        positions: Sequence[Position],
-        keys: list[Key],
-        occurrences: list[int] | None,
-        begins: OutputBatch = _FIRST,
-    ) -> None:
-        self.begins = begins
-        self.epoch = epoch
-        self.first = first
-        self.end = TicketId(first + len(keys))
-        self.positions = positions
-        self.keys = keys
-        self.occurrences = occurrences
-        self.slab = self.marks = -1
-        self.rows = self.place_rows = len(keys)
-        self.left = len(keys)  # samples that no batch has taken yet
-        self.items: dict[TicketId, Item] = {}  # serial -> reference, for all that is not a plain row
-        self.sources: dict[TicketId, Source] = {}  # serial -> what the host read left
+    def __post_init__(self) -> None:
+        self.rows = self.place_rows = self.left = len(self.keys)
+        self.end = TicketId(self.first + self.rows)
 
     def ticket(self, serial: TicketId) -> Ticket:
         """What the sampler asked for under this serial."""
         at = serial - self.first
         occurrence = 0 if self.occurrences is None else self.occurrences[at]
         return Ticket(self.epoch, self.positions[at], self.keys[at], occurrence)
+
+    def residents(self, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
+        """The samples of these of which a part lies on a device."""
+        items = ((serial, self.items.get(serial)) for serial in serials(lo, hi)) if self.items else ()
+        return [(serial, item) for serial, item in items if isinstance(item, Resident)]
 
     def part(self, lo: int, hi: int) -> Record:
         """A record for the tickets number ``lo`` to ``hi`` of this one, which has no slab yet."""
@@ -67,20 +69,20 @@ class Record:
 
 
 class Window:
-    """The places in the window, by the serials that they hold."""
+    """The places in the window, ``records``, by the serials that they hold."""
 
     def __init__(self) -> None:
-        self._records: list[Record] = []
+        self.records: list[Record] = []
         self._firsts: list[TicketId] = []
 
     def admit(self, record: Record) -> None:
         """A place enters; places come in rising order of serials."""
-        self._records.append(record)
+        self.records.append(record)
         self._firsts.append(record.first)
 
     def at(self, serial: TicketId) -> Record:
         """The place that holds the serial."""
-        return self._records[bisect_right(self._firsts, serial) - 1]
+        return self.records[bisect_right(self._firsts, serial) - 1]
 
     def key(self, serial: TicketId) -> Key:
         """The data set's key of a ticket."""
@@ -115,59 +117,38 @@ class Window:
                 yield record, lo, upto
                 lo = upto
 
-    def records(self) -> list[Record]:
-        """All places."""
-        return self._records
-
     def remove(self, record: Record) -> None:
         """A place leaves."""
         at = bisect_right(self._firsts, record.first) - 1
-        del self._records[at], self._firsts[at]
+        del self.records[at], self._firsts[at]
 
-    def clear(self) -> list[Record]:
-        """All places leave; returns them."""
-        records, self._records, self._firsts = self._records, [], []
-        return records
+    def clear(self) -> None:
+        """All places leave."""
+        self.records, self._firsts = [], []
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """A composed batch: what it is made of until it is ready, then the way to its value.
 
-    ``order``: its number among all of the run; ``number``: within its epoch (see ``scheduling.messages``).
+    ``order``: its number among all of the run; ``number``: within its epoch (see ``scheduling.messages``). ``dealt``:
+    its samples with those that were left out of ``spans``, ``bad``; ``ends``: where some may be, the first and the last
+    that were not. ``lent``: how the consumer gets at it. ``load``: on its way to a device.
     """
 
-    __slots__ = (
-        "bad",
-        "dealt",
-        "ends",
-        "failed",
-        "failure",
-        "item",
-        "lent",
-        "load",
-        "nbytes",
-        "number",
-        "objects",
-        "order",
-        "owner",
-        "ready",
-        "size",
-        "spans",
-    )
+    spans: tuple[TicketSpan, ...]
+    order: OutputBatch
+    number: int
+    bad: list[Failure] = field(default_factory=list)
+    ends: tuple[Ticket, Ticket] | None = None
+    nbytes: int = 0
+    failed: int = 0
+    ready: bool = False
+    failure: Failure | None = None
+    lent: Callable[[], Value] | None = None
+    load: Load | None = None
+    dealt: tuple[TicketSpan, ...] = field(init=False)
+    size: int = field(init=False)
 
-    def __init__(self, spans: tuple[TicketSpan, ...], order: OutputBatch, number: int) -> None:
-        self.order, self.number = order, number
-        self.dealt = spans  # with those that were left out
-        self.spans = spans
-        self.bad: list[Failure] = []  # samples that were left out
-        self.ends: tuple[Ticket, Ticket] | None = None  # where some may be: the first and the last that were not
-        self.size = count(spans)
-        self.nbytes = 0
-        self.failed = 0
-        self.ready = False
-        self.failure: Failure | None = None
-        self.owner: NDArray[np.uint8] | None = None
-        self.objects: list[list[Value]] = []
-        self.item: Laid | Failure | None = None
-        self.lent: Callable[[], Value] | None = None  # once it is taken: how the consumer gets at ``item``
-        self.load: Load | None = None  # on its way to a device
+    def __post_init__(self) -> None:
+        self.dealt, self.size = self.spans, count(self.spans)

@@ -1,29 +1,131 @@
-"""Samples on their way into the window: what lanes have made of them, and what was read for them."""
+"""Samples of the tickets in the window: rows of slabs, or references to what lanes have made of them and read for them.
+
+Rows are samples that ``default_collate`` would stack, and lie in their batch's memory from the start. Each place of the
+sampler's order gets a slab, once the samples' layout is known, and workers write their rows into it; a batch that has
+the sampler's composition *is* its slab and is handed over without a copy. A batch composed out of order is gathered
+from the rows of several slabs.
+
+Decision: a row is fixed when its ticket is dispatched, not when the sample is ready. Handing out rows at completion
+would save the gathering of late batches, and cost every sample a decision in shared memory.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, cast
 
-from minato_gpu.lanes.base import Extra, Failure, Handed, Item, Source, Unshippable
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.lanes.base import (
+    Blob,
+    Extra,
+    Failure,
+    Handed,
+    Item,
+    Local,
+    Reference,
+    Resident,
+    Row,
+    Source,
+    Unshippable,
+)
 from minato_gpu.lanes.store import Store
-from minato_gpu.samples import TicketId
-from minato_gpu.scheduling.messages import TicketSpan, count, tickets
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.memory.layout import Layout, Mismatch, Views
+from minato_gpu.samples import TicketId, Value
+from minato_gpu.scheduling.messages import TicketSpan, count, serials, tickets
 from minato_gpu.window.host_memory import HostMemoryAccount, lying
-from minato_gpu.window.records import Window
-from minato_gpu.window.stacking import Stacking
+from minato_gpu.window.loading import Loading, Part
+from minato_gpu.window.records import Batch, Record, Window
+
+
+class Arrived(NamedTuple):
+    """Bytes of samples that are ready; which of them failed, and which another lane goes on with, at what stage;
+    bytes of what those have come to."""
+
+    nbytes: int
+    failed: list[int]
+    handed: list[tuple[int, int]]
+    held: int
 
 
 class Samples:
-    """The samples of the tickets in the window. ``unshippable``: one could not be pickled, so that jobs prepare their
-    samples themselves."""
+    """The samples of one loader. ``stacks``: whether rows may be used at all; ``loading``: batches go to a device.
 
-    def __init__(self, window: Window, holdings: HostMemoryAccount, stacking: Stacking, store: Store) -> None:
+    ``layout_bytes``: the pickled layout for tasks; empty while it is to be learned, None when rows are not used.
+    ``unshippable``: a sample could not be pickled, so that jobs prepare their samples themselves.
+    """
+
+    def __init__(
+        self,
+        links: WorkerChannels,
+        window: Window,
+        holdings: HostMemoryAccount,
+        *,
+        stacks: bool,
+        loading: Loading | None = None,
+    ) -> None:
+        self.layout: Layout | None = None
+        self.layout_bytes: bytes | None = b"" if stacks else None
+        self.row_bytes = 0
         self.unshippable = False
+        self._links = links
         self._window = window
         self._holdings = holdings
-        self._stacking = stacking
-        self._store = store
+        self._loading = loading
+        self._store = Store(-1, links)
         self._inspects = False  # there are host reads
+
+    # --- on their way into the window --------------------------------------------------------------------------
+
+    def learn(self, layout: bytes) -> None:
+        """A worker has described the first sample (empty: it cannot be stacked in place)."""
+        if self.layout_bytes == b"":
+            self.layout_bytes = layout or None
+            if layout:
+                self.layout = pickle.loads(layout)
+                self.row_bytes = sum(leaf.nbytes for leaf in self.layout.leaves)
+
+    def give_slab(self, record: Record) -> None:
+        """The place gets its slab, if the layout is known and it has none."""
+        if record.slab < 0 and self.layout is not None:
+            record.slab, record.memory = self._allocate(record.rows)
+
+    def _allocate(self, rows: int) -> tuple[int, NDArray[np.uint8]]:
+        assert self.layout is not None
+        return self._links.loans.allocate(self._links.engine_arena, self.layout.offsets(rows)[1])
+
+    def arrived(self, spans: Sequence[TicketSpan], items: Sequence[Item] | None, nbytes: int) -> Arrived:
+        """Samples are ready, in this order; what was read for them has been used.
+
+        Those that are handed over instead stay with what they have come to; their bytes do not count.
+        """
+        self.used(spans)
+        failed: list[int] = []
+        handed: list[tuple[int, int]] = []
+        rows, held = count(spans), 0
+        pairs = () if items is None else zip(tickets(spans), items, strict=True)
+        for offset, (serial, item) in enumerate(pairs):
+            if isinstance(item, Handed):
+                rows -= 1
+                held += item.nbytes
+                handed.append((offset, item.stage))
+                self.inspected(serial, item)
+            elif item is not None:
+                rows -= not isinstance(item, Extra)
+                self._window.at(serial).items[serial] = item
+                if isinstance(item, Failure):
+                    failed.append(offset)
+                self.unshippable = self.unshippable or isinstance(item, Unshippable)
+        nbytes += rows * self.row_bytes - held
+        self._holdings.count(nbytes)
+        return Arrived(nbytes, failed, handed, held)
+
+    # --- what was read for them --------------------------------------------------------------------------------
 
     def path(self, serial: TicketId) -> str | None:
         """The source path of a ticket, where its host read has told it."""
@@ -32,44 +134,6 @@ class Samples:
             return None
         fields = self._store.get(source)
         return str(fields["path"]) if "path" in fields else None
-
-    def arrived(
-        self, spans: Iterable[TicketSpan], items: Sequence[Item] | None, nbytes: int
-    ) -> tuple[int, tuple[int, ...]]:
-        """Samples are ready, in this order; returns their bytes and the offsets of those that failed.
-
-        Those that are handed over instead stay with what they have come to, see ``handed``; their bytes do not count.
-        """
-        failed: list[int] = []
-        rows = count(spans)
-        pairs = () if items is None else zip(tickets(spans), items, strict=True)
-        for offset, (serial, item) in enumerate(pairs):
-            if isinstance(item, Handed):
-                rows -= 1
-                nbytes -= item.nbytes
-            elif item is not None:
-                rows -= not isinstance(item, Extra)
-                self._window.at(serial).items[serial] = item
-                if isinstance(item, Failure):
-                    failed.append(offset)
-                self.unshippable = self.unshippable or isinstance(item, Unshippable)
-        nbytes += rows * self._stacking.row_bytes
-        self._holdings.count(nbytes)
-        return nbytes, tuple(failed)
-
-    def handed(self, spans: Iterable[TicketSpan], items: list[Item] | None) -> tuple[tuple[int, int], ...]:
-        """What was read for these tickets has been used; returns offset and stage of those that another lane goes on
-        with, from what an earlier one has left."""
-        if items is None or not any(isinstance(item, Handed) for item in items):
-            self.used(spans)
-            return ()
-        found: list[tuple[int, int]] = []
-        for offset, (serial, item) in enumerate(zip(tickets(spans), items, strict=True)):
-            self.used(((serial, TicketId(serial + 1)),))
-            if isinstance(item, Handed):
-                found.append((offset, item.stage))
-                self._window.at(serial).sources[serial] = item
-        return tuple(found)
 
     def inspected(self, serial: TicketId, item: Source) -> None:
         """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
@@ -84,3 +148,103 @@ class Samples:
             source = self._window.at(serial).sources.pop(serial, None)
             if source is not None:
                 self._holdings.release(source)
+
+    # --- where they lie ----------------------------------------------------------------------------------------
+
+    def nbytes(self, spans: Iterable[TicketSpan]) -> int:
+        """What these samples take."""
+        items = [self._window.at(serial).items.get(serial) for serial in tickets(spans)]
+        return sum(
+            self.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0) for item in items
+        )
+
+    def reference(self, serial: TicketId) -> Reference:
+        """Where a sample lies."""
+        record = self._window.at(serial)
+        item = record.items.get(serial)
+        if item is None or isinstance(item, Extra):
+            assert self.layout_bytes is not None
+            objects = None if item is None else item.objects
+            return Row(record.slab, record.rows, serial - record.first, self.layout_bytes, objects)
+        return item
+
+    def _views(self, record: Record) -> Views:
+        """The place's slab as arrays, one for each leaf."""
+        assert self.layout is not None
+        return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
+
+    def bring_to_host(self, parts: Iterable[Part], accelerator: Accelerator | None = None) -> None:
+        """Samples of these parts of places that are on a device, or on this one, go to their rows. They are on it no
+        more: nobody is to write the row again while a worker reads it."""
+        assert self._loading is not None
+        found: list[tuple[Record, TicketId, Resident]] = []
+        for record, lo, hi in parts:
+            there = record.residents(lo, hi)
+            found += [(record, *each) for each in there if accelerator in (None, each[1].made.accelerator)]
+        views = {record.first: self._views(record) for record, _, _ in found}
+        self._loading.fetch([(views[record.first], serial - record.first, item) for record, serial, item in found])
+        for record, serial, item in found:
+            del record.items[serial]
+            if item.objects:
+                record.items[serial] = Extra(item.objects)
+
+    def in_rows(self, spans: Iterable[TicketSpan]) -> bool:
+        """Whether all these samples are rows. Those that were laid down before the layout was known go into theirs:
+        only the first few of a run, for which a job on a worker would do, but may wait behind a slow sample."""
+        if self.layout is None:
+            return False
+        for record, lo, hi in self._window.parts(spans):
+            self.give_slab(record)
+            items = [(serial, record.items.get(serial)) for serial in serials(lo, hi)] if record.items else []
+            others = [(serial, item) for serial, item in items if isinstance(item, (Blob, Local, Unshippable))]
+            if not all(self._into_row(record, serial, item) for serial, item in others):
+                return False
+        return True
+
+    def _into_row(self, record: Record, serial: TicketId, item: Blob | Local | Unshippable) -> bool:
+        """Whether the sample is a row from now on."""
+        if isinstance(item, Unshippable):
+            return False
+        assert self.layout is not None
+        try:
+            objects = self.layout.writer(self._views(record))(serial - record.first, self._store.get(item))
+        except Mismatch:
+            return False
+        self._holdings.count(self.row_bytes - item.nbytes)
+        self._holdings.release(item)
+        del record.items[serial]
+        if objects is not None:
+            record.items[serial] = Extra(objects)
+        return True
+
+    # --- batches -----------------------------------------------------------------------------------------------
+
+    def stack(self, batch: Batch) -> None:
+        """Make the batch from rows: the slab itself, or a gathered copy."""
+        layout, size = self.layout, batch.size
+        assert layout is not None
+        parts = list(self._window.parts(batch.spans))
+        objects: list[list[Value]] = []
+        if layout.objects:
+            extras = [(cast("dict[TicketId, Extra]", record.items), lo, hi) for record, lo, hi in parts]
+            objects = [items[serial].objects for items, lo, hi in extras for serial in serials(lo, hi)]
+        batch.nbytes = size * self.row_bytes
+        if self._loading is not None:
+            self._loading.rows(batch, layout, parts, objects)
+            return
+        record, lo, hi = parts[0]
+        owner = record.memory if hi - lo == size == record.rows else self._gathered(parts, layout, size)
+        assert owner is not None
+        batch.lent = partial(layout.batch, owner, size, objects)
+
+    def _gathered(self, parts: list[Part], layout: Layout, size: int) -> NDArray[np.uint8]:
+        slab, owner = self._allocate(size)
+        target = layout.views(self._links.buffer(-1), slab, size)
+        at = 0
+        for record, lo, hi in parts:
+            a, rows = lo - record.first, hi - lo
+            for into, source in zip(target, self._views(record), strict=True):
+                if into is not None and source is not None:
+                    np.copyto(into[at : at + rows], source[a : a + rows])
+            at += rows
+        return owner

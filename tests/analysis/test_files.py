@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.analysis import files, probing
-from minato_gpu.analysis.files import Cached
 from minato_gpu.analysis.probing import Level, Read
 
 
@@ -23,24 +22,29 @@ def paths(tmp_path: Path) -> list[str]:
 
 def test_files_are_dropped_and_read_in(paths: list[str], tmp_path: Path) -> None:
     files.read_in(paths, lambda: True)
-    if files.look_up(paths).share is None:
+    if files.cached_share(paths) is None:
         pytest.skip("this kernel has no cachestat")
-    found = files.look_up(paths)
-    assert found.nbytes == 800_000 and found.cached is not None and found.cached > 700_000
+    found = files.cached_share(paths)
+    assert found is not None and found > 0.875
     files.drop(paths)
-    left = files.look_up(paths).share
+    left = files.cached_share(paths)
     if left == 1.0:
         pytest.skip("this file system is in memory")
     assert left == 0.0
     files.read_in(paths, lambda: False)
-    assert files.look_up(paths).share == 0.0
+    assert files.cached_share(paths) == 0.0
     files.read_in([*paths, str(tmp_path / "missing")], lambda: True)
-    share = files.look_up([*paths, str(tmp_path / "missing")]).share
+    share = files.cached_share([*paths, str(tmp_path / "missing")])
     assert share is not None and share > 0.9  # the kernel may have let a page go
 
 
 def test_nothing_is_known_of_no_files() -> None:
-    assert files.look_up([]).share is None and Cached(10, None).share is None
+    assert files.cached_share([]) is None
+
+
+def test_nothing_is_known_where_the_kernel_does_not_tell(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "cached_bytes", lambda file: None)
+    assert files.cached_share(paths) is None
 
 
 def test_pieces_cover_the_files_once(paths: list[str], tmp_path: Path) -> None:

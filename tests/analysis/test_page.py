@@ -19,8 +19,9 @@ import pytest
 from PIL import Image
 
 from minato_gpu.analysis import page
-from minato_gpu.analysis.drawings import COLOURS, Point
+from minato_gpu.analysis.drawings import COLOURS
 from minato_gpu.analysis.profile import Phase, Profile
+from minato_gpu.analysis.reporting import what_if
 from minato_gpu.report import document
 
 from .test_profile import PROFILE
@@ -43,9 +44,16 @@ WHOLE = replace(
     slowest=((0.2, NASTY), (0.1, "/data/b.jpeg")),
     notes=("the page cache could not be looked at",),
 )
-CURVES = (
-    page.Curve("workers", [Point(n, 100 / n, 90 / n, 110 / n) for n in (1, 2, 8, 32)], [(2, 51.0)]),
-    page.Curve("share of the set", [Point(c, 60 - c, 50 - c, 70 - c) for c in (0.0, 0.5, 1.0)]),
+
+
+def answered(question: str, at: float, epoch_s: float, spread_s: float, **more: float) -> dict[str, Any]:
+    said = {"question": question, "setting": f"{at:g}", "measured": None, "verified": "can be run here"}
+    return {**said, "epoch_s": epoch_s, "low_s": epoch_s - spread_s, "high_s": epoch_s + spread_s, **more}
+
+
+ROWS = (
+    *(answered("workers", n, 100 / n, 10 / n, **({"measured_s": 51.0} if n == 2 else {})) for n in (1, 2, 8, 32)),
+    *(answered("share of the set", share, 60 - share, 10) for share in (0.0, 0.5, 1.0)),
 )
 
 
@@ -55,10 +63,10 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def written(
-    folder: Path, profiles: Sequence[Profile] = (WHOLE,), curves: Sequence[page.Curve] = CURVES, **more: Any
+    folder: Path, profiles: Sequence[Profile] = (WHOLE,), rows: Sequence[Any] = ROWS, more: Sequence[page.Section] = ()
 ) -> Path:
     path = folder / "report.html"
-    page.write(path, "train.py", profiles, document({}, []), curves, **more)
+    page.write(path, "train.py", profiles, document({}, []), [what_if(profiles[0], rows), *more])
     return path
 
 
@@ -149,7 +157,8 @@ def test_what_was_not_measured_is_left_out(write: Callable[..., Path], profile: 
 
 def test_predictions_are_beside_what_was_measured(write: Callable[..., Path]) -> None:
     rows = [{"epoch": "warm", "predicted, s": "12.1", "measured, s": "12.0"}]
-    assert "12.1" in "".join(Seen(write(compared=rows).read_text(encoding="utf-8")).text)
+    section = page.Section("Predicted against measured", "", tables=[("epochs", rows)])
+    assert "12.1" in "".join(Seen(write(more=[section]).read_text(encoding="utf-8")).text)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")

@@ -37,7 +37,7 @@ def test_a_meter_leaves_out_what_settles() -> None:
         meter.begin(skip)
         meter.add(1.0, 2.0, 0.5)
         meter.add(3.0, 4.0, 0.25)
-    meter.add_to_last(1.0)
+    meter.steps[-1] += 1.0
     assert meter.first_wait == 1.0
     assert meter.phase() == Phase(3, 18.0, 7.0, (7.0, 3.0, 8.0))
     assert meter.cpu_s == pytest.approx(1 / 3)

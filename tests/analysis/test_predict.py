@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.analysis import virtual_epochs
-from minato_gpu.analysis.predict import Predictor, predict
+from minato_gpu.analysis.predict import Prediction, Predictor
 from minato_gpu.analysis.profile import Profile, Storage
 from minato_gpu.analysis.setting import Setting
 from tests.analysis.conftest import a_profile
@@ -16,12 +16,15 @@ from tests.analysis.conftest import a_profile
 PREPARE_S = 0.64  # 128 samples of 10 ms, two workers
 
 
+def predict(profile: Profile, setting: Setting = Setting(), *, draws: int = 8) -> Prediction:  # noqa: B008 -- frozen
+    return Predictor(profile).predict(setting, draws=draws)
+
+
 def test_as_measured_workers_bound_the_epoch(profile: Profile) -> None:
     found = predict(profile, draws=4)
     assert found.epoch_s == pytest.approx(PREPARE_S, rel=0.04)
     assert found.low_s <= found.epoch_s <= found.high_s
     assert found.first_epoch_s > found.epoch_s + 0.2  # workers have to start
-    assert found.step_share < 0.01
 
 
 def test_the_same_question_has_the_same_answer(profile: Profile) -> None:
@@ -81,7 +84,7 @@ def test_what_is_done_between_epochs(profile: Profile, change: dict[str, Any], l
 
 def test_a_long_step_is_the_epoch(profile: Profile) -> None:
     found = predict(profile, Setting(step_s=0.1), draws=2)
-    assert found.epoch_s == pytest.approx(16 * (0.1 + 1e-4), rel=0.01) and found.step_share > 0.98
+    assert found.epoch_s == pytest.approx(16 * (0.1 + 1e-4), rel=0.01)
     assert predict(replace(profile, transfer_s=0.02), Setting(step_s=0.1), draws=2).epoch_s == pytest.approx(
         16 * 0.1201, rel=0.01
     )

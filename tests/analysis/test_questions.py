@@ -8,9 +8,8 @@ import pytest
 
 from minato_gpu.analysis import questions
 from minato_gpu.analysis.profile import Profile
-from minato_gpu.analysis.questions import HERE, Range
-from minato_gpu.analysis.setting import Setting
-from minato_gpu.analysis.trial import Trial
+from minato_gpu.analysis.questions import HERE, parsed_range
+from minato_gpu.analysis.setting import Setting, Trial
 from tests.analysis.conftest import a_profile
 
 
@@ -80,10 +79,10 @@ def test_what_was_tried_is_beside_what_was_predicted(profile: Profile) -> None:
     ],
 )
 def test_ranges(text: str, whole: bool, values: tuple[float, ...]) -> None:
-    assert Range.parsed(text, whole=whole).values == pytest.approx(values)
+    assert parsed_range(text, whole=whole) == pytest.approx(values)
 
 
 @pytest.mark.parametrize("text", ["", "x", "4-1", "1-2-3", "-1", "0", "1.5", "0-4"])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"number|sense"):
-        Range.parsed(text, whole=True)
+        parsed_range(text, whole=True)

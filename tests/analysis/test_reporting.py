@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from minato_gpu.analysis import reporting
 from minato_gpu.analysis.profile import Profile, Storage
 from minato_gpu.analysis.questions import compared
-from minato_gpu.analysis.setting import Setting
-from minato_gpu.analysis.trial import Trial
+from minato_gpu.analysis.setting import Setting, Trial
 from minato_gpu.cli import main
 from minato_gpu.report import document
 
@@ -53,7 +52,7 @@ def test_what_was_tried_is_on_the_curves(tmp_path: Path) -> None:
         SMALL, [Trial(Setting(workers=4), (12.34, 12.36, 99.0)), Trial(Setting(loader="minato_gpu"), (56.7,))], draws=1
     )
     path = tmp_path / "report.html"
-    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered)
+    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered, draws=2)
     text = re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     workers = text[text.index("<h3>workers</h3>") :]
     assert "12.4 s (4)" in workers[: workers.index("</figure>")]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 import minato_gpu
 from minato_gpu.analysis.subject import Subject
-from minato_gpu.analysis.watching import Watched, WatchedCollate
+from minato_gpu.analysis.watching import Watched
 
 
 def tenfold(samples: list[int]) -> Any:
@@ -96,7 +96,7 @@ def test_arguments_are_kept_but_for_what_stays(tmp_path: Any) -> None:
     assert (subject.lateness(), subject.persists, subject.uses_threads) == (3, True, False)
     torch_class: Any = DataLoader
     torchs: Any = Subject(torch_class(list(range(8)), 2), str(tmp_path)).like("warm")
-    assert isinstance(torchs.collate_fn, WatchedCollate)
+    assert torchs.collate_fn.args == (default_collate,) and torchs.collate_fn is not default_collate
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])

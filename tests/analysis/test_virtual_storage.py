@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from minato_gpu.analysis.profile import Storage
 from minato_gpu.analysis.virtual_storage import Simulated, Tier, VirtualStorage
 from minato_gpu.simulation.caches import Shuffles
 
@@ -34,8 +35,12 @@ def read(
     return took, reader.reads
 
 
-def storage(shards: int = 1, **values: object) -> Simulated:
-    return Simulated(np.full(COUNT * shards, NBYTES), **{"bytes_per_s": 1e6, **values})  # type: ignore[arg-type]
+def storage(shards: int = 1, *, files: bool = False, **values: object) -> Simulated:
+    """``values``: of the storage as it was measured, or as it is simulated."""
+    own = {name: values.pop(name) for name in ("parts", "request_s", "byte_s", "there") if name in values}
+    values = {"bytes_per_s": 1e6, "latency_s": 0.0, "requests": 1.0, "nbytes": 1.0, "concurrency": 1.0, **values}
+    measured = Storage(remote=not files, **values)  # type: ignore[arg-type]
+    return Simulated(measured, np.full(COUNT * shards, NBYTES), **own)  # type: ignore[arg-type]
 
 
 def test_requests_share_the_rate() -> None:

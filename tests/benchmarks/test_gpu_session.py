@@ -162,7 +162,7 @@ def test_the_driver_is_asked_for_a_context() -> None:
 def test_it_is_seen_whether_a_late_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     device = FakeDevice()
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
 
     def later(holds: Any) -> None:
         if fails and not holds:

@@ -39,9 +39,11 @@ class Tier:
         self.offer(key, nbytes, cost_s, now)
         return False
 
-    def offer(self, key: int, nbytes: int, cost_s: float = 1.0, now: int = 0, *, ahead: bool = False) -> bool:
-        """Whether it is kept."""
-        keep, evict = self.policy.offer(key, nbytes, cost_s, now, ahead=ahead)
+    def offer(self, key: int, nbytes: int, cost_s: float = 1.0, now: int = 0) -> bool:
+        """Whether it is kept; an older copy goes first."""
+        if key in self.kept:
+            self.drop(key)
+        keep, evict = self.policy.offer(key, nbytes, cost_s, now)
         for each in evict:
             del self.kept[each]
         if keep:

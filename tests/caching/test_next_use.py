@@ -90,20 +90,6 @@ def test_accesses_out_of_order_are_all_taken_for_what_they_are() -> None:
     assert policy.offer(2, 1, 1.0, start + 2) == Verdict(True, (1,))  # which will not be needed any more
 
 
-@pytest.mark.parametrize("policy", [NextUse(2, KEYS), Lru(2), Minio(2)], ids=["next-use", "lru", "minio"])
-def test_what_is_read_ahead_evicts_nothing_that_is_needed_sooner(policy: Policy) -> None:
-    now = policy.begin(0, Listed(((0, 1, 2, 1, 3, 0, 4),)), 0)
-    policy.offer(0, 1, 0.001, now)
-    policy.offer(1, 1, 1.0, now + 1)
-    verdicts = [policy.offer(key, 1, 99.0, now + 1, ahead=True) for key in (4, 3, 2)]
-    assert verdicts[0] == PASS  # needed after 0 and 1
-    if isinstance(policy, NextUse):
-        assert verdicts[1] == Verdict(True, (0,))
-        assert verdicts[2] == Verdict(True, (1,))  # of 1 and 3, both of which are needed later, the cheaper one
-    else:
-        assert verdicts[1:] == [PASS, PASS]
-
-
 @pytest.mark.parametrize("shards", [1, 2, 4])
 @pytest.mark.parametrize("known", [True, False])
 def test_unlike_items_save_more_seconds_than_with_others(shards: int, known: bool) -> None:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from minato_gpu.caching.lru import Lru
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.policy import KEEP, PASS, Policy, Verdict
+from minato_gpu.caching.policy import KEEP, PASS, Policy
 from tests.caching.model import KEYS, Listed, Tier, epochs_of_keys, hits, lru_hits, shuffled_shares
 from tests.examples import half
 
@@ -38,10 +38,10 @@ class Used(RuleBasedStateMachine):
         self.tier = Tier(MAKERS[name](budget))
         self.epoch = 0
 
-    @rule(key=keys, nbytes=sizes, cost=costs, now=places, ahead=st.booleans())
-    def offer(self, key: int, nbytes: int, cost: float, now: int, ahead: bool) -> None:
+    @rule(key=keys, nbytes=sizes, cost=costs, now=places)
+    def offer(self, key: int, nbytes: int, cost: float, now: int) -> None:
         before = dict(self.tier.kept)
-        kept = self.tier.offer(key, nbytes, cost, now, ahead=ahead)
+        kept = self.tier.offer(key, nbytes, cost, now)
         room = self.tier.policy.budget - sum(before.values()) + before.get(key, 0)
         assert not (kept and nbytes > self.tier.policy.budget)
         if nbytes <= room:  # whatever fits is kept, and nothing goes for it
@@ -88,7 +88,8 @@ def test_an_item_that_is_too_large_takes_nothing_with_it(make: Callable[[int], P
     assert policy.offer(1, 11, 1e9, 1) == PASS
     assert policy.offer(2, 0, 1e-9, 2) == KEEP  # an item without bytes always fits
     assert policy.used_bytes == 4 and 0 in policy and 2 in policy
-    assert policy.offer(0, 11, 1.0, 3) == Verdict(False, (0,))  # a new version that is too large: the old one goes
+    policy.dropped(0)
+    assert policy.offer(0, 11, 1.0, 3) == PASS  # a new version that is too large
     assert policy.used_bytes == 0 and len(policy) == 1
 
 

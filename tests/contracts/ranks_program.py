@@ -54,7 +54,7 @@ def main(folder: str, length: str, lanes: str, bad: str = "", count: str = "1") 
         devices.append(FakeDevice(torch.distributed.get_rank(), beside=devices))
     with (
         patch.object(accelerator, "available", lambda _: True),
-        patch.object(building, "open_accelerator", lambda device: devices[device.index % len(devices)]),
+        patch.object(building, "Accelerator", lambda device: devices[device.index % len(devices)]),
     ):
         train(folder, int(length), lanes, devices, {int(number) for number in bad.split(",") if number})
     torch.distributed.destroy_process_group()

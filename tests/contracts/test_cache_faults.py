@@ -42,7 +42,7 @@ def test_the_reader_process_is_killed(folder: Path, tmp_path: Path, cache: Any, 
     rows(loader)
     iterator = iter(loader)
     got = [next(iterator) for _ in range(after)]
-    os.kill(iterator._engine.pump.reads.pid, signal.SIGKILL)
+    os.kill(iterator._engine.pump.reads.reader.process.pid, signal.SIGKILL)
     got += list(iterator)
     assert sorted(plain(rows(got))) == sums(folder)
     found = []
@@ -59,7 +59,7 @@ def test_a_reader_process_that_is_killed_and_workers_that_persist(folder: Path) 
     loader = loader_of(Files(folder), 10**6, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    os.kill(iterator._engine.pump.reads.pid, signal.SIGKILL)
+    os.kill(iterator._engine.pump.reads.reader.process.pid, signal.SIGKILL)
     rows(iterator)
     for _ in range(2):
         assert sorted(plain(rows(loader))) == sums(folder)

@@ -15,9 +15,9 @@ from minato_gpu.caching.choice import new_policy
 from minato_gpu.simulation.caches import Items, run_epoch
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, sums, without_draws, write_files
 
-_SAMPLES = 320
-_EPOCHS = 5
-_KEPT = 80
+_SAMPLES = 192
+_EPOCHS = 4
+_KEPT = 48
 
 
 @pytest.fixture(scope="module")

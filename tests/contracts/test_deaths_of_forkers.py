@@ -20,8 +20,12 @@ from tests.waiting import wait_until
 
 def _both(lane: Any) -> list[int]:
     """The one that forks and its spare, once there are two."""
-    assert wait_until(lambda: len(lane._pool._spawner.pids) == 2)
-    return list(lane._pool._spawner.pids)
+    assert wait_until(lambda: len(_pids(lane)) == 2)
+    return _pids(lane)
+
+
+def _pids(lane: Any) -> list[int]:
+    return [side.pid for side in lane._pool._spawner._sides if side.pid >= 0]
 
 
 def _stop(pid: int) -> None:
@@ -32,7 +36,7 @@ def _stop(pid: int) -> None:
 def _kill(lane: Any, pid: int) -> None:
     """One of the two, until another is in its place."""
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: pid not in lane._pool._spawner.pids)
+    assert wait_until(lambda: pid not in _pids(lane))
     _both(lane)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
-from minato_gpu.sources import field_choice
+from minato_gpu.sources import field_keeping
 from tests.contracts.cached import SAMPLES, close, loader_of, of_tier, read, write_files
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 
@@ -96,15 +96,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few samples are enough to choose, and preparing is what takes time."""
-    for module in ("field_choice", "field_keeping"):
-        monkeypatch.setattr(f"minato_gpu.sources.{module}.LEARNED", 4)
-    monkeypatch.setattr(field_choice.FieldChoice, "observe", _observe)
+    monkeypatch.setattr(field_keeping, "LEARNED", 4)
+    monkeypatch.setattr(field_keeping.FieldKeeping, "observe", _observe)
 
 
-_really_observe = field_choice.FieldChoice.observe
+_really_observe = field_keeping.FieldKeeping.observe
 
 
-def _observe(self: field_choice.FieldChoice, nbytes: int, saved_s: float, prepare_s: float) -> None:
+def _observe(self: field_keeping.FieldKeeping, nbytes: int, saved_s: float, prepare_s: float) -> None:
     _really_observe(self, nbytes, 0.9, 1.0)
 
 
@@ -164,7 +163,9 @@ def test_the_death_of_a_process_changes_nothing(folder: Path, dies: str) -> None
         for at, batch in enumerate(loader):
             if number == at == 1:
                 pump = loader._session.engine.pump
-                os.kill(pump.lanes["cpu"].pids[0] if dies == "worker" else pump.reads.pid, signal.SIGKILL)
+                os.kill(
+                    pump.lanes["cpu"].pids[0] if dies == "worker" else pump.reads.reader.process.pid, signal.SIGKILL
+                )
             got += [(int(key), *x.tolist()) for key, x in zip(batch["key"], batch["x"], strict=True)]
         assert got == expected
     if dies == "worker":

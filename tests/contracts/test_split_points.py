@@ -130,7 +130,7 @@ def test_batches_on_a_device(monkeypatch: pytest.MonkeyPatch, wanted: list[dict[
     """Results of the device stay there, whichever lane began with their sample."""
     device = FakeDevice(LAZY_COPIES)
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
     plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
     loader = loader_for(device="cuda", persistent_workers=True)
     for want in wanted:
@@ -257,6 +257,6 @@ def test_where_nothing_can_be_cut_no_sample_is_looked_at_for_it(monkeypatch: pyt
     def handed(*_: Any) -> Any:
         raise AssertionError("nothing can have been handed over")
 
-    monkeypatch.setattr(minato_gpu.window.samples.Samples, "handed", handed)
+    monkeypatch.setattr(minato_gpu.window.samples.Samples, "inspected", handed)
     words: Any = [f"word {n}" for n in range(20)]
     assert [word for batch in DataLoader(words, 4, num_workers=1) for word in batch] == words

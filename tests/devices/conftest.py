@@ -20,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
             devices.append((Careless if number == careless else FakeDevice)(order, beside=devices))
             devices[-1].uuid = f"{number}-uuid"
         monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda device: devices[device.index])
+        monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda device: devices[device.index])
         return devices
 
     return make

@@ -15,9 +15,10 @@ from minato_gpu.lanes import device_lane
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.samples import TicketId
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Record
@@ -180,11 +181,11 @@ def test_the_rows_of_a_whole_place_are_announced_where_a_piece_of_it_is_left(mac
     whole = Record(0, TicketId(8), positions(8, 16), list(range(8)), None)
     (device,) = machine(1)
     with open_links(1) as links:
-        host = Host(links.engine_arena, device)
+        host = Host(links.engine_arena, links.loans, device)
         loading = Loading([Transfers(device, host, DeviceBudget(1 << 20))], host)
         loading.admit(whole.part(2, 5))
         assert whole.part(2, 5).rows == 3 and loading.transfers[0].rows == 8
-        store = Store(-1, links, None, links.board)
+        store = Store(-1, links)
         outlet = DeviceOutput(store, loading.transfers[0])
         given = piece(range(3), slab=0)
         outlet.reserve(task(given, layout=pickle.dumps(LAYOUT)), frozenset({"x"}), 3)

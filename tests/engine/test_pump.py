@@ -29,7 +29,7 @@ def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
         arrived, reports[:] = reports[:], []
         return arrived
 
-    assembly: Any = SimpleNamespace(holdings=None, loading=None, stacking=SimpleNamespace(learn=learn))
+    assembly: Any = SimpleNamespace(holdings=None, loading=None, samples=SimpleNamespace(learn=learn))
     scheduler: Any = SimpleNamespace(awaited=None, lane_costs={})
     links: Any = SimpleNamespace(bell=None, completions=None)
     lane: Any = SimpleNamespace(name="cpu", receive=receive)
@@ -77,8 +77,8 @@ def test_a_run_that_is_given_up_leaves_no_marks(monkeypatch: pytest.MonkeyPatch)
     learned: list[bytes] = []
     reports = [_report(b"found")._replace(final=False)]
     pump = _told(reports, learned.append)
-    monkeypatch.setattr(pump.assembly, "clear", list, raising=False)
-    monkeypatch.setattr(pump, "_abandoned", SimpleNamespace(add=lambda chunks, blocks: None))
+    monkeypatch.setattr(pump.assembly, "clear", lambda: ([], []), raising=False)
+    monkeypatch.setattr(pump, "_abandoned", SimpleNamespace(add=lambda chunks, blocks, slabs: None))
     for command in ("recall", "look"):
         monkeypatch.setattr(pump.lanes["cpu"], command, list, raising=False)
     pump.new_run()

@@ -16,7 +16,8 @@ from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.device_budget import DeviceBudget
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.host import Host
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.fake_device import FakeDevice
@@ -63,7 +64,7 @@ class Bench:
 
     def __init__(self, links: WorkerChannels, device: FakeDevice, pipeline: Pipeline, budget: DeviceBudget) -> None:
         self.links, self.pipeline = links, pipeline
-        self.host = Host(links.engine_arena, device)
+        self.host = Host(links.engine_arena, links.loans, device)
         self.transfers = Transfers(device, self.host, budget)
         self.lane = DeviceLane(links, pipeline, "cpu", ROWS, transfers=self.transfers)
         self.reports: list[Report] = []

@@ -103,7 +103,7 @@ class Bench:
         self.number = number
         arena = links.arenas[number] if links.arenas else None
         self.arena = arena
-        self.store = Store(number, links, arena, links.board)
+        self.store = Store(number, links, arena)
         self.channel = Listed([])
         self.leases = Leases(links)
         self.worker = Worker(number, what, self.channel, self.store, links)

@@ -44,7 +44,7 @@ def started(lane: Any, chunk: int) -> int:
 def test_waiting_tasks_are_recalled_and_the_others_done(threads: bool) -> None:
     gate, make = gated()
     with open_lane(make, threads=threads) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         lane.send(task(piece([5]), chunk=1))
         assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
         for chunk in range(2, 9):
@@ -63,7 +63,7 @@ def test_waiting_tasks_are_recalled_and_the_others_done(threads: bool) -> None:
 def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
     gate, make = gated()
     with open_lane(make, 2, threads=threads) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         assert lane.receive() == [Opened(2)]
         lane.revoke(1, 7, 0)
         lane.look()
@@ -80,6 +80,20 @@ def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
         gate.set()
         assert wait_until(lambda: arrived(lane, found, 7))
         assert fetch(lane, store, found[7]) == list(range(6))
+
+
+def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: bool) -> None:
+    """They are not reported yet, and what they hold is of the worker's credit (P4)."""
+    gate, make = gated()
+    with open_lane(lambda key: bytes(1000 * make(key)), 2, threads=threads) as lane:
+        assert lane.receive() == [Opened(2)]
+        lane.send(task(piece(range(20)), chunk=7, credit=1 << 20))
+        assert wait_until(lambda: started(lane, 7) == 6)
+        lane.revoke(1, 7, 0)
+        [revoked] = of_kind(lane, Revoked)
+        assert revoked.keep == 6 and 10_000 <= revoked.nbytes < 11_000, "0 to 4 thousand bytes, and what tells of them"
+        gate.set()
+        assert reports_of(lane, task(piece([30]), chunk=30))
 
 
 def test_what_is_finished_of_a_lease_can_be_asked_for(threads: bool) -> None:

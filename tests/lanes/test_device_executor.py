@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from minato_gpu.lanes import device as device_module
-from minato_gpu.lanes.device import DeviceExecutor, build_executor
+from minato_gpu.lanes.dali_graph import DaliGraph
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.values import device_number
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
@@ -40,7 +41,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def executor(pipeline: Pipeline) -> Iterator[DeviceExecutor]:
-    executor = build_executor(pipeline, pipeline.host_prefix, max_batch=8, threads=1)
+    executor = DeviceExecutor(pipeline, pipeline.host_prefix, max_batch=8, threads=1)
     yield executor
     executor.close()
 
@@ -60,7 +61,7 @@ def image(result: dict[str, Any] | StageError) -> Any:
 
 @pytest.mark.parametrize("split", [2, 3, 4, 5])
 def test_every_split_gives_the_cpus_sample(pipeline: Pipeline, photographs: list[dict[str, Any]], split: int) -> None:
-    executor = build_executor(pipeline, split, max_batch=8)
+    executor = DeviceExecutor(pipeline, split, max_batch=8)
     results = executor.run(items(pipeline, photographs, split))
     executor.close()
     for result, reference in zip(results, expected(pipeline, photographs), strict=True):
@@ -85,7 +86,7 @@ def test_a_sample_does_not_depend_on_its_micro_batch(
 
 
 def test_more_samples_than_a_micro_batch_holds(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
-    executor = build_executor(pipeline, 2, max_batch=3)
+    executor = DeviceExecutor(pipeline, 2, max_batch=3)
     assert executor.run([]) == []
     assert len(executor.run(items(pipeline, photographs, 2))) == 8
     executor.close()
@@ -129,10 +130,11 @@ def test_a_broken_picture_is_alone_in_failing(
 def test_one_broken_picture_of_64_costs_one_run_and_no_graph(
     pipeline: Pipeline, photographs: list[dict[str, Any]]
 ) -> None:
-    executor = build_executor(pipeline, 2, max_batch=64)
+    executor = DeviceExecutor(pipeline, 2, max_batch=64)
     given = items(pipeline, [photographs[n % 8] for n in range(64)], 2)
     good = executor.run(given)
-    (graph,) = executor._graphs
+    (graph,) = executor._segments
+    assert isinstance(graph, DaliGraph)
     assert (graph.runs, graph.builds) == (1, 1)
     whole = {**given[37][0], "box": np.array([0, 0, *given[37][0]["size"]], np.int32)}
     broken = [*given[:37], (corrupt(whole, "cut off"), 37), *given[38:]]
@@ -190,7 +192,7 @@ def test_a_missing_field_is_named(
 
 
 def test_results_may_be_kept(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
-    executor = build_executor(pipeline, 2, max_batch=8)
+    executor = DeviceExecutor(pipeline, 2, max_batch=8)
     given = items(pipeline, photographs, 2)
     kept = [image(result) for result in executor.run(given)]
     copies = [array.copy() for array in kept]
@@ -214,12 +216,12 @@ def test_closing_twice_and_running_again(
 def test_arguments_that_make_no_sense() -> None:
     pipeline = image_classification.build(size=8)
     with pytest.raises(ValueError, match="1 is not a split point"):
-        build_executor(pipeline, 1)
+        DeviceExecutor(pipeline, 1)
     with pytest.raises(ValueError, match="max_batch and threads"):
-        build_executor(pipeline, 2, max_batch=0)
+        DeviceExecutor(pipeline, 2, max_batch=0)
     for device in ("gpu", "cuda:x", "cpu:1"):
         with pytest.raises(ValueError, match="device must be"):
-            build_executor(pipeline, 2, device=device)
+            DeviceExecutor(pipeline, 2, device=device)
     assert device_number("cuda:3") == 3
 
 

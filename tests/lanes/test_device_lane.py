@@ -23,8 +23,9 @@ from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.status_board import ATTENTION
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.fake_device import FakeDevice, FakeEvent
@@ -272,7 +273,7 @@ class _Gated(FakeDevice):
         super().__init__()
         self.gate = threading.Event()
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         """See Accelerator."""
         device = self
 
@@ -287,7 +288,7 @@ class _Gated(FakeDevice):
 @pytest.fixture
 def gated(links: WorkerChannels) -> Iterator[tuple[_Gated, DeviceLane]]:
     device = _Gated()
-    host = Host(links.engine_arena, device)
+    host = Host(links.engine_arena, links.loans, device)
     transfers = Transfers(device, host, DeviceBudget(None))
     lane = DeviceLane(links, PIPELINE, "cpu", 4, transfers=transfers)
     yield device, lane

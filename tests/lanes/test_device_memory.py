@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Pipeline
-from minato_gpu.lanes.base import Failure
-from minato_gpu.lanes.device import DeviceExecutor, build_executor
+from minato_gpu.lanes.base import Failure, Local
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.notices import say_once
 from minato_gpu.pipeline import CupyFunction
-from minato_gpu.samples import StageError
+from minato_gpu.samples import sample_seed
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.test_device_lane import PIPELINE, Numbers, expected, report_of, sources
 
@@ -37,28 +37,28 @@ def capacity(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limit
 
 
-def results(executor: DeviceExecutor, count: int) -> list[Any]:
-    given = [(PIPELINE.run({"n": n}, n, stop=1), n) for n in range(20, 20 + count)]
-    return executor.run(given)
-
-
 def test_micro_batches_shrink_until_they_fit_and_stay_small(capacity: list[int]) -> None:
-    executor = build_executor(PIPELINE, 1, max_batch=16)
-    capacity[0] = 3
-    for n, result in enumerate(results(executor, 16), 20):
-        assert np.allclose(result["x"], expected(n, n)["x"], atol=1e-6)
-    assert executor.batches.size.limit <= 3
-    short = executor.batches.short
-    assert short > 0 and executor.batches.repeated == 0
-    assert len(results(executor, 16)) == 16
-    assert executor.batches.short == short, "the next micro-batches fit at once"
+    keys = range(20, 36)
+    with open_links(1) as links:
+        lane, short = DeviceLane(links, PIPELINE, "cpu", 16, may_retire=True), []
+        capacity[0] = 3
+        for chunk in (1, 2):
+            lane.send(task(piece([*keys], sources=sources([*keys])), chunk=chunk))
+            report = report_of(lane)
+            assert report.done == 16 and report.repeated == 0, "the device has made all of them"
+            for key, item in zip(keys, report.items or [], strict=True):
+                want = expected(key, sample_seed(77, 0, key))["x"]
+                assert isinstance(item, Local) and np.allclose(item.value["x"], want, atol=1e-6)
+            short.append(lane.stats()["short_of_memory"])
+        assert lane.stats()["micro_batch"] == 2 and not lane.retired
+        assert short[0] == short[1] == 3, "of 16, 8 and 4 samples: the next micro-batches fit at once"
+        assert lane.close(5.0)
 
 
-def test_a_single_sample_that_does_not_fit_is_an_error_of_memory(capacity: list[int]) -> None:
-    executor = build_executor(PIPELINE, 1, max_batch=4)
+def test_an_executor_that_has_no_memory_for_a_single_sample_says_so(capacity: list[int]) -> None:
     capacity[0] = 0
-    found = results(executor, 2)
-    assert all(isinstance(one, StageError) and is_out_of_memory(one) for one in found)
+    with pytest.raises(torch.OutOfMemoryError):
+        DeviceExecutor(PIPELINE, 1, max_batch=4).run([(PIPELINE.run({"n": 20}, 20, stop=1), 20)])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from minato_gpu import nvjpeg
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.dali_outputs import on_device
-from minato_gpu.lanes.segments import segments
+from minato_gpu.lanes.device import segments
 from minato_gpu.pipeline import DaliFragment, Pipeline
 from tests.lanes.test_segments import mixed
 

@@ -151,7 +151,7 @@ def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: Work
     keys = list(range(20, 26))
     handed = items_of(worker, task(piece(keys, sources=read(worker, keys)), stop=2))
     on_cpu = items_of(worker, task(piece(keys, sources=handed)))
-    lane = DeviceLane(links, PIPELINE, "cpu", 4)
+    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
     # half of them come from the start, half from the cut, in one micro-batch
     mixed = [*read(worker, keys[:3]), *handed[3:]]
     lane.send(task(piece(keys, sources=mixed)))
@@ -249,7 +249,7 @@ def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(
     samples = [data[key] for key in keys]
     want = [pipeline.run(fields, sample_seed(77, 0, key)) for key, fields in zip(keys, samples, strict=True)]
     worker = bench(links, pipeline)
-    lane = DeviceLane(links, pipeline, "cpu", 4)
+    lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
     for cut in pipeline.cuts:
         sources = read(worker, keys, pipeline, samples)
         handed = items_of(worker, task(piece(keys, sources=sources), stop=cut))

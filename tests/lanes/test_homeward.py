@@ -12,8 +12,9 @@ from minato_gpu.lanes.base import Local
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.transfers import Transfers
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
 from tests.fake_work import Copy
 from tests.lanes.harness import open_links, piece, task
@@ -33,8 +34,9 @@ def device(request: pytest.FixtureRequest) -> FakeDevice:
 
 
 def _stream(outlet: DeviceOutput) -> FakeStream:
-    assert isinstance(outlet.stream, FakeStream)
-    return outlet.stream
+    stream: Any = outlet.stream
+    assert isinstance(stream, FakeStream)
+    return stream
 
 
 def _single(outlet: DeviceOutput) -> list[Copy]:
@@ -45,9 +47,9 @@ def _single(outlet: DeviceOutput) -> list[Copy]:
 @pytest.mark.parametrize("layout", [None, b""])
 def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: FakeDevice, layout: Any) -> None:
     with open_links(1) as links:
-        host = Host(links.engine_arena, device)
+        host = Host(links.engine_arena, links.loans, device)
         transfers = Transfers(device, host, DeviceBudget(1 << 20))
-        outlet = DeviceOutput(Store(-1, links, None, links.board), transfers)
+        outlet = DeviceOutput(Store(-1, links), transfers)
         asked = task(piece(range(COUNT)), layout=layout)
         issued = []
         for _ in range(2):
@@ -88,9 +90,9 @@ def test_what_a_gpus_stage_leaves_on_the_host_stays_there(monkeypatch: pytest.Mo
     device = FakeDevice()
     monkeypatch.setattr(device, "compute", "cuda:0")
     with open_links(1) as links:
-        host = Host(links.engine_arena, device)
+        host = Host(links.engine_arena, links.loans, device)
         transfers = Transfers(device, host, DeviceBudget(None))
-        outlet = DeviceOutput(Store(-1, links, None, links.board), transfers)
+        outlet = DeviceOutput(Store(-1, links), transfers)
         asked = task(piece(range(1)))
         with outlet.working():
             item = outlet.put(asked, asked.pieces[0], 0, sample(3), MADE)

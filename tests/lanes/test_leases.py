@@ -34,7 +34,7 @@ def test_leases_of_a_run_that_was_given_up_silence_none_of_the_next(links: Worke
 
 def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successor(links: WorkerChannels) -> None:
     leases = Leases(links)
-    store = Store(0, links, links.arenas[0], links.board)
+    store = Store(0, links, links.arenas[0])
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
     mark = sent.pieces[0].marks
@@ -47,7 +47,7 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     links.board.forget(0)
     other = marked(links, task(piece([3]), chunk=2))
     leases.add(other)
-    successor = Store(1, links, links.arenas[1], links.board)
+    successor = Store(1, links, links.arenas[1])
     one = lay_down(Extra(["text"]), None, other.pieces[0].marks, successor, links)
     links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
     assert leases.reports([], unfinished=True)[0].final
@@ -68,7 +68,7 @@ def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(li
     leases = Leases(links)
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
-    mark, store = sent.pieces[0].marks, Store(0, links, None, links.board)
+    mark, store = sent.pieces[0].marks, Store(0, links)
     lay_down(Extra(["text"]), None, mark + 1, store, links)
     assert list(links.completions.local) == [mark + 1]
     leases.drop(*sent[:2])

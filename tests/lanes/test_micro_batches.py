@@ -12,14 +12,14 @@ from minato_gpu.lanes.micro_batches import _PATIENCE, MicroBatches, Size
 
 class Device:
     """Runs micro-batches of numbers. ``bad``: those that fail, which is told with their place if ``names``; ``room``:
-    samples that there is memory for, beside ``pooled``, which trimming gives back."""
+    samples that there is memory for."""
 
-    def __init__(self, *bad: int, names: bool = True, room: int = 99, pooled: int = 0) -> None:
-        self.bad, self.names, self.room, self.pooled = bad, names, room, pooled
+    def __init__(self, *bad: int, names: bool = True, room: int = 99) -> None:
+        self.bad, self.names, self.room = bad, names, room
         self.ran: list[list[int]] = []
         run: Any = self._run  # results are numbers here, and texts of those that failed
         failed: Any = self._failed
-        self.batches = MicroBatches(run, failed, 64, self._trim)
+        self.batches = MicroBatches(run, failed, 64)
 
     def run(self, count: int) -> list[Any]:
         """The results of samples 0 to ``count`` - 1."""
@@ -28,7 +28,7 @@ class Device:
     def _run(self, samples: Sequence[Any]) -> list[int]:
         numbers = [fields["n"] for fields, _ in samples]
         self.ran.append(numbers)
-        if len(samples) > self.room - self.pooled:
+        if len(samples) > self.room:
             raise MemoryError(f"{len(samples)} samples")
         found = [n for n in numbers if n in self.bad]
         if found:
@@ -36,16 +36,13 @@ class Device:
             raise RuntimeError(what)
         return numbers
 
-    def _trim(self) -> None:
-        self.pooled = 0
-
     @staticmethod
     def _failed(fields: Any, error: Exception) -> str:
         return f"{fields['n']}: {type(error).__name__}"
 
 
-def without(count: int, *bad: int, kind: str = "RuntimeError") -> list[Any]:
-    return [f"{n}: {kind}" if n in bad else n for n in range(count)]
+def without(count: int, *bad: int) -> list[Any]:
+    return [f"{n}: RuntimeError" if n in bad else n for n in range(count)]
 
 
 def test_a_sample_that_is_named_is_taken_out_and_the_others_run_again_together() -> None:
@@ -80,27 +77,16 @@ def test_a_place_that_does_not_exist_names_nobody() -> None:
         return [0]
 
     failed: Any = device._failed
-    found: list[Any] = [*MicroBatches(run, failed, 8, None).run([({"n": n}, {}) for n in range(3)])]
+    found: list[Any] = [*MicroBatches(run, failed, 8).run([({"n": n}, {}) for n in range(3)])]
     assert found == [0, 0, 0]
     assert calls == [3, 1, 1, 1]
 
 
-def test_pools_are_trimmed_before_there_are_fewer_samples_at_once() -> None:
-    device = Device(room=8, pooled=6)
-    assert device.run(8) == without(8)
-    assert [len(ran) for ran in device.ran] == [8, 8]
-    assert (device.batches.short, device.batches.size.limit) == (1, 64)
-
-
-def test_where_that_is_not_enough_they_are_halved_until_they_fit() -> None:
-    device = Device(room=2)
-    assert device.run(8) == without(8)
-    assert device.batches.size.limit == 2 and device.batches.repeated == 0
-
-
-def test_one_that_does_not_fit_by_itself_is_short_of_memory() -> None:
-    device = Device(room=0)
-    assert device.run(2) == without(2, 0, 1, kind="MemoryError")
+def test_where_memory_is_short_no_sample_is_bad_and_nothing_is_kept() -> None:
+    device = Device(5, names=False, room=7)
+    with pytest.raises(MemoryError):
+        device.run(8)
+    assert [len(ran) for ran in device.ran] == [8] and device.batches.repeated == 0
 
 
 def fill(size: Size, count: int) -> None:

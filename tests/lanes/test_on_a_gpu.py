@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, nvjpeg
-from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.values import to_numpy
-from minato_gpu.memory.accelerator import Cuda, is_out_of_memory
+from minato_gpu.memory.accelerator import Accelerator, is_out_of_memory
 from minato_gpu.memory.staging import Download, Upload
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import Pipeline
@@ -56,7 +56,7 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     split = pipeline.splits[0]
     samples = [spoilt(encoded(n)) if n == 2 else encoded(n) for n in range(6)]
     given = [(prepared(pipeline, fields, n, stop=split), n) for n, fields in enumerate(samples)]
-    executor = build_executor(pipeline, split, device=device, max_batch=6)
+    executor = DeviceExecutor(pipeline, split, device=device, max_batch=6)
     found = executor.run(given)
     level = pipeline.fields_at(len(pipeline.stages))["image"].level
     limit = whole_tolerance(pipeline, device, split)
@@ -71,7 +71,7 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     assert executor.batches.repeated == 6
     executor.run(given[:2])
     assert executor.batches.repeated == 6
-    assert [graph.builds for graph in executor._graphs] == [1], "DALI calls it no longer valid, and it works"
+    assert [one.builds for one in executor._segments] == [1], "DALI calls it no longer valid, and it works"
     executor.close()
 
 
@@ -83,7 +83,7 @@ def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest
     pipeline = image_classification.build(64)
     split = pipeline.splits[0]
     given = [(prepared(pipeline, encoded(n), n, stop=split), n) for n in range(6)]
-    executor = build_executor(pipeline, split, device="cuda", max_batch=6)
+    executor = DeviceExecutor(pipeline, split, device="cuda", max_batch=6)
     level, limit = pipeline.fields_at(len(pipeline.stages))["image"].level, whole_tolerance(pipeline, "cuda", split)
     for n, result in enumerate(executor.run(given)):
         assert not isinstance(result, StageError), result
@@ -97,7 +97,7 @@ def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest
 def test_what_cupy_does_while_the_lane_works_goes_to_the_lanes_stream() -> None:
     import cupy
 
-    device = Cuda(torch.device("cuda"))
+    device = Accelerator(torch.device("cuda"))
     stream = device.stream()
     before = cupy.cuda.get_current_stream().ptr
     with device.working(stream):
@@ -112,7 +112,7 @@ def test_what_cupy_does_while_the_lane_works_goes_to_the_lanes_stream() -> None:
 
 @pytest.mark.gpu
 def test_what_is_brought_to_the_host_does_not_wait_for_the_default_stream() -> None:
-    device = Cuda(torch.device("cuda"))
+    device = Accelerator(torch.device("cuda"))
     with device.running(device.stream()):
         tensor = torch.full((1000,), 7, device="cuda")
         event = device.event()
@@ -123,7 +123,7 @@ def test_what_is_brought_to_the_host_does_not_wait_for_the_default_stream() -> N
 @pytest.mark.gpu
 def test_nobody_waits_for_what_is_on_its_way() -> None:
     """Neither for what a torch stage is given, nor for what a ``collate_fn`` is to join, behind work of any length."""
-    device = Cuda(torch.device("cuda"))
+    device = Accelerator(torch.device("cuda"))
     stream = device.stream()
     upload = Upload(device)
     for late in (False, True):  # the first time memory is taken, which may wait for the device
@@ -140,7 +140,7 @@ def test_nobody_waits_for_what_is_on_its_way() -> None:
 @pytest.mark.gpu
 def test_the_default_stream_has_the_lowest_priority() -> None:
     """So a stream of the lane's that is no higher cannot push training aside."""
-    device = Cuda(torch.device("cuda"))
+    device = Accelerator(torch.device("cuda"))
     stream: Any = device.stream()
     assert stream.priority == torch.cuda.default_stream().priority == 0
     of_streams: Any = torch.cuda.Stream
@@ -151,7 +151,7 @@ def test_the_default_stream_has_the_lowest_priority() -> None:
 @pytest.mark.gpu
 def test_a_device_without_memory_says_so_as_it_is_understood() -> None:
     with pytest.raises(Exception, match="memory") as caught:
-        Cuda(torch.device("cuda")).empty(1 << 50)
+        Accelerator(torch.device("cuda")).empty(1 << 50)
     assert is_out_of_memory(caught.value)
 
 

@@ -287,7 +287,7 @@ def test_worker_threads_are_on_their_loaders_device(monkeypatch: pytest.MonkeyPa
     """A data set, and nvImageCodec when a worker imports it, use the current one."""
     second = FakeDevice(LAZY_CONSUMER, beside=[FakeDevice()])
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "open_accelerator", lambda _: second)
+    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: second)
     loader = DataLoader(Current(second), 4, num_workers=2, worker_kind="thread", device="cuda")
     assert all(batch.tolist() == [1] * 4 for batch in loader)
 

@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -22,11 +23,11 @@ import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes.contract import Exit
+from minato_gpu.lanes.contract import Arrived, Exit
 from minato_gpu.lanes.process_lane import ProcessLane
-from minato_gpu.lanes.processes import Workers
+from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
 from minato_gpu.lanes.produce import Job
-from minato_gpu.lanes.spawner import Gate
+from minato_gpu.lanes.spawner import readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from tests.lanes.harness import job, open_links, piece, task
@@ -125,7 +126,7 @@ def test_the_other_workers_go_on() -> None:
         return key
 
     with open_lane(make, 2) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         lane.send(task(piece([13]), chunk=1))
         exits_of(lane)
         found = reports_of(lane, *(task(piece([chunk + 20]), chunk=chunk) for chunk in range(2, 20)))
@@ -214,7 +215,7 @@ def test_workers_are_what_pytorchs_are() -> None:
         return [info.id, info.num_workers, info.seed, torch.get_num_threads(), os.getpid()]
 
     with open_lane(make, 2, addressed=True) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         pids = pids_of(lane)
         for worker in (0, 1):
             found = reports_of(lane, task(piece([0]), chunk=worker + 1), worker=worker)
@@ -230,16 +231,15 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
         workers = Workers(FORK, links, what, 2, forks=forks, replaceable=True)
 
         def holds() -> tuple[int, int, int, int]:
-            return me.num_fds(), me.num_threads(), len(links.parent_ends), len(workers._starting)
+            return me.num_fds(), me.num_threads(), len(workers._started), len(workers._starting)
 
         try:
             held = []
             for number in (0, 1, 0, 1, 1, 0):
-                workers.kill(number)
-                ended: list[Exit] = []
-                assert wait_until(lambda ended=ended: ended.extend(workers.exits()) or ended)  # type: ignore[misc]
+                workers.kill(number, "it was here")
+                assert isinstance(_next_of(workers), Exit)
                 workers.replace(number, ())
-                assert wait_until(lambda: workers.arrivals()[0])
+                assert isinstance(_next_of(workers), Arrived)
                 held.append(holds())
             # fewer: what earlier tests left was collected; a moment later: the thread that started one is still ending
             back = wait_until(lambda: all(last <= first for first, last in zip(held[1], holds(), strict=True)))
@@ -249,18 +249,53 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
             workers.close(2.0)
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_worker_begins_once_its_parent_knows_of_it(opened: bool) -> None:
-    """The one that forked it may be killed before it has told."""
-    gate = Gate()
-    worker = FORK.Process(target=gate.pass_)
+def _next_of(workers: Workers) -> Exit | Arrived:
+    found: list[Exit | Arrived] = []
+    assert wait_until(lambda: found.extend(workers.news()) or found)  # type: ignore[func-returns-value, redundant-expr]
+    [one] = found
+    return one
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_worker_begins_once_its_parent_knows_of_it(known: bool) -> None:
+    """The one that forked it may be killed before it has told. However much of its predecessor's is in use."""
+    blocks = [(at << 12, 1) for at in range(50_000)]
+    ours, theirs = socket.socketpair()
+
+    def wait() -> None:
+        ours.close()
+        assert _awaited_blocks(theirs) == blocks
+
+    worker = FORK.Process(target=wait)
     worker.start()
-    if opened:
-        gate.open()
-    gate.close()
+    assert not readable(worker.sentinel, 0.1)
+    if known:
+        _let_begin(ours, blocks)
+    ours.close()
     worker.join()
-    assert worker.exitcode == (0 if opened else 1)
+    assert worker.exitcode == (0 if known else 1)
     worker.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "started in a thread"])
+def test_a_replacement_is_told_its_own_blocks(forks: bool) -> None:
+    """Even if its predecessor was killed before it read its own, as the second message is here."""
+    found = FORK.Value("q", 0, lock=False)  # a lock could be the killed one's for ever
+    with open_links() as links:
+        links.arenas[0].occupy = lambda blocks: setattr(found, "value", sum(each for _, each in blocks))  # type: ignore[method-assign]
+        _let_begin(links.stack_readers[0], [(0, 1)])
+        workers = Workers(FORK, links, job(lambda key: key), 1, forks=forks, replaceable=True)
+        try:
+            assert wait_until(lambda: found.value == 1)
+            workers.kill(0, "")
+            assert isinstance(_next_of(workers), Exit)
+            workers.replace(0, [(4096, 7)])
+            assert isinstance(_next_of(workers), Arrived)
+            assert wait_until(lambda: found.value == 7)
+        finally:
+            links.close_parent_ends()
+            workers.close(2.0)
 
 
 def _shared(samples: list[Any]) -> Any:

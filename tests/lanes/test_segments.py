@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from minato_gpu.lanes.dali_graph import DaliGraph
-from minato_gpu.lanes.device import build_executor
-from minato_gpu.lanes.segments import segments
+from minato_gpu.lanes.device import DeviceExecutor, segments
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
@@ -68,7 +67,7 @@ def mixed() -> Pipeline:
 @pytest.mark.parametrize("split", range(6))
 def test_all_kinds_of_implementation_get_the_same_draws(split: int) -> None:
     pipeline = mixed()
-    executor = build_executor(pipeline, split, max_batch=4)
+    executor = DeviceExecutor(pipeline, split, max_batch=4)
     rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
     results = executor.run([(pipeline.run(row, n, stop=split), n) for n, row in enumerate(rows)])
     executor.close()
@@ -79,7 +78,7 @@ def test_all_kinds_of_implementation_get_the_same_draws(split: int) -> None:
 
 def test_a_function_that_fails_on_one_sample_harms_no_other() -> None:
     pipeline = mixed()
-    executor = build_executor(pipeline, 0, max_batch=4)
+    executor = DeviceExecutor(pipeline, 0, max_batch=4)
     rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
     results = executor.run([(row, n) for n, row in enumerate(rows)])
     executor.close()
@@ -105,7 +104,7 @@ def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
 
     how = CupyFunction(lambda xp, f, p: shift(f)) if kind == "cupy" else TorchFunction(lambda f, p: shift(f))
     stage = Stage("shift", reads=("row",), writes={"row": ROW}, cpu=lambda f, p: {"row": f["row"] + 100}, device=how)
-    executor = build_executor(Pipeline((stage,), inputs={"row": ROW}, outputs=("row",)), 0, max_batch=4)
+    executor = DeviceExecutor(Pipeline((stage,), inputs={"row": ROW}, outputs=("row",)), 0, max_batch=4)
     rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
     results = executor.run([(row, n) for n, row in enumerate(rows)])
     executor.close()
@@ -119,7 +118,7 @@ def test_a_fragment_may_ignore_what_it_is_given() -> None:
         return {"row": fields["row"] * 0 + 1}
 
     stage = Stage("ones", ("row", "other"), {"row": ROW}, add, DaliFragment(ones), draw_amount)
-    executor = build_executor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW}), 0)
+    executor = DeviceExecutor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW}), 0)
     row = np.zeros(3, np.float32)
     (result,) = executor.run([({"row": row, "other": row}, 0)])
     executor.close()
@@ -136,7 +135,7 @@ def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
 
     for device, words in ((DaliFragment(misnamed), "made"), (CupyFunction(mistyped), "dtype float64")):
         wrong = dataclasses.replace(mixed().stages[0], device=device)
-        executor = build_executor(Pipeline((wrong,), outputs=("row",), inputs={"row": ROW}), 0)
+        executor = DeviceExecutor(Pipeline((wrong,), outputs=("row",), inputs={"row": ROW}), 0)
         (result,) = executor.run([({"row": np.zeros(2, np.float32)}, 0)])
         assert isinstance(result, StageError)
         assert words in str(result)
@@ -147,7 +146,7 @@ def test_results_do_not_share_memory_with_inputs() -> None:
         return {"row": fields["row"]}
 
     stage = Stage("same", ("row",), {"row": ROW}, cpu=lambda fields, params: fields, device=DaliFragment(same))
-    executor = build_executor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW}), 0)
+    executor = DeviceExecutor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW}), 0)
     row = np.arange(5, dtype=np.float32)
     (result,) = executor.run([({"row": row}, 0)])
     row[:] = -1
@@ -165,7 +164,7 @@ def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
     )
     options: dict[str, Any] = {"device": "cpu", "max_batch": 4, "threads": 1}
     assert [one.stages for one in segments(pipeline, range(7), **options)] == [range(2), range(2, 5), range(5, 7)]
-    executor = build_executor(pipeline, 0, max_batch=4)
+    executor = DeviceExecutor(pipeline, 0, max_batch=4)
     rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(3)]
     for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
         assert not isinstance(result, StageError)
@@ -196,7 +195,7 @@ def test_torch_takes_what_an_earlier_segment_made_without_a_copy_and_copies_what
     row = np.zeros(100, np.float32)
     for split, same in ((0, True), (1, False)):
         seen.clear()
-        executor = build_executor(pipeline, split)
+        executor = DeviceExecutor(pipeline, split)
         executor.run([({"row": row}, 0)])
         assert (seen[-1] == (seen[0] if split == 0 else row.ctypes.data)) is same
 
@@ -240,7 +239,7 @@ def test_a_graph_takes_what_the_device_has_made_from_the_device() -> None:
 @pytest.mark.gpu
 def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
     pipeline = mixed()
-    executor = build_executor(pipeline, 0, device="cuda", max_batch=4)
+    executor = DeviceExecutor(pipeline, 0, device="cuda", max_batch=4)
     rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
     for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
         assert not isinstance(result, StageError), result

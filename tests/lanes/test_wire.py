@@ -24,7 +24,7 @@ def test_tasks_of_any_size_arrive(nbytes: int) -> None:
     """A task larger than a socket takes goes through the engine's arena, which is free again afterwards."""
     key = "k" * nbytes
     with open_lane(len) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         for chunk in (1, 2, 3):
             found = reports_of(lane, task(piece([key, key[1:]]), chunk=chunk))
             assert fetch(lane, store, found[chunk]) == [nbytes, nbytes - 1]
@@ -70,7 +70,7 @@ def test_more_tasks_than_the_sockets_hold_wait_their_turn() -> None:
         return key[:4]
 
     with open_lane(make) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         tasks = [task(piece([f"{chunk:04}" + "-" * 60_000]), chunk=chunk) for chunk in range(1, 200)]
         for one in tasks:
             lane.send(one)
@@ -124,7 +124,7 @@ def test_many_workers_reports_do_not_mix(threads: bool) -> None:
         return {"key": key, "data": np.full(key % 7 * 1000, key), "text": torch.full((2,), key)}
 
     with open_lane(make, 3, threads=threads) as lane:
-        store = Store(-1, lane.links, None, lane.links.board)
+        store = Store(-1, lane.links)
         tasks = [task(piece(range(10 * chunk, 10 * chunk + 10)), chunk=chunk) for chunk in range(1, 60)]
         found = reports_of(lane, *tasks)
         for chunk in range(1, 60):

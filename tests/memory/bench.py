@@ -12,9 +12,11 @@ import torch
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.copies import CopyRange
 from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.loads import DeviceRows, Load, Made, RowsLoad
-from minato_gpu.memory.transfers import Host, Transfers
+from minato_gpu.memory.loads import DeviceRow, Load, Made, RowsLoad
+from minato_gpu.memory.loans import Loans
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.samples import OutputBatch
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
 from tests.waiting import wait_until
@@ -36,42 +38,48 @@ class Bench:
     def __init__(self, device: FakeDevice, limit: int | None = None) -> None:
         self.device = device
         self.arena = Arena("tests", 1 << 24)
-        self.host = Host(self.arena, device)
+        self.loans = Loans()
+        self.host = Host(self.arena, self.loans, device)
         self.transfers = Transfers(device, self.host, DeviceBudget(limit))
         self.layout = layout()
         self.lanes: dict[FakeDevice, FakeStream] = {}
         self.wrong: list[Any] = []
         self.submitted = 0
 
-    def slab(self, value: int, rows: int = ROWS) -> int:
+    def allocated(self) -> int:
+        """Bytes of the arena in use once everything that came back is free."""
+        self.transfers.sweep()
+        for _, offset in self.loans.take_back():
+            self.arena.free(offset)
+        return self.arena.allocated
+
+    def slab(self, value: int, rows: int = ROWS) -> tuple[int, object]:
         """A slab with all rows written; label n is ``100 * value + n``."""
-        offset = self.arena.allocate(self.layout.offsets(rows)[1])
+        offset, owner = self.host.allocate(self.layout.offsets(rows)[1])
         image, label = self.layout.views(self.arena.buffer, offset, rows)
         assert image is not None and label is not None
         image[:] = value
         label[:] = 100 * value + np.arange(rows)
-        return offset
+        return offset, owner
 
     def load(self, value: int, on_device: tuple[int, ...] = (), maker: FakeDevice | None = None) -> RowsLoad:
         """A batch from one slab; the images of some rows are made on a device (``maker``), and garbage in the slab."""
         maker = maker or self.device
-        slab = self.slab(value)
+        slab, owner = self.slab(value)
         offsets, nbytes = self.layout.offsets(ROWS)
         image = self.layout.leaves[0].nbytes
         runs = [CopyRange(slab + n * image, n * image, image) for n in range(ROWS) if n not in on_device]
         runs.append(CopyRange(slab + offsets[1], offsets[1], nbytes - offsets[1]))
-        rows, made = [], set()
+        rows: list[DeviceRow] = []
         if on_device:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
             with maker.running(self.lanes.setdefault(maker, maker.stream())):
                 sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
                 one = Made(maker.event(), maker)
-            made.add(one)
-            ways = [(one, CopyRange(slab + n * image, n * image, image)) for n in on_device]
-            rows.append(DeviceRows(0, list(on_device), sources, ways))
-        load = RowsLoad(self.layout, ROWS, [], runs, rows, made, (slab,))
+            for n, source in zip(on_device, sources, strict=True):
+                rows.append(DeviceRow(0, n, source, one, CopyRange(slab + n * image, n * image, image)))
+        load = RowsLoad(self.layout, ROWS, [], runs, rows, [owner])
         self.submit(load)
-        self.transfers.slabs.drop(slab)
         return load
 
     def scattered(self, value: int) -> RowsLoad:
@@ -79,13 +87,11 @@ class Bench:
         offsets, _ = self.layout.offsets(ROWS)
         slabs = [self.slab(value, rows=n + 1) for n in range(ROWS)]
         runs = []
-        for n, slab in enumerate(slabs):
+        for n, (slab, _) in enumerate(slabs):
             for leaf, at, begin in zip(self.layout.leaves, offsets, self.layout.offsets(n + 1)[0], strict=True):
                 runs.append(CopyRange(slab + begin + n * leaf.nbytes, at + n * leaf.nbytes, leaf.nbytes))
-        load = RowsLoad(self.layout, ROWS, [], runs, [], set(), tuple(slabs))
+        load = RowsLoad(self.layout, ROWS, [], runs, [], [owner for _, owner in slabs])
         self.submit(load)
-        for slab in slabs:
-            self.transfers.slabs.drop(slab)
         return load
 
     def submit(self, load: Load, order: int | None = None) -> None:

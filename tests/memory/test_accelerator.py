@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from minato_gpu.memory import accelerator
-from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.memory.accelerator import Accelerator
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -24,7 +24,7 @@ MADE: Any = "made"  # an event, by its name
 
 
 class Driver:
-    """Takes the place of what ``Cuda`` asks ``torch.cuda``; ``asked`` says what was asked on which stream.
+    """Takes the place of what ``Accelerator`` asks ``torch.cuda``; ``asked`` says what was asked on which stream.
 
     ``contexts``: the devices on which memory was taken; ``devices``: which one is current, by thread, the first one at
     the beginning.
@@ -113,7 +113,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def test_what_is_brought_to_the_host_does_not_wait_for_training(driver: Driver) -> None:
     """Nobody calls it on a stream of his own, and the default stream is where most train."""
     tensor: Any = Tensor(driver)
-    device = Cuda(torch.device("cuda", 0))
+    device = Accelerator(torch.device("cuda", 0))
     for _ in range(2):
         assert device.fetch(tensor, MADE).tolist() == [1, 1]
     (own,) = driver.made
@@ -125,7 +125,7 @@ def test_what_is_brought_to_the_host_does_not_wait_for_training(driver: Driver) 
 def test_nobody_makes_a_context_on_a_device_that_is_not_used(driver: Driver) -> None:
     """A thread's current device is the first one at the beginning, whatever the rank."""
     tensor: Any = Tensor(driver)
-    device = Cuda(torch.device("cuda", 1))
+    device = Accelerator(torch.device("cuda", 1))
     stream: Any = device.stream()
     for use in (device.running, device.working):
         with use(stream):
@@ -149,19 +149,19 @@ def test_who_has_not_met_cuda_does_not_meet_it_by_that(driver: Driver, monkeypat
 
 
 def test_who_waits_for_an_event_leaves_the_core_to_others(driver: Driver) -> None:
-    Cuda(torch.device("cuda", 0)).event()
+    Accelerator(torch.device("cuda", 0)).event()
     assert ("event", ("enable_timing", False), ("blocking", True)) in driver.asked
 
 
 def test_streams_are_of_the_lowest_priority_there_is(driver: Driver) -> None:
     """The lower the number, the higher the priority; 0 is the lowest, and the default stream's."""
-    Cuda(torch.device("cuda", 1)).stream()
+    Accelerator(torch.device("cuda", 1)).stream()
     assert driver.asked[-1] == ("stream", torch.device("cuda", 1), ("priority", 0))
 
 
 def test_the_uuid_is_as_pytorch_has_it(driver: Driver) -> None:
     """NVML's name of a part of a GPU begins in another way than a whole one's."""
-    assert Cuda(torch.device("cuda", 0)).uuid == "0a-1b"
+    assert Accelerator(torch.device("cuda", 0)).uuid == "0a-1b"
 
 
 class OfTorch:

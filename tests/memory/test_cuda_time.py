@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.memory.accelerator import Accelerator
 
 _CYCLES = 1 << 23
 
 
 @pytest.mark.gpu
 def test_a_part_lasts_from_the_end_of_the_one_before_whenever_it_was_issued() -> None:
-    device = Cuda(torch.device("cuda"))
+    device = Accelerator(torch.device("cuda"))
     with device.running(device.stream()):
         torch.cuda._sleep(_CYCLES)  # the host is far ahead from here on
         marks = []

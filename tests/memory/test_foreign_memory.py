@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fake_device import LAZY_COPIES, FakeDevice, FakeEvent, Foreign, Order
+from tests.fake_device import LAZY_COPIES, FakeDevice, Foreign, Order
 from tests.memory.bench import ORDERS, bench
 
 
@@ -22,10 +22,10 @@ class _Borrowing(FakeDevice):
 class _EventsAtOnce(_Borrowing):
     """A load's event says at once that it has come to pass: what is read is given back too early."""
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         event = super().event(timed)
         if self.current is not self.consumer:
-            event.query = lambda: True  # type: ignore[method-assign]
+            event.query = lambda: True
         return event
 
 

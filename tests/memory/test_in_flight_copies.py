@@ -52,8 +52,7 @@ def test_a_load_that_was_put_back_comes_whole_and_leaves_nothing(kind: str) -> N
         one.check(one.take(second), 2)
         del first, second
         device.finish()
-        one.transfers.sweep()
-        assert one.wrong == [] and one.arena.allocated == 0
+        assert one.wrong == [] and one.allocated() == 0
     assert device.used == 0
 
 
@@ -68,4 +67,4 @@ def test_closing_waits_for_the_copies_of_a_load_that_was_put_back(kind: str, wan
             one.transfers.leave(second)
             one.take(first)
         one.close()
-        assert one.arena.allocated == 0
+        assert one.allocated() == 0

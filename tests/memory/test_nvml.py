@@ -73,9 +73,9 @@ def test_no_such_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_real_device() -> None:
     import torch
 
-    from minato_gpu.memory.accelerator import Cuda
+    from minato_gpu.memory.accelerator import Accelerator
 
-    found = nvml.reading(Cuda(torch.device("cuda")).uuid)
+    found = nvml.reading(Accelerator(torch.device("cuda")).uuid)
     assert found is not None
     used, total = found["memory_used_bytes"], found["memory_total_bytes"]
     assert used is not None and total is not None and used <= total

@@ -26,7 +26,7 @@ SHAPE = (3, 100, 100)
 def store() -> Iterator[Store]:
     """A worker's store, from which ``shared_empty`` gets its memory."""
     with open_links(1) as links:
-        made = Store(0, links, links.arenas[0], links.board)
+        made = Store(0, links, links.arenas[0])
         assert made.handover is not None
         made.handover.serve()
         yield made
@@ -225,7 +225,7 @@ def test_memory_is_reused_while_batches_are_dropped() -> None:
 def test_what_does_not_fit_beside_its_parts_leaves_them_to_be_freed() -> None:
     with open_links(1) as links:
         arena = Arena("small", 1 << 20)
-        store = Store(0, links, arena, links.board)
+        store = Store(0, links, arena)
         assert store.handover is not None
         part = store.handover.empty(1 << 19)
         with pytest.raises(MemoryError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ def _say_again() -> None:
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=nbytes // 4096, f_frsize=4096))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=nbytes))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from minato_gpu.memory.loads import Load, rows_bytes
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.notices import LOGGER
 from minato_gpu.samples import OutputBatch
-from tests.fake_device import FakeDevice, FakeEvent, Order
+from tests.fake_device import FakeDevice, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.waiting import wait_until
 
@@ -26,8 +26,7 @@ def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_
             one.take(load)
         one.device.capacity = 1 << 20
         one.check(one.take(one.load(2)), 2)
-        one.transfers.sweep()
-        assert one.wrong == [] and one.arena.allocated == 0
+        assert one.wrong == [] and one.allocated() == 0
 
 
 def test_pools_let_go_of_what_they_do_not_use_before_anybody_holds_less() -> None:
@@ -44,7 +43,7 @@ class _EventFails(FakeDevice):
 
     failed = False
 
-    def event(self, timed: bool = False) -> FakeEvent:
+    def event(self, timed: bool = False) -> Any:
         if threading.current_thread().name == "minato-copies" and not self.failed:
             self.failed = True
             raise torch.OutOfMemoryError("for an event")
@@ -104,8 +103,7 @@ def test_batches_that_are_loaded_ahead_leave_for_the_one_that_is_due(order: Orde
         del batch
         device.finish()
         assert one.wrong == [] and seen == [[3.0]] * (later == "value")
-        one.transfers.sweep()
-        assert one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0
+        assert one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
     gc.collect()
     assert device.used == 0
 
@@ -135,8 +133,7 @@ def test_a_batch_that_cannot_leave_stays() -> None:
         one.check(one.take(behind), 3)
         one.check(held, 1)
         device.finish()
-        one.transfers.sweep()
-        assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.stats()["unloaded"] == 0
+        assert one.wrong == [] and one.allocated() == 0 and one.transfers.stats()["unloaded"] == 0
 
 
 def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took() -> None:
@@ -154,8 +151,7 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
         one.check(one.take(one.load(2)), 2)
         one.check(held, 1)
         device.finish()
-        one.transfers.sweep()
-        assert one.wrong == [] and one.arena.allocated == 0 and one.transfers.budget.held["batches"] == 0
+        assert one.wrong == [] and one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
 
 
 def test_for_a_batch_that_the_consumer_waits_for_no_more_nothing_leaves() -> None:
@@ -244,7 +240,7 @@ def test_a_batch_that_nobody_waits_for_any_more_is_given_up(how: str) -> None:
         before = device.asked
         if how == "left":
             one.transfers.leave(load)
-            assert wait_until(lambda: one.arena.allocated == 0)
+            assert wait_until(lambda: one.allocated() == 0)
         else:
             one.transfers.close()
         assert device.asked <= before + 1
@@ -344,7 +340,6 @@ def test_a_log_that_raises_does_not_let_the_consumer_wait_for_ever() -> None:
                 one.take(one.load(1))
             one.device.capacity = 1 << 20
             one.check(one.take(one.load(2)), 2)
-            one.transfers.sweep()
-            assert one.wrong == [] and one.arena.allocated == 0
+            assert one.wrong == [] and one.allocated() == 0
     finally:
         LOGGER.removeFilter(wrong)

@@ -44,8 +44,7 @@ def test_all_comes_from_pinned_memory_in_few_copies(order: Any) -> None:
                 assert (got.dtype, got.shape) == (each.dtype, each.shape)
                 device.read(got, lambda t, each=each: wrong.append(t) if not torch.equal(t, each) else None)  # type: ignore[misc]
         device.finish()
-        one.transfers.sweep()
-        assert one.arena.allocated == 0, "what they were copied from is free"
+        assert one.allocated() == 0, "what they were copied from is free"
     assert wrong == []
 
 

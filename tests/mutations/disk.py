@@ -52,7 +52,7 @@ FAULTS = (
     Fault(
         "a copy on disk goes that a rank beside this one will need",
         "sources/following.py",
-        "return found is not None and found <= self._ranks",
+        "return found is not None and found <= ranks",
         "return True",
         ("sources/test_following.py", "sources/test_disk_pool_following.py"),
     ),
@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "a copy on disk goes by the orders of another epoch than it was wanted in",
         "sources/service.py",
-        "each.key[0] != FIELDS and not self.disk.stays(each.sample, each.epoch)",
-        "each.key[0] != FIELDS and not self.disk.stays(each.sample, self._epoch)",
+        "each.key[0] != FIELDS and not self.disk.following.stays(each.sample, each.epoch)",
+        "each.key[0] != FIELDS and not self.disk.following.stays(each.sample, self._epoch)",
         ("sources/test_service_tiers.py",),
     ),
     Fault(
@@ -87,14 +87,14 @@ FAULTS = (
     Fault(
         "where a disk takes no holes, copies go all the same",
         _DISK + "freeing.py",
-        "return len(freed) == sum(number not in whole for number, _ in doomed)",
-        "return True",
+        "    return gives_back",
+        "    return True",
         ("sources/test_disk_pool_following.py",),
     ),
     Fault(
         "a copy on disk goes that has been used since it was listed",
         _DISK + "ledger.py",
-        "            if entry.used_at >= before:\n                continue\n",
+        " and each.used_at < before",
         "",
         ("sources/disk/test_upkeep.py",),
     ),
@@ -115,15 +115,15 @@ FAULTS = (
     Fault(
         "a dead writer's lease on disk is never given back",
         _DISK + "ledger.py",
-        "            self._set_total(transaction, _CHARGED, sum(segment.live + segment.doomed"
-        " for segment in accounts.values()))\n",
+        "            self._index.totals.put(transaction, Total(_CHARGED, sum(each.charged"
+        " for each in accounts.values())))\n",
         "",
         ("sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
     ),
     Fault(
         "a fork's copy of a tier goes on as if it were the parent's",
-        _DISK + "forks.py",
-        "        one.forked()\n",
+        _DISK + "tier.py",
+        "        tier.forked()\n",
         "        pass\n",
         ("sources/disk/test_tier.py",),
     ),

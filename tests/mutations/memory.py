@@ -6,10 +6,10 @@ from tests.mutations.fault import Fault
 
 FAULTS = (
     Fault(
-        "a batch is lent when it is looked at, not when it is taken",
+        "a batch is lent when it is looked at, not when it has come",
         "window/assembly.py",
-        "            batch.lent = self.holdings.lend(batch.item)\n",
-        "            item = batch.item\n            batch.lent = lambda: self.holdings.lend(item)()\n",
+        "        lent = self.holdings.lend(item)\n",
+        "        lent = lambda: self.holdings.lend(item)()\n",
         ("window/test_assembly.py", "engine/test_pump.py", "contracts/test_deadly_samples.py"),
         "d8baa75",
     ),
@@ -21,11 +21,25 @@ FAULTS = (
         ("window/test_assembly.py", "sources/test_read_ahead.py"),
     ),
     Fault(
-        "a slab that went to the consumer is freed with its place",
-        "window/stacking.py",
-        "slab, record.slab = record.slab, -1",
-        "slab = record.slab",
+        "memory of a run that was given up is free while workers write",
+        "engine/abandoned.py",
+        "        self._held.append((chunks, marks, memory))\n",
+        "        self._held.append((chunks, marks, []))\n",
+        ("engine/test_pump.py", "engine/test_engine.py", "contracts/test_shutdown.py"),
+    ),
+    Fault(
+        "a place does not own its slab",
+        "window/samples.py",
+        "record.slab, record.memory = self._allocate(",
+        "record.slab, _ = self._allocate(",
         ("window/test_assembly.py", "contracts/test_memory.py"),
+    ),
+    Fault(
+        "copies do not keep the slabs that they read",
+        "memory/loads.py",
+        "[self._on_device, self._slabs]",
+        "[self._on_device]",
+        ("memory/test_transfers.py", "memory/test_in_flight_copies.py"),
     ),
     Fault(
         "a block that came back is given back twice",
@@ -40,13 +54,6 @@ FAULTS = (
         "        return array\n",
         "        return array.copy()\n",
         ("memory/test_loans.py", "window/test_assembly.py"),
-    ),
-    Fault(
-        "a used place keeps its slab",
-        "window/assembly.py",
-        "                    self.holdings.free_slab(record.slab)\n",
-        "                    pass\n",
-        ("window/test_assembly.py", "contracts/test_memory.py"),
     ),
     Fault(
         "a used place keeps its marks",
@@ -124,8 +131,8 @@ FAULTS = (
     Fault(
         "a run that was given up is freed while workers write",
         "engine/abandoned.py",
-        "        self._held.append((chunks, blocks))\n",
-        "        self._held.append((set(), blocks))\n",
+        "        self._held.append((chunks, marks, memory))\n",
+        "        self._held.append((set(), marks, memory))\n",
         ("engine/test_pump.py", "engine/test_engine.py", "contracts/test_shutdown.py"),
         "c6b02de",
     ),

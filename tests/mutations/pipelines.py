@@ -38,8 +38,8 @@ FAULTS = (
     Fault(
         "the only speed is drawn",
         "pipelines/speech_recognition.py",
-        "    if len(speeds) == 1:",
-        "    if not speeds:",
+        "    only = speeds[0] if len(speeds) == 1 else None",
+        "    only = None",
         _KEPT,
     ),
 )

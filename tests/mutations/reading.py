@@ -31,8 +31,8 @@ FAULTS = (
     Fault(
         "what memory keeps of files the page cache has as well",
         "sources/local.py",
-        "                if where is Where.UNCACHED:\n",
-        "                if where is None:\n",
+        "if where is Where.UNCACHED else read_into",
+        "if where is None else read_into",
         ("sources/test_placing.py",),
     ),
     Fault(
@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "a field that depends on a draw is taken for one that does not",
         "kept_fields.py",
-        "        drawn.update(stage.writes)\n",
-        "",
+        "name not in writer or writer[name] in self._fixed",
+        "True",
         ("test_kept_fields.py",),
     ),
     Fault(
@@ -238,8 +238,8 @@ FAULTS = (
     Fault(
         "a large message to the reader process arrives as its marker alone",
         "sources/parcels.py",
-        "    if data != _ELSEWHERE:\n",
-        "    if data:\n",
+        "        if data == _ELSEWHERE:\n",
+        "        if not data:\n",
         ("sources/test_parcels.py", "contracts/test_cache_orders.py"),
     ),
 )

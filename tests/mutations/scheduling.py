@@ -86,6 +86,27 @@ FAULTS = (
         ("scheduling/test_handing_over.py", "contracts/test_split_points.py"),
     ),
     Fault(
+        "what a worker has used of its credit is given out again as the rest of its lease is taken back",
+        "scheduling/dispatch.py",
+        "max(chunk.credit * keep // chunk.size, nbytes)",
+        "chunk.credit * keep // chunk.size",
+        ("scheduling/test_pacing.py",),
+    ),
+    Fault(
+        "a credit is free again as the samples are reported that it was reckoned with",
+        "scheduling/ledger.py",
+        "max(int(expected), self.promised)",
+        "int(expected)",
+        ("scheduling/test_pacing.py",),
+    ),
+    Fault(
+        "a worker does not show what its task has come to",
+        "lanes/worker.py",
+        "                words[nbytes] = progress.nbytes\n",
+        "",
+        ("lanes/test_cpu.py",),
+    ),
+    Fault(
         "a lease with a budget has no byte credit",
         "scheduling/dispatch.py",
         "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
@@ -180,7 +201,7 @@ FAULTS = (
     Fault(
         "samples that were taken back wait for nobody",
         "scheduling/scheduler.py",
-        "            self._work.shorten(flight, event.keep)\n",
+        "            self._work.shorten(flight, event.keep, event.nbytes)\n",
         "            pass\n",
         (
             "scheduling/test_pacing.py",

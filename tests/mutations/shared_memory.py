@@ -136,7 +136,7 @@ FAULTS = (
     Fault(
         "a worker names its task and has not forgotten how far the last one came",
         "lanes/worker.py",
-        "            words[row + STARTED] = words[row + STAGE] = 0\n",
+        "            words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0\n",
         "",
         ("lanes/test_worker_order.py", "lanes/test_worker_telling.py"),
     ),

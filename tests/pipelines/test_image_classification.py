@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.samples import StageError, stream
 from minato_gpu.stages import Fields, Params
@@ -177,7 +177,7 @@ class TestDraws:
             outputs=("box", "seen"),
         )
         fields = [{"size": np.array([300 + n, 451], np.int32)} for n in range(50)]
-        executor = build_executor(pipeline, 1)
+        executor = DeviceExecutor(pipeline, 1)
         got = executor.run([(pipeline.run(one, n, stop=1), n) for n, one in enumerate(fields)])
         executor.close()
         for n, result in enumerate(got):

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from minato_gpu import DataLoader
 from minato_gpu.cli import main
-from minato_gpu.lanes.device import build_executor
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.parity import check
 from minato_gpu.samples import StageError
-from pipelines import detection_stages, object_detection
+from pipelines import detection_stages, image_stages, object_detection
 from pipelines.coco import CocoDetection
 from pipelines.example_detections import scenes, write
 from pipelines.example_photographs import with_orientation
@@ -82,7 +82,7 @@ def on_lane(pipeline: Any, lane: str, item: Any, seed: int = 0) -> Any:
     if lane == "cpu":
         return pipeline.run(item, seed)
     split = pipeline.host_prefix
-    executor = build_executor(pipeline, split)
+    executor = DeviceExecutor(pipeline, split)
     result = executor.run([(pipeline.run(item, seed, stop=split), seed)])[0]
     executor.close()
     assert not isinstance(result, StageError), result
@@ -129,9 +129,9 @@ def test_mirroring_twice_changes_nothing(data: Any) -> None:
     for name in ("boxes", "points"):
         np.testing.assert_allclose(twice[name], item[name], atol=1e-3)
     image: dict[str, Any] = {"image": np.arange(24, dtype=np.uint8).reshape(2, 4, 3), "mirror": np.int32(1)}
-    mirrored = detection_stages.mirror(image, {})["image"]
+    mirrored = image_stages.mirror(image, {}, drawn=False)["image"]
     assert np.array_equal(mirrored, image["image"][:, ::-1])
-    assert np.array_equal(detection_stages.mirror({**image, "image": mirrored}, {})["image"], image["image"])
+    assert np.array_equal(image_stages.mirror({**image, "image": mirrored}, {}, drawn=False)["image"], image["image"])
 
 
 def test_mirroring_is_as_probable_as_asked(data: Any) -> None:
@@ -305,6 +305,12 @@ class TestBatches:
         assert torch.equal(again["image"], batch["image"]) and torch.equal(again["boxes"][1], batch["boxes"][1])
 
 
+@pytest.fixture(scope="module")
+def inline(data: Any) -> dict[str, Any]:
+    """What is delivered without workers, by the kind of masks."""
+    return {masks: delivered(data, masks, num_workers=0) for masks in object_detection.MASKS}
+
+
 def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, dict[str, Any]]:
     """What a loader delivers, by image: the picture without its padding and the targets."""
     torch.manual_seed(11)
@@ -336,8 +342,8 @@ def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, 
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
 )
-def test_every_loader_delivers_the_same(data: Any, settings: dict[str, Any]) -> None:
-    expected = delivered(data, settings.get("masks", "polygons"), num_workers=0)
+def test_every_loader_delivers_the_same(data: Any, inline: dict[str, Any], settings: dict[str, Any]) -> None:
+    expected = inline[settings.get("masks", "polygons")]
     levels = 3 * LEVEL if "lanes" in settings else 0.0
     for number, sample in delivered(data, **settings).items():
         assert sample.keys() == expected[number].keys()

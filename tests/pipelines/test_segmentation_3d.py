@@ -90,7 +90,7 @@ def test_flips_are_drawn_for_each_axis_and_turn_image_and_label_alike() -> None:
     draws = [volume_stages.draw_flip(stream(seed), {}, probability=1 / 3)["axes"] for seed in range(3000)]
     assert np.mean(draws, axis=0) == pytest.approx([1 / 3] * 3, abs=0.03)
     image = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    turned = volume_stages.flip({"image": image, "label": image}, {"axes": np.array([1, 0, 1])})
+    turned = volume_stages.flip(np, {"image": image, "label": image}, {"axes": np.array([1, 0, 1])})
     assert np.array_equal(turned["image"], image[::-1, :, ::-1]) and np.array_equal(turned["label"], turned["image"])
 
 

@@ -195,7 +195,7 @@ class TestAugmentation:
     def test_what_is_drawn_is_zero_and_nothing_else(self) -> None:
         features = np.ones((80, 200), np.float32)
         params = {"frequency": np.array([[0.5, 0.25]]), "time": np.array([[0.999, 0.0], [0.5, 0.9999]])}
-        masked = speech_stages.spec_augment({"features": features}, params, frequency_width=20, time_width=0.05)
+        masked = speech_stages.spec_augment(np, {"features": features}, params, frequency_width=20, time_width=0.05)
         expected = np.ones((80, 200), np.float32)
         expected[17:27] = 0  # 10 of 0 to 20 bands, a quarter of the way through 70 places
         expected[:, :10] = 0  # the widest: 5 % of 200
@@ -210,7 +210,7 @@ class TestAugmentation:
             for name in ("frequency", "time"):
                 only = {key: value if key == name else value[:0] for key, value in params.items()}
                 masked = speech_stages.spec_augment(
-                    {"features": np.ones((80, 101), np.float32)}, only, frequency_width=20, time_width=0.03
+                    np, {"features": np.ones((80, 101), np.float32)}, only, frequency_width=20, time_width=0.03
                 )["features"]
                 size = int((masked == 0).all(axis=1 if name == "frequency" else 0).sum())
                 assert (masked == 0).sum() == size * (101 if name == "frequency" else 80)
@@ -222,20 +222,22 @@ class TestAugmentation:
     def test_features_shorter_than_a_mask(self) -> None:
         params = {"frequency": np.array([[0.999, 0.9]]), "time": np.array([[0.999, 0.9]])}
         masked = speech_stages.spec_augment(
-            {"features": np.ones((4, 1), np.float32)}, params, frequency_width=4, time_width=1.0
+            np, {"features": np.ones((4, 1), np.float32)}, params, frequency_width=4, time_width=1.0
         )
         assert (masked["features"] == 0).all()
 
     def test_no_masks_no_change(self) -> None:
         params = speech_stages.draw_masks(stream(0), {}, frequency_masks=0, time_masks=0)
         features = {"features": np.ones((4, 9), np.float32)}
-        assert (speech_stages.spec_augment(features, params, frequency_width=2, time_width=0.5)["features"] == 1).all()
+        assert (
+            speech_stages.spec_augment(np, features, params, frequency_width=2, time_width=0.5)["features"] == 1
+        ).all()
 
     def test_splicing_stacks_neighbours_and_fills_up_the_end(self) -> None:
         features = np.array([[1, 2, 3, 4, 5], [10, 20, 30, 40, 50]], np.float32)
-        spliced = speech_stages.splice_frames({"features": features}, {}, splice=3)["features"]
+        spliced = speech_stages.splice_frames(np, {"features": features}, {}, splice=3)["features"]
         assert spliced.tolist() == [[1, 4], [10, 40], [2, 5], [20, 50], [3, 0], [30, 0]]
         rows = speech_stages.permute({"features": spliced}, {})["features"]
         assert rows.tolist() == [[1, 10, 2, 20, 3, 30], [4, 40, 5, 50, 0, 0]] and rows.flags.c_contiguous
-        same = speech_stages.splice_frames({"features": features}, {}, splice=1)["features"]
+        same = speech_stages.splice_frames(np, {"features": features}, {}, splice=1)["features"]
         assert np.array_equal(same, features)

@@ -21,7 +21,7 @@ def rows(loudness: float) -> Any:
 def test_many_rounds_find_the_main_direction() -> None:
     fields = {"features": rows(loudness=1.0)}
     bands = fields["features"].reshape(-1, 80)
-    found = speech_steps.light(fields, {}, mels=80, rounds=500)
+    found = speech_steps.light(np, fields, {}, mels=80, rounds=500)
     expected = np.cov(bands, rowvar=False, bias=True)
     np.testing.assert_allclose(found["covariance"], expected, atol=1e-5)
     main = np.linalg.eigh(expected)[1][:, -1]
@@ -33,11 +33,11 @@ def test_the_heavy_step_goes_on_where_the_light_one_ended_for_every_fifth() -> N
     steps = Steps(light_rounds=2, heavy_rounds=3)
     # without a direction that stands out, so that every round still changes it
     fields = {"features": rows(loudness=0.0)}
-    light = speech_steps.light(fields, {}, mels=80, rounds=2)
-    whole = speech_steps.light(fields, {}, mels=80, rounds=5)
+    light = speech_steps.light(np, fields, {}, mels=80, rounds=2)
+    whole = speech_steps.light(np, fields, {}, mels=80, rounds=5)
     assert not np.allclose(light["direction"], whole["direction"], atol=1e-4)
     for index in range(12):
-        got = speech_steps.heavy({**light, "index": index}, {}, steps=steps)["direction"]
+        got = speech_steps.heavy(np, {**light, "index": index}, {}, steps=steps)["direction"]
         expected = whole if index in (4, 9) else light
         np.testing.assert_allclose(got, expected["direction"], atol=1e-6)
         assert speech_steps.cost_features({"index": index}, steps=steps) == (float(index in (4, 9)),)
@@ -50,7 +50,7 @@ def test_the_sign_and_silence() -> None:
     for rounding in (0, 5e-4):  # of the band's mean
         silence = {"features": np.full((4, 240), rounding, np.float32)}
         silence["features"][:2] = 0  # masked
-        assert np.abs(speech_steps.light(silence, {}, mels=80, rounds=10)["direction"]).max() < 1e-6
+        assert np.abs(speech_steps.light(np, silence, {}, mels=80, rounds=10)["direction"]).max() < 1e-6
 
 
 def test_rounds_are_measured() -> None:

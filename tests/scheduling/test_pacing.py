@@ -73,6 +73,40 @@ def test_samples_that_are_taken_back_go_to_another_slot() -> None:
     assert min(sent)[0] == 3 and sum(hi - lo for lo, hi in sent) == SIZE - 3
 
 
+def _lease_under_a_budget() -> tuple[Scheduler, m.Chunk]:
+    """Room for 100 samples of 100 bytes: one is ready, and the lane has a lease of many others."""
+    scheduler = Scheduler(Policy(window=256, budget_bytes=10_000))
+    scheduler.handle(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), 256, [1e-5] * 256))
+    first, *_ = scheduler.handle(m.LaneOpened(0.0, m.CPU, 1))
+    assert isinstance(first, m.Dispatch) and first.chunk.size == 1, "sizes are unknown"
+    lease, *_ = scheduler.handle(m.Finished(0.1, first.chunk.number, 1, 1e-5, 100))
+    assert isinstance(lease, m.Dispatch) and 20 < lease.chunk.size < 100
+    assert lease.chunk.credit == 100 * lease.chunk.size
+    return scheduler, lease.chunk
+
+
+def test_what_a_worker_has_used_of_its_credit_is_not_given_to_others_as_its_samples_are() -> None:
+    """It has come to three large ones as the rest is taken back (P4)."""
+    scheduler, chunk = _lease_under_a_budget()
+    said = scheduler.handle(m.LaneOpened(0.1, m.CPU, 1))
+    assert scheduler.handle(m.Running(1.0, chunk.number, 2, 1.0)) == [m.Revoke(m.CPU, chunk.number, 3)]
+    used = chunk.credit - 200
+    said += scheduler.handle(m.Revoked(1.0, chunk.number, 3, used))
+    others = sum(each.chunk.credit for each in said if isinstance(each, m.Dispatch))
+    assert 9_000 < 100 + used + others <= 10_000
+
+
+def test_a_credit_is_used_up_by_bytes_and_not_by_samples() -> None:
+    """All samples of a lease but the last are small: that one may still be as large as all were expected to be."""
+    scheduler, chunk = _lease_under_a_budget()
+    done = chunk.size - 1
+    said = scheduler.handle(m.Finished(0.2, chunk.number, done, 1e-5, done, final=False))
+    others = sum(each.chunk.credit for each in said if isinstance(each, m.Dispatch))
+    assert scheduler.bytes_in_flight == 100 + chunk.credit + others
+    scheduler.handle(m.Finished(0.3, chunk.number, chunk.size, 1e-5, 1))
+    assert scheduler.bytes_in_flight < 10_000
+
+
 EVEN = m.LaneCosts(300, 0.01, 1e-6)
 
 

@@ -29,6 +29,7 @@ def test_several_devices(devices: int, lateness: int, threshold: bool) -> None:
     made = Counter(loader.made_on.values())
     assert sum(made.values()) > 100
     assert min(made.values()) > 0.6 * max(made.values())
-    homes = [f"device:{loader.home(batch)}" for batch in np.repeat(np.arange(work.batches), work.sizes).tolist()]
+    batches = np.repeat(np.arange(work.batches), work.sizes).tolist()
+    homes = [f"device:{loader._intake.home(batch)}" for batch in batches]
     strayed = [loader.made_on.get(serial, home) != home for serial, home in zip(outcome.serials, homes, strict=True)]
     assert any(strayed) == (lateness > 0)

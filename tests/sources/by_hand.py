@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
@@ -25,8 +24,8 @@ class ByHand:
         assert all(other < number for other in self.under_way)
         self.under_way[number] = source
 
-    def cancel(self, numbers: Iterable[int]) -> None:
-        self.cancelled += numbers
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
 
 
 class Bench:

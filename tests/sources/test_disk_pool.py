@@ -16,9 +16,9 @@ from minato_gpu.caching.orders import Part
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.disk.records import Entry
+from minato_gpu.sources.disk.records import Entry, Room
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.disk_pool import DiskPool, Done, name_of, version_of
+from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Source
@@ -67,8 +67,8 @@ class FakeTier:
     def beside(self) -> list[Part | None]:
         return self.others
 
-    def room(self) -> tuple[int, int, int]:
-        return 40 * 4096, 100, 100 * 4096
+    def room(self) -> Room:
+        return Room(40 * 4096, 100, 100 * 4096)
 
     def let_go(self, keys: Iterable[bytes], may: Callable[[list[Part | None]], bool]) -> bool:
         assert may(self.others)
@@ -98,20 +98,18 @@ class Bench:
         self.cancelled: list[int] = []
         self.following = Following(samples)
         self.tier = tier
-        self.pool = DiskPool(tier, self.blocks, self._told, self._make, self.following)
-
-    def _make(self, done: Done) -> Any:
-        self.done = done
-        return self
+        self.done: Callable[..., None] = self._told
+        behind: Any = self
+        self.pool = DiskPool(tier, self.blocks, behind, self.following)
 
     def submit(self, number: int, source: Source) -> None:
         """As the pool behind it."""
         self.sources[number] = source
         self.asked.put_nowait(number)
 
-    def cancel(self, numbers: Iterable[int]) -> None:
+    def cancel(self, number: int) -> None:
         """As the pool behind it."""
-        self.cancelled += numbers
+        self.cancelled.append(number)
 
     def _told(self, number: int, block: int, nbytes: int, error: Any, seconds: float, **more: Any) -> None:
         data = b"" if block < 0 else bytes(self.blocks.view(block, nbytes))
@@ -228,7 +226,7 @@ def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source, ha
     async def act(bench: Bench) -> None:
         tier.may_find.clear()
         bench.pool.submit(0, source)
-        bench.pool.cancel([0])
+        bench.pool.cancel(0)
         assert bench.cancelled == []
         tier.may_find.set()
         found = await bench.told.get()
@@ -250,7 +248,7 @@ def test_what_is_cancelled_after_that_is_the_pools_to_cancel(source: Source) -> 
         for number in range(2):
             bench.pool.submit(number, source)
             assert await bench.asked.get() == number
-        bench.pool.cancel([1])
+        bench.pool.cancel(1)
         assert bench.cancelled == [1]
         bench.done(1, -1, 0, CancelledError(), 0.0)
         assert isinstance((await bench.told.get())["error"], CancelledError)

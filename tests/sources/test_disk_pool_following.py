@@ -46,10 +46,10 @@ class Reads(Bench):
 
     async def read(self, sample: int, epoch: int) -> bool:  # type: ignore[override]
         """Whether it was a hit."""
-        self.pool.wanted(sample, [key(sample)])
+        self.pool.following.wanted(sample, [key(sample)])
         self.pool.submit(0, Source(PATH.format(sample)))
         found = await self.told.get()
-        hit, stays = "on_disk" in found, self.pool.stays(sample, epoch)
+        hit, stays = "on_disk" in found, self.pool.following.stays(sample, epoch)
         if hit and not stays:
             self.pool.let_go(key(sample))
         elif not hit and stays:
@@ -119,7 +119,7 @@ def test_what_goes_is_what_is_not_wanted_soon(tmp_path: Path) -> None:
         await reads.epoch(4)
         after = {entry.key for entry in reads.tier.entries()}
         used = {name_of(key(sample)): sample for sample in ORDERS.order(4).tolist()}
-        late = {name for name, sample in used.items() if not reads.pool.stays(sample, 4)}
+        late = {name for name, sample in used.items() if not reads.pool.following.stays(sample, 4)}
         assert before - after == before & late != set()
         assert before & used.keys() - late and after - before
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.blocks import ASKED, space_of
-from minato_gpu.sources.field_choice import LEARNED, FieldChoice
-from minato_gpu.sources.field_keeping import FieldKeeping
+from minato_gpu.sources.field_keeping import LEARNED, FieldKeeping
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import FIELDS, fields_key
 from tests.examples import half
@@ -24,13 +23,12 @@ class Fields(Kept):
     def __init__(self, pages: int, samples: int = 10, rate: float = 0.0) -> None:
         super().__init__(pages, samples=samples)
         self.rate = rate
-        self.choice = FieldChoice(self.memory.budget, samples, 1)
-        self.service.fields = FieldKeeping(self.memory, self.choice, lambda: self.rate)
+        self.keeping = self.service.fields = FieldKeeping(self.memory, samples, 1, lambda: self.rate)
 
     def learn(self, saved_s: float = 3 * MS) -> None:
         """What fields of other samples were like."""
         for _ in range(LEARNED):
-            self.choice.observe(SIZE, saved_s, 4 * MS)
+            self.keeping.observe(SIZE, saved_s, 4 * MS)
         self.service.begin(Begun(0, None, 1))
 
     def send(self, sample: int, nbytes: int = SIZE) -> None:
@@ -87,13 +85,13 @@ def test_of_a_sample_with_two_sources_both_are_saved() -> None:
 
 def test_raw_bytes_make_room_for_the_fields_of_their_sample() -> None:
     bench = Fields(4)
-    bench.choice.wants = lambda sample: False  # type: ignore[method-assign]
+    bench.keeping.wants = lambda sample: False  # type: ignore[method-assign]
     bench.wanted(0, 0, 3, "a", "b")
     bench.finish(0)
     bench.finish(1)
     bench.service.release([0])
     assert bench.memory.counts()["copies"] == 2
-    bench.choice.wants = lambda sample: True  # type: ignore[method-assign]
+    bench.keeping.wants = lambda sample: True  # type: ignore[method-assign]
     bench.wanted(1, 1, 3, "a", "b")
     assert bench.got(1)[:2] == [content("a", SIZE), content("b", SIZE)] and bench.asked(1) == [3]
     bench.send(3)
@@ -114,7 +112,7 @@ def test_where_reading_is_what_takes_time_raw_bytes_take_their_place() -> None:
     assert bench.memory.counts()["fields"] == 4
     bench.rate = 1.0
     for _ in range(1000):
-        bench.choice.observe(40 * PAGE, 0.0, 4 * MS)  # fields have become large, and save nothing more
+        bench.keeping.observe(40 * PAGE, 0.0, 4 * MS)  # fields have become large, and save nothing more
     bench.service.begin(Begun(1, None, 1))
     assert bench.memory.counts()["fields"] == 0
     for sample in range(4):

@@ -19,6 +19,7 @@ from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.placing import Where
 from tests.leaks import open_links
+from tests.sources.test_placing import Always
 
 COUNT, NBYTES = 20, 5000
 
@@ -49,7 +50,7 @@ class Reads:
 
     async def __aenter__(self) -> Reads:
         self.arena, self._ended = Arena("test", 1 << 20), asyncio.Queue[Ended]()
-        self.pool = LocalReads(Blocks(self.arena), self._ended.put_nowait, where=lambda number: self.where)
+        self.pool = LocalReads(Blocks(self.arena), self._ended.put_nowait, placing=Always(self.where))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from minato_gpu.sources import parcels
-from minato_gpu.sources.parcels import LARGEST
+from minato_gpu.sources.parcels import LARGEST, Parcels
 
 
 @pytest.fixture
@@ -29,30 +28,49 @@ def descriptors() -> list[str]:
 
 
 def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket]) -> None:
-    here, there = ends
-    sent = [b"x", bytes(LARGEST), os.urandom(LARGEST + 1), b"between", os.urandom(3 << 20)]
+    here, there = Parcels(ends[0]), Parcels(ends[1])
+    sent = [b"x", bytes(LARGEST - 99), os.urandom(LARGEST), ("between", 1), os.urandom(3 << 20)]
     before = descriptors()
     for each in sent:
-        parcels.send(here, each)
-    assert [parcels.receive(there) for _ in sent] == sent
+        here.put(each)
+    assert here.flush()
+    assert there.receive() == sent
     assert descriptors() == before
-    with pytest.raises(BlockingIOError):
-        parcels.receive(there)
-    here.close()
-    assert parcels.receive(there) == b""
+    assert there.receive() == []
+    here.put("last")
+    assert here.flush()
+    ends[0].close()
+    assert there.receive() == ["last"]
+    with pytest.raises(ConnectionError):
+        there.receive()
 
 
-def test_a_full_socket_takes_nothing_in_part(ends: tuple[socket.socket, socket.socket]) -> None:
-    here, there = ends
-    large, sent = bytes(LARGEST), 0
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            parcels.send(here, large)
-            sent += 1
+@pytest.mark.parametrize("size", [LARGEST - 99, LARGEST])
+def test_a_full_socket_takes_nothing_in_part(ends: tuple[socket.socket, socket.socket], size: int) -> None:
+    here, there = Parcels(ends[0]), Parcels(ends[1])
+    sent = 0
     before = descriptors()
-    with pytest.raises(BlockingIOError):
-        parcels.send(here, large)
+    while here.flush():
+        here.put(bytes(size))
+        sent += 1
+    assert not here.flush()
     assert descriptors() == before
-    assert [parcels.receive(there) for _ in range(sent)] == [large] * sent
-    with pytest.raises(BlockingIOError):
-        parcels.receive(there)
+    got = there.receive()
+    assert len(got) == sent - 1
+    assert here.flush()
+    assert got + there.receive() == [bytes(size)] * sent
+
+
+def test_where_descriptors_are_short_it_ends(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = Parcels(ends[0]), Parcels(ends[1])
+    for each in ("before", bytes(LARGEST)):
+        here.put(each)
+    assert here.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert there.receive() == ["before"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(ConnectionError):
+        there.receive()

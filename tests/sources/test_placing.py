@@ -17,47 +17,51 @@ from minato_gpu.sources import placing
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, Blocks
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.memory_tier import NO_ITEM, Copy, MemoryTier
-from minato_gpu.sources.placing import LOOKED, Cached, Placing, Where
+from minato_gpu.sources.placing import LOOKED, Placing, Where
 
 FILES = 24
 NBYTES = 9000
 
 
-def looked(files: int, cached: int | None) -> Cached:
-    made = Cached()
+def why_off(files: int, cached: int | None, nbytes: int = 1000) -> str:
+    """Why memory keeps no files after so many of these have been looked at."""
+    memory = MemoryTier(3 * 4096, 100)
+    decide = Placing(memory, lambda item: (item, 1), copies=False)
     for _ in range(files):
-        made.add(1000, cached)
-    return made
+        assert decide.is_open
+        decide.had(nbytes, cached)
+    assert decide.is_open == (0 < files < LOOKED and cached is not None)
+    decide.where(0)
+    return memory.off_for_files
 
 
 def test_the_page_cache_suffices_where_it_has_nearly_all_of_enough_files() -> None:
-    assert "had 95% of the first 256" in looked(LOOKED, 950).why_off()
-    assert looked(LOOKED, 4096).why_off(), "whole pages are told"
-    assert not looked(LOOKED, 949).why_off()
-    assert not looked(LOOKED - 1, 1000).why_off(), "these are too few to know"
-    untold = looked(1, None)
-    assert not untold.why_off() and not untold.is_wanted
-    empty = Cached()
-    for _ in range(LOOKED):
-        empty.add(0, 0)
-    assert not empty.why_off()
+    assert "had 95% of the first 256" in why_off(LOOKED, 950)
+    assert why_off(LOOKED, 4096), "whole pages are told"
+    assert not why_off(LOOKED, 949)
+    assert not why_off(LOOKED - 1, 1000), "these are too few to know"
+    assert not why_off(1, None)
+    assert not why_off(LOOKED, 0, nbytes=0)
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_where_a_file_is_read_to(copies: bool) -> None:
+def test_where_a_file_is_read_to(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    memory, cached = MemoryTier(3 * 4096, 100), Cached()
-    decide = Placing(memory, copies=copies, cached=cached, say=said.append)
+    memory = MemoryTier(3 * 4096, 100)
+    expected = ((0, 4000), (NO_ITEM, 4000), (0, 20_000)).__getitem__
+    monkeypatch.setattr(placing, "say_once", said.append)
+    decide = Placing(memory, expected, copies=copies)
     passes = Where.BLOCK if copies else Where.PAGE_CACHE
-    assert Placing(None, copies=copies, cached=cached, say=said.append).where(0, 1) is passes
+    assert Placing(None, expected, copies=copies).where(0) is passes
     memory.items(0, 1)
-    assert decide.where(0, 4000) is Where.UNCACHED
-    assert decide.where(NO_ITEM, 4000) is passes
-    assert decide.where(0, 20_000) is passes, "there is no room for it"
+    assert decide.where(0) is Where.UNCACHED
+    assert decide.where(1) is passes
+    assert decide.where(2) is passes, "there is no room for it"
     for _ in range(LOOKED):
-        cached.add(1, 1)
-    assert [decide.where(0, 4000) for _ in range(2)] == [passes] * 2
-    assert len(said) == 1 and memory.counts()["why"] == said[0] == memory.off_for_files
+        decide.had(1, 1)
+    assert [decide.where(0) for _ in range(2)] == [passes] * 2
+    assert len(said) == 1 and str(memory.counts()["why"]) == memory.off_for_files
+    assert memory.off_for_files in said[0]
 
 
 def test_a_policy_that_may_exchange_is_always_asked() -> None:
@@ -84,14 +88,22 @@ def test_what_the_page_cache_has_after_a_read(tmp_path: Path, where: Where) -> N
         assert cached == (0 if where is Where.UNCACHED else -(-NBYTES // 4096))
 
 
+class Always(Placing):
+    """There."""
+
+    def __init__(self, there: Where) -> None:
+        super().__init__(None, lambda number: (NO_ITEM, 0), copies=False)
+        self._passes = there
+
+
 async def read(source: Source, where: Where) -> tuple[Ended, int | None, Arena]:
     """The read, what the page cache has of the file then, and the memory."""
-    arena, told, looked_at = Arena("test", 1 << 20), asyncio.Queue[Ended](), Cached()
-    reads = LocalReads(Blocks(arena), told.put_nowait, where=lambda number: where, cached=looked_at)
+    arena, told, placed = Arena("test", 1 << 20), asyncio.Queue[Ended](), Always(where)
+    reads = LocalReads(Blocks(arena), told.put_nowait, placing=placed)
     reads.submit(0, source)
     ended = await told.get()
     reads.close()
-    assert looked_at.files in (where is Where.UNCACHED, LOOKED)
+    assert placed._files in (where is Where.UNCACHED, LOOKED)
     return ended, pages([Path(source.path)]), arena
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.hedging import Retries
+from minato_gpu.sources.hedging import ATTEMPTS
 from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
 from tests.sources.virtual import run
 
@@ -29,7 +30,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Storage:
+class Storage(RemoteReads):
     """Answers after ``latency(now, number of the request)`` seconds; at most ``rate`` answers a second."""
 
     def __init__(self, latency: Callable[[float, int], float], rate: float | None = None) -> None:
@@ -265,7 +266,7 @@ def test_no_second_request_while_the_storage_is_asked_too_much() -> None:
         ([EOFError("too short")], 1, True),
         ([PermissionError("expired")], 2, False),
         ([Refused(401), Refused(401)], 2, True),
-        ([ConnectionError("lost")] * 9, Retries.attempts, True),
+        ([ConnectionError("lost")] * 9, ATTEMPTS, True),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -292,7 +293,7 @@ def test_a_request_that_is_never_answered_is_named() -> None:
         consumer.pool.submit(0, Source("s3://0"))
         await consumer._came.wait()
         await consumer.close()
-        assert consumer.seconds == [pytest.approx(60 * Retries.attempts, rel=0.2)], "with the pauses in between"
+        assert consumer.seconds == [pytest.approx(60 * ATTEMPTS, rel=0.2)], "with the pauses in between"
         return consumer.errors
 
     assert "s3://0 has not been answered in 60 seconds" in str(run(main())[0])

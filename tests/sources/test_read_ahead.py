@@ -158,7 +158,7 @@ def test_the_reader_process_is_killed(root: Path, caplog: pytest.LogCaptureFixtu
     loader, other = loader_of(Files(root), **more), loader_of(Files(root, declares=False), **more)
     got = rows(loader)
     with caplog.at_level(logging.WARNING, "minato_gpu"):
-        os.kill(engine_of(loader).pump.reads.pid, signal.SIGKILL)
+        os.kill(engine_of(loader).pump.reads.reader.process.pid, signal.SIGKILL)
         got += rows(loader) + rows(loader)
     assert got == rows(other) + rows(other) + rows(other)
     assert "The process that reads ahead" in caplog.text
@@ -204,7 +204,7 @@ def test_the_reader_ends_with_the_training_process(root: Path) -> None:
     if child == 0:
         iterator = iter(loader_of(Files(root)))
         next(iterator)
-        (root / "pids").write_text(str(iterator._engine.pump.reads.pid))
+        (root / "pids").write_text(str(iterator._engine.pump.reads.reader.process.pid))
         time.sleep(600)
     assert wait_until(lambda: (root / "pids").exists() and (root / "pids").read_text())
     reader = os.pidfd_open(int((root / "pids").read_text()))

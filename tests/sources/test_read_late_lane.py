@@ -72,7 +72,7 @@ class LateLane:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.some_came, self.is_open = threading.Event(), False
         self.held: list[TicketId] = []
-        receive, admit, load, opened = ReadAhead.receive, ReadAhead.admit, DeviceLane._load, Pump._opened
+        receive, admit, open_, opened = ReadAhead.receive, ReadAhead.admit, DeviceLane._open, Pump._opened
 
         def admitted(ahead: ReadAhead, record: Record) -> list[TicketSpan]:
             self.held += tickets(admit(ahead, record))
@@ -82,9 +82,9 @@ class LateLane:
             self.held = sorted([*self.held, *tickets(receive(ahead))])
             return self.let_go()
 
-        def load_late(lane: DeviceLane) -> bool:
+        def open_late(lane: DeviceLane) -> None:
             assert self.some_came.wait(60)
-            return load(lane)
+            open_(lane)
 
         def note(pump: Pump, lane: Any, message: Any) -> None:
             opened(pump, lane, message)
@@ -92,7 +92,7 @@ class LateLane:
 
         monkeypatch.setattr(ReadAhead, "admit", admitted)
         monkeypatch.setattr(ReadAhead, "receive", received)
-        monkeypatch.setattr(DeviceLane, "_load", load_late)
+        monkeypatch.setattr(DeviceLane, "_open", open_late)
         monkeypatch.setattr(Pump, "_opened", note)
 
     def let_go(self) -> list[TicketSpan]:

@@ -22,6 +22,7 @@ class Written:
     """A tier on disk that writes when the test says so. ``takes``: whether it has room."""
 
     def __init__(self) -> None:
+        self.following = self
         self.takes = True
         self.waiting: list[tuple[str, Callable[[], None]]] = []
         self.late: set[tuple[int, int]] = set()  # samples and epochs after which they are not wanted soon
@@ -56,7 +57,8 @@ class Kept(Bench):
     def __init__(self, pages: int, limit: int = 10**6, samples: int = 10) -> None:
         self.memory = MemoryTier(pages * PAGE, samples)
         super().__init__(limit, self.memory)
-        self.disk = self.service.disk = Written()
+        self.disk = Written()
+        self.service.disk = self.disk  # type: ignore[assignment]
 
     def wanted(self, place: int, ticket: int, sample: int, *paths: str) -> None:
         self.service.want(place, [(ticket, sample, tuple(key(path, SIZE) for path in paths))])

@@ -33,7 +33,7 @@ def main(folder: str) -> None:
     device = FakeDevice(LAZY_CONSUMER)
     with (
         patch.object(accelerators, "available", lambda _: True),
-        patch.object(building, "open_accelerator", lambda _: device),
+        patch.object(building, "Accelerator", lambda _: device),
     ):
         told = train(accelerator, Path(folder, f"state-{accelerator.process_index}.json"))
     device.finish()

@@ -50,6 +50,14 @@ def remote_kind(path: str | os.PathLike[str]) -> str | None:
     return _REMOTE.get(answer[0] & 0xFFFFFFFF)
 
 
+def read_into(fd: int, into: memoryview, offset: int, flags: int = 0) -> int:
+    """Read from ``offset`` on until ``into`` is full, or the file ends; returns how many bytes. Raises OSError."""
+    done = 0
+    while done < len(into) and (count := os.preadv(fd, [into[done:]], offset + done, flags)):
+        done += count
+    return done
+
+
 class _Range(ctypes.Structure):
     _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
@@ -86,10 +94,7 @@ class Uncached:
         if not self._dontcache:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # pages read ahead would stay
         done = self._call(os.preadv, fd, into, offset)
-        while 0 < done < len(into):
-            count = self._call(os.preadv, fd, into[done:], offset + done)
-            if count == 0:
-                break
+        while 0 < done < len(into) and (count := self._call(os.preadv, fd, into[done:], offset + done)):
             done += count
         if not self._dontcache:
             os.posix_fadvise(fd, offset, len(into), os.POSIX_FADV_DONTNEED)

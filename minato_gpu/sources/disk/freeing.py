@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from minato_gpu.sources.disk.files import SegmentFiles
 from minato_gpu.sources.disk.filesystem import punch_hole
 from minato_gpu.sources.disk.ledger import Doomed, Ledger
@@ -18,26 +16,28 @@ def free(ledger: Ledger, files: SegmentFiles, doomed: Doomed) -> bool:
     """
     if not doomed:
         return True
-    touched = {number for number, _ in doomed}
-    accounts = ledger.accounts_of(touched)  # of very many, once most of what is in segments has gone
-    whole = {number for number, segment in accounts.items() if segment.full and not segment.live}
-    freed = [place for place, size in doomed.items() if place[0] not in whole and _freed(files, place, size)]
-    ledger.settle(freed, touched, files.delete)
-    return len(freed) == sum(number not in whole for number, _ in doomed)
+    freed = {number: 0 for number, _ in doomed}
+    accounts = ledger.accounts(freed)  # of very many, once most of what is in segments has gone
+    whole = {segment.number for segment in accounts if segment.is_over}
+    gives_back = True
+    for place, size in doomed.items():
+        if place[0] not in whole:
+            is_free = _freed(files, place, size)
+            freed[place[0]] += size * is_free
+            gives_back &= is_free
+    ledger.settle(freed, files.delete)
+    return gives_back
 
 
 def recover(ledger: Ledger, files: SegmentFiles) -> None:
     """What must be done where processes may have been killed, while no other is there. Raises as ``free`` does."""
-    ledger.reconcile(files.numbers(), files.delete)
-    for number, segment in ledger.accounts().items():
-        file = None if segment.full else files.take(number)
+    doomed = ledger.reconcile(files.numbers(), files.delete)
+    for segment in ledger.accounts():
+        file = None if segment.full else files.take(segment.number)
         if file is not None:
-            ledger.resume(number, file.cut)
-    free(ledger, files, ledger.doomed())
-    empty: Iterable[int] = [
-        number for number, segment in ledger.accounts().items() if segment.full and not segment.live
-    ]
-    ledger.settle((), empty, files.delete)
+            ledger.resume(segment.number, file.cut)
+    free(ledger, files, doomed)
+    ledger.settle({segment.number: 0 for segment in ledger.accounts() if segment.is_over}, files.delete)
 
 
 def _freed(files: SegmentFiles, place: Place, size: int) -> bool:

@@ -2,7 +2,7 @@
 
 LMDB is written without fsync. A process that is killed loses nothing, since what it has written is the kernel's. When
 the machine loses power, the latest records may be lost, or the whole index be damaged: whoever opens the directory
-next has it checked (check.py) and begins anew where it must. Either is a miss.
+next has it checked (rebuild.py) and begins anew where it must. Either is a miss.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import lmdb
 
-from minato_gpu.sources.disk import rebuild, records
-from minato_gpu.sources.disk.records import Entry
+from minato_gpu.sources.disk import rebuild
+from minato_gpu.sources.disk.records import Entry, Record, Run, Segment, Total, seal, unseal
+
+R = TypeVar("R", bound=Record)
 
 _MAP_BYTES = 8 << 30  # of address space, for some 30 million entries; the file is as large as what it holds
 _MOST_READERS = 1024
@@ -30,28 +32,32 @@ _AT_A_TIME = 4096
 RENEWED = "index-renewed-"  # how folders beside the index begin in which it is being written anew
 
 
-class Table:
-    """One of the index's tables: bytes by key, within a transaction."""
+class Table(Generic[R]):
+    """One of the index's tables: records of one kind, within a transaction. Methods raise DamagedIndexError."""
 
-    def __init__(self, environment: lmdb.Environment, name: bytes) -> None:
+    def __init__(self, environment: lmdb.Environment, name: bytes, kind: type[R]) -> None:
         self._database = environment.open_db(name)
+        self._unpack = kind.unpack
 
-    def get(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
-        """What is stored under the key."""
-        return cast("bytes | None", transaction.get(key, db=self._database))
+    def get(self, transaction: lmdb.Transaction, key: bytes) -> R | None:
+        """The record of this key."""
+        value = cast("bytes | None", transaction.get(key, db=self._database))
+        return None if value is None else self._unpack(key, unseal(key, value))
 
-    def put(self, transaction: lmdb.Transaction, key: bytes, value: bytes) -> None:
+    def put(self, transaction: lmdb.Transaction, record: R) -> None:
         """Store it, in the place of what there was."""
-        transaction.put(key, value, db=self._database)
+        transaction.put(record.key, seal(record.key, record.pack()), db=self._database)
 
-    def pop(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
+    def pop(self, transaction: lmdb.Transaction, key: bytes) -> None:
         """Take it out."""
-        return cast("bytes | None", transaction.pop(key, db=self._database))
+        transaction.delete(key, db=self._database)
 
-    def items(self, transaction: lmdb.Transaction, least: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Keys with values, from ``least`` on."""
+    def items(self, transaction: lmdb.Transaction, least: bytes = b"") -> Iterator[R]:
+        """All, by key, from ``least`` on."""
         cursor = transaction.cursor(self._database)
-        return cast("Iterator[tuple[bytes, bytes]]", iter(cursor)) if cursor.set_range(least) else iter(())
+        if cursor.set_range(least):
+            for key, value in cast("Iterator[tuple[bytes, bytes]]", iter(cursor)):
+                yield self._unpack(key, unseal(key, value))
 
     def count(self, transaction: lmdb.Transaction) -> int:
         """How many there are."""
@@ -59,7 +65,7 @@ class Table:
 
 
 class Index:
-    """Entries, accounts of segments, space that is to be freed, totals, and who reads. ``path`` is a folder of its own.
+    """Entries, accounts of segments, totals, and who reads. ``path`` is a folder of its own.
 
     May be used by several threads, not across a fork. Methods raise lmdb.Error where the disk fails, and
     DamagedIndexError.
@@ -76,19 +82,19 @@ class Index:
             readahead=False,
         )
         self._environment.reader_check()  # slots of the dead
-        self.entries, self.segments, self.doomed, self.totals, self.runs = (
-            Table(self._environment, name) for name in (b"entries", b"segments", b"doomed", b"totals", b"runs")
-        )
+        self.entries = Table(self._environment, b"entries", Entry)
+        self.segments = Table(self._environment, b"segments", Segment)
+        self.totals = Table(self._environment, b"totals", Total)
+        self.runs = Table(self._environment, b"runs", Run)
         self._page_bytes = int(self._environment.stat()["psize"])
 
     def find(self, key: bytes) -> Entry | None:
         """The entry of ``key``, if there is one."""
         transaction = self._environment.begin()  # as a context it takes twice as long, and this is asked for every hit
         try:
-            value = self.entries.get(transaction, key)
+            return self.entries.get(transaction, key)
         finally:
             transaction.abort()
-        return None if value is None else records.unpack_entry(key, value)
 
     def all_entries(self) -> Iterator[Entry]:
         """Every entry, by key. One that comes or goes meanwhile may be among them or not."""
@@ -96,10 +102,10 @@ class Index:
         while True:
             with self._environment.begin() as transaction:
                 chunk = list(islice(self.entries.items(transaction, after), _AT_A_TIME))
-            yield from (records.unpack_entry(key, value) for key, value in chunk)
+            yield from chunk
             if len(chunk) < _AT_A_TIME:
                 return
-            after = chunk[-1][0] + b"\0"
+            after = chunk[-1].key + b"\0"
 
     def count(self) -> int:
         """How many entries there are."""

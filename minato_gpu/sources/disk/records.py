@@ -1,4 +1,4 @@
-"""What the index holds, as bytes and back; pure.
+"""What the index holds: records, each of which knows its key, as bytes and back; pure.
 
 LMDB has no checksums of its own, so each value ends with one of its key and itself (``seal``): a value that a damaged
 disk has changed is noticed, and never believed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 from minato_gpu.caching.orders import Part
 
@@ -16,8 +16,7 @@ LONGEST_KEY = 511  # bytes: LMDB's own limit
 LONGEST_VERSION = 1024
 _ENTRY = struct.Struct("<QQQQdd")
 _SEGMENT = struct.Struct("<qqqq?")
-_PLACE = struct.Struct(">QQ")
-_NUMBER = struct.Struct("<q")
+_TOTAL = struct.Struct("<q")
 _RUN = struct.Struct("<QQQddddq")
 _PART = struct.Struct("<16sqq")
 _SEAL = struct.Struct("<I")
@@ -27,6 +26,18 @@ Place = tuple[int, int]  # a segment's number, and the offset in its file
 
 class DamagedIndexError(Exception):
     """A record of the index is not what was written."""
+
+
+class Record(Protocol):
+    """What a table of the index holds, under ``key``; ``pack`` makes bytes of all else of it."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    def pack(self) -> bytes: ...
+
+    @classmethod
+    def unpack(cls, key: bytes, body: bytes) -> Self: ...
 
 
 class Entry(NamedTuple):
@@ -46,6 +57,13 @@ class Entry(NamedTuple):
     cost_s: float
     used_at: float
 
+    def pack(self) -> bytes:
+        return _ENTRY.pack(*self[2:]) + self.version
+
+    @classmethod
+    def unpack(cls, key: bytes, body: bytes) -> Self:
+        return cls(key, body[_ENTRY.size :], *_ENTRY.unpack_from(body))
+
 
 class Segment(NamedTuple):
     """The account of a segment file, in bytes, all of them multiples of the block.
@@ -55,11 +73,47 @@ class Segment(NamedTuple):
     ``full``: nobody writes to it any more.
     """
 
+    number: int
     top: int = 0
     end: int = 0
     live: int = 0
     doomed: int = 0
     full: bool = False
+
+    @property
+    def key(self) -> bytes:
+        return self.number.to_bytes(8, "big")
+
+    @property
+    def charged(self) -> int:
+        """What of it counts against the budget."""
+        return self.top - self.end + self.live + self.doomed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody needs its file any more."""
+        return self.full and not self.live
+
+    def pack(self) -> bytes:
+        return _SEGMENT.pack(*self[1:])
+
+    @classmethod
+    def unpack(cls, key: bytes, body: bytes) -> Self:
+        return cls(int.from_bytes(key, "big"), *_SEGMENT.unpack(body))
+
+
+class Total(NamedTuple):
+    """A number that all of the index has one of."""
+
+    key: bytes
+    number: int
+
+    def pack(self) -> bytes:
+        return _TOTAL.pack(self.number)
+
+    @classmethod
+    def unpack(cls, key: bytes, body: bytes) -> Self:
+        return cls(key, *_TOTAL.unpack(body))
 
 
 class Run(NamedTuple):
@@ -70,6 +124,7 @@ class Run(NamedTuple):
     last. ``budget``: the bytes that it may take. ``part``: what it reads in this epoch, None where it does not say.
     """
 
+    key: bytes
     namespace: int
     pid: int
     born: int
@@ -79,6 +134,22 @@ class Run(NamedTuple):
     heard: float
     budget: int
     part: Part | None = None
+
+    def pack(self) -> bytes:
+        return _RUN.pack(*self[1:-1]) + (b"" if self.part is None else _PART.pack(*self.part))
+
+    @classmethod
+    def unpack(cls, key: bytes, body: bytes) -> Self:
+        part = Part(*_PART.unpack_from(body, _RUN.size)) if len(body) > _RUN.size else None
+        return cls(key, *_RUN.unpack_from(body))._replace(part=part)
+
+
+class Room(NamedTuple):
+    """Bytes that copies may take, of all processes together; how many copies there are, and about what they take."""
+
+    nbytes: int
+    copies: int
+    taken: int
 
 
 class Verified(NamedTuple):
@@ -100,65 +171,6 @@ def unseal(key: bytes, value: bytes) -> bytes:
     if not value.endswith(_SEAL.pack(zlib.crc32(body, zlib.crc32(key)))):
         raise DamagedIndexError(f"the index's record {key!r} is not what was written")
     return body
-
-
-def pack_entry(entry: Entry) -> bytes:
-    """The value of an entry, which is stored under its key."""
-    return seal(entry.key, _ENTRY.pack(*entry[2:]) + entry.version)
-
-
-def unpack_entry(key: bytes, value: bytes) -> Entry:
-    """The entry. Raises DamagedIndexError."""
-    body = unseal(key, value)
-    return Entry(key, body[_ENTRY.size :], *_ENTRY.unpack_from(body))
-
-
-def pack_segment(key: bytes, segment: Segment) -> bytes:
-    """The value of a segment's account."""
-    return seal(key, _SEGMENT.pack(*segment))
-
-
-def unpack_segment(key: bytes, value: bytes) -> Segment:
-    """The account. Raises DamagedIndexError."""
-    return Segment(*_SEGMENT.unpack(unseal(key, value)))
-
-
-def pack_number(key: bytes, number: int) -> bytes:
-    """The value of a number."""
-    return seal(key, _NUMBER.pack(number))
-
-
-def unpack_number(key: bytes, value: bytes) -> int:
-    """The number. Raises DamagedIndexError."""
-    return int(_NUMBER.unpack(unseal(key, value))[0])
-
-
-def pack_run(key: bytes, run: Run) -> bytes:
-    """The value of a run."""
-    return seal(key, _RUN.pack(*run[:-1]) + (b"" if run.part is None else _PART.pack(*run.part)))
-
-
-def unpack_run(key: bytes, value: bytes) -> Run:
-    """The run. Raises DamagedIndexError."""
-    body = unseal(key, value)
-    part = Part(*_PART.unpack_from(body, _RUN.size)) if len(body) > _RUN.size else None
-    return Run(*_RUN.unpack_from(body))._replace(part=part)
-
-
-def segment_key(number: int) -> bytes:
-    """The key of a segment's account."""
-    return number.to_bytes(8, "big")
-
-
-def place_key(place: Place) -> bytes:
-    """The key of space that is to be freed; it begins with that of its segment's account."""
-    return _PLACE.pack(*place)
-
-
-def key_place(key: bytes) -> Place:
-    """And back."""
-    segment, offset = _PLACE.unpack(key)
-    return segment, offset
 
 
 def allotted(length: int, block: int) -> int:

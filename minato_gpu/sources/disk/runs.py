@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from minato_gpu.caching.orders import Part
-from minato_gpu.sources.disk import records
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.records import Run
 
@@ -38,7 +37,7 @@ class Runs:
         self.budget = budget
         self._index = index
         self._key = f"{name} {pid}".encode()
-        self._new = Run(_namespace(), pid, _born(pid) or 0, 0.0, 0.0, 0.0, 0.0, budget)
+        self._new = Run(self._key, _namespace(), pid, _born(pid) or 0, 0.0, 0.0, 0.0, 0.0, budget)
         self._run = self._new
 
     @property
@@ -50,30 +49,27 @@ class Runs:
         """The run begins an epoch, after which what earlier epochs have not used is of no use to it. ``part``: what it
         reads, for ``beside`` of others."""
         with self._index.write() as transaction:
-            found = {key: records.unpack_run(key, value) for key, value in self._index.runs.items(transaction)}
-            mine = found.pop(self._key, self._new)
+            mine = self._index.runs.get(transaction, self._key) or self._new
             self._run = begun(mine._replace(budget=self.budget, part=part), now)
-            for key, run in found.items():
-                if not _lives(run) or needs_from(run, now) == math.inf:
-                    self._index.runs.pop(transaction, key)
-            self._index.runs.put(transaction, self._key, records.pack_run(self._key, self._run))
+            for run in list(self._index.runs.items(transaction)):
+                if run.key != self._key and not _needs_copies(run, now):
+                    self._index.runs.pop(transaction, run.key)
+            self._index.runs.put(transaction, self._run)
 
     def heard(self, now: float) -> None:
         """The run has been reading."""
         if not self._run.began:
             return
         with self._index.write() as transaction:
-            value = self._index.runs.get(transaction, self._key)
-            found = self._run if value is None else records.unpack_run(self._key, value)
+            found = self._index.runs.get(transaction, self._key) or self._run
             self._run = found._replace(heard=now)
-            self._index.runs.put(transaction, self._key, records.pack_run(self._key, self._run))
+            self._index.runs.put(transaction, self._run)
 
     def beside(self, now: float) -> list[Part | None]:
         """What each of the other runs reads that need copies; None for one that does not say."""
         with self._index.read() as transaction:
-            items = [item for item in self._index.runs.items(transaction) if item[0] != self._key]
-        found = [records.unpack_run(key, value) for key, value in items]
-        return [run.part for run in found if _lives(run) and needs_from(run, now) < math.inf]
+            others = [run for run in self._index.runs.items(transaction) if run.key != self._key]
+        return [run.part for run in others if _needs_copies(run, now)]
 
     def is_old(self, used_at: float, now: float) -> bool:
         """Whether a use is to be written down, of a copy whose last one was then."""
@@ -85,7 +81,7 @@ class Runs:
         The first is 0 until this run's first epoch has ended.
         """
         with self._index.read() as transaction:
-            found = [records.unpack_run(key, value) for key, value in self._index.runs.items(transaction)]
+            found = list(self._index.runs.items(transaction))
         runs = [self._run._replace(heard=now), *(run for run in found if _lives(run))]
         return unused_before(runs, now), max(run.budget for run in runs if needs_from(run, now) < math.inf)
 
@@ -108,6 +104,10 @@ def needs_from(run: Run, now: float) -> float:
 def unused_before(runs: Iterable[Run], now: float) -> float:
     """Copies that have not been used since then are of no use to any of the runs."""
     return min(needs_from(run, now) for run in runs)
+
+
+def _needs_copies(run: Run, now: float) -> bool:
+    return _lives(run) and needs_from(run, now) < math.inf
 
 
 def _lives(run: Run) -> bool:

@@ -10,26 +10,31 @@ import errno
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from xxhash import xxh3_64_intdigest as checksum_of
 
 from minato_gpu.caching.orders import Part
-from minato_gpu.sources.disk import forks, records
+from minato_gpu.sources.disk import records
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
 from minato_gpu.sources.disk.files import SegmentFiles
 from minato_gpu.sources.disk.filesystem import Uncached
 from minato_gpu.sources.disk.freeing import free, recover
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.ledger import Ledger
-from minato_gpu.sources.disk.records import Entry, Place, Verified, allotted
+from minato_gpu.sources.disk.records import Entry, Place, Room, Verified, allotted
 from minato_gpu.sources.disk.runs import Runs
 from minato_gpu.sources.disk.troubles import FAILURES, Troubles
 from minato_gpu.sources.disk.upkeep import Upkeep
 from minato_gpu.sources.disk.writer import Writer
+
+T = TypeVar("T")
 
 LEAST_BUDGET = 4 << 20
 _OVERHEAD = 512 << 10  # locks, folders, the format
@@ -68,19 +73,24 @@ class DiskTier:
         self._closed = False
         self._writing = threading.Lock()
         try:
-            self._index = Index(self._directory.index)
-            self._ledger = Ledger(self._index, self._directory.block)
-            self._files = SegmentFiles(self._directory.segments.fd)
-            self._upkeep = None if run is None else self._made_upkeep(run)
-            self._enter(budget_bytes)
-        except BaseException as error:
-            self._directory.close()
-            if isinstance(error, FAILURES):
-                raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
-            raise
+            with ExitStack() as undo:
+                undo.callback(self._directory.close)
+                self._index = Index(self._directory.index)
+                undo.callback(self._index.close)
+                self._ledger = Ledger(self._index, self._directory.block)
+                self._files = SegmentFiles(self._directory.segments.fd)
+                if self._directory.alone:
+                    recover(self._ledger, self._files)
+                if budget_bytes is not None:
+                    self._directory.need_room(budget_bytes, self._ledger.charged() + self._index.nbytes())
+                self._upkeep = None if run is None else self._made_upkeep(run)
+                self._directory.enter()
+                undo.pop_all()
+        except FAILURES as error:
+            raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
         self._uncached = Uncached()
         self._writer = Writer(self._files, self._ledger, self._uncached, segment_bytes)
-        forks.OPEN.add(self)
+        _OPEN.add(self)
 
     def find(self, key: bytes, version: bytes) -> Entry | None:
         """The copy of ``key``, if there is one of this version. One of another version is dropped. Reads no data."""
@@ -127,12 +137,8 @@ class DiskTier:
                 f"a key has 1 to {records.LONGEST_KEY} bytes and a version at most {records.LONGEST_VERSION}, got "
                 f"{len(key)} and {len(version)}; give a digest"
             )
-        try:
-            with self._writing:
-                return self._troubles.off is None and self._put(key, version, memoryview(data).cast("B"), cost_s)
-        except FAILURES as error:
-            self._troubles.met(error)
-            return False
+        with self._writing:
+            return self._if_it_can(lambda: self._put(key, version, memoryview(data).cast("B"), cost_s), False)
 
     def remove(self, keys: Iterable[bytes]) -> int:
         """Drop copies, and give their space back to the disk; returns how many bytes of it.
@@ -141,14 +147,16 @@ class DiskTier:
         """
         freed = 0
         rest = iter(keys)
-        try:
-            while self._troubles.off is None and (chunk := list(islice(rest, _AT_A_TIME))):
+
+        def act() -> None:
+            nonlocal freed
+            while chunk := list(islice(rest, _AT_A_TIME)):
                 doomed = self._ledger.doom(chunk)
                 free(self._ledger, self._files, doomed)
                 self._troubles.count("removed", len(doomed))
                 freed += sum(doomed.values())
-        except FAILURES as error:
-            self._troubles.met(error)
+
+        self._if_it_can(act, None)
         return freed
 
     def begin_epoch(self, part: Part | None = None) -> None:
@@ -158,37 +166,27 @@ class DiskTier:
 
     def beside(self) -> list[Part | None]:
         """What the other runs read that need copies, each in its epoch; None for one that does not say."""
-        try:
-            if self._troubles.off is None and self._upkeep is not None:
-                return self._upkeep.beside()
-        except FAILURES as error:
-            self._troubles.met(error)
-        return [None]
+        upkeep = self._upkeep
+        return [None] if upkeep is None else self._if_it_can(upkeep.beside, [None])
 
     def let_go(self, keys: Iterable[bytes], may: Callable[[Sequence[Part | None]], bool]) -> bool:
         """Drop copies that the run has used and will not need soon; not in its first epoch, and only if that ``may`` be
         beside what other runs read. False where the disk does not give their space back."""
-        gives_back, rest = True, iter(keys)
-
-        def act(upkeep: Upkeep) -> None:
-            nonlocal gives_back
-            gone, gives_back = upkeep.let_go(chunk, may)
+        upkeep, rest, gives_back = self._upkeep, iter(keys), True
+        while upkeep is not None and gives_back and (chunk := list(islice(rest, _AT_A_TIME))):
+            with self._writing:
+                gone, gives_back = self._if_it_can(partial(upkeep.let_go, chunk, may), (0, True))
             self._troubles.count("removed", gone)
-
-        while gives_back and (chunk := list(islice(rest, _AT_A_TIME))):
-            self._do(act)
         return gives_back
 
-    def room(self) -> tuple[int, int, int]:
-        """Bytes that copies may take, of all processes together; how many copies there are, and about what they
-        take."""
-        try:
-            if self._troubles.off is None:
-                free = self._budget - self._overhead - self._index.nbytes() - self._index.headroom
-                return free, self._index.count(), self._ledger.charged()
-        except FAILURES as error:
-            self._troubles.met(error)
-        return 0, 0, 0
+    def room(self) -> Room:
+        """What there is room for."""
+
+        def look() -> Room:
+            free = self._budget - self._overhead - self._index.nbytes() - self._index.headroom
+            return Room(free, self._index.count(), self._ledger.charged())
+
+        return self._if_it_can(look, Room(0, 0, 0))
 
     def tell_uses(self) -> None:
         """Let other processes see what has been read; to be called within a minute of it."""
@@ -204,12 +202,7 @@ class DiskTier:
 
     def nbytes(self) -> int:
         """Bytes of disk that count against the budget, those of all processes: at most that many are taken."""
-        try:
-            if self._troubles.off is None:
-                return self._ledger.charged() + self._index.nbytes() + self._overhead
-        except FAILURES as error:
-            self._troubles.met(error)
-        return 0
+        return self._if_it_can(lambda: self._ledger.charged() + self._index.nbytes() + self._overhead, 0)
 
     def stats(self) -> dict[str, Any]:
         """Counts of this process (``hits``, ``stale``, ``corrupt`` ...) and what the directory holds."""
@@ -251,28 +244,23 @@ class DiskTier:
         self._writer.abandon()
         self._directory.close()
 
-    def _enter(self, budget: int | None) -> None:
-        try:
-            if self._directory.alone:
-                recover(self._ledger, self._files)
-            if budget is not None:
-                self._directory.need_room(budget, self._ledger.charged() + self._index.nbytes())
-            self._directory.enter()
-        except BaseException:
-            self._index.close()
-            raise
-
     def _made_upkeep(self, run: tuple[str, int]) -> Upkeep:
         runs = Runs(self._index, *run, self._budget)
         return Upkeep(self._index, self._ledger, self._files, self._directory, runs, self._budget - self._overhead)
 
     def _do(self, act: Callable[[Upkeep], None]) -> None:
-        try:
+        if (upkeep := self._upkeep) is not None:
             with self._writing:
-                if self._troubles.off is None and self._upkeep is not None:
-                    act(self._upkeep)
+                self._if_it_can(lambda: act(upkeep), None)
+
+    def _if_it_can(self, act: Callable[[], T], otherwise: T) -> T:
+        """What ``act`` returns; ``otherwise``, where the tier is off or the disk fails."""
+        try:
+            if self._troubles.off is None:
+                return act()
         except FAILURES as error:
             self._troubles.met(error)
+        return otherwise
 
     @property
     def _overhead(self) -> int:
@@ -322,3 +310,14 @@ class DiskTier:
         except FAILURES as error:
             self._troubles.met(error)
         return False
+
+
+_OPEN: weakref.WeakSet[DiskTier] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tier in _OPEN:
+        tier.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

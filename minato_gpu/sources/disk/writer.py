@@ -69,15 +69,15 @@ class Writer:
         self._ledger.release(self._number, full)
         self._file = None
         if full:
-            self._ledger.settle((), [self._number], self._files.delete)
+            self._ledger.settle({self._number: 0}, self._files.delete)
 
     def _next(self) -> OpenFile:
         self._leased = 0
-        for number, segment in self._ledger.accounts().items():
-            file = None if segment.full else self._files.take(number)
-            end = None if file is None else self._ledger.resume(number, file.cut)
+        for segment in self._ledger.accounts():
+            file = None if segment.full else self._files.take(segment.number)
+            end = None if file is None else self._ledger.resume(segment.number, file.cut)
             if file is not None and end is not None:
-                self._file, self._number, self._end = file, number, end
+                self._file, self._number, self._end = file, segment.number, end
                 return file
         self._number, made = self._ledger.begin(self._files.create)
         self._file, self._end = made, 0

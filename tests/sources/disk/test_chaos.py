@@ -12,7 +12,7 @@ from benchmarks import disk_chaos
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources.disk import tier as tier_module
 from minato_gpu.sources.disk.files import SegmentFiles
-from minato_gpu.sources.disk.ledger import Ledger
+from minato_gpu.sources.disk.ledger import Doomed, Ledger
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,13 @@ def test_nothing_wrong_is_served(seed: int, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def _settled(ledger: Ledger, files: SegmentFiles, doomed: Doomed) -> bool:
+    """What is doomed is taken to be free."""
+    for (number, _), size in doomed.items():
+        ledger.settle({number: size}, files.delete)
+    return True
+
+
 def _broken(tmp_path: Path) -> str:
     """What is wrong with the first seed that anything is wrong with."""
     for seed in range(40):
@@ -46,7 +53,7 @@ def test_it_notices_a_tier_that_compares_no_checksums(tmp_path: Path, monkeypatc
 
 def test_it_notices_space_that_is_not_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentFiles, "delete", lambda *_: None)
-    monkeypatch.setattr(tier_module, "free", lambda ledger, files, doomed: ledger.settle(doomed, (), files.delete))
+    monkeypatch.setattr(tier_module, "free", _settled)
     broken = _broken(tmp_path)
     assert "are not free" in broken or "on disk after a round" in broken
 

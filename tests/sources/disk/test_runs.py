@@ -14,7 +14,7 @@ from minato_gpu.sources.disk.runs import Runs, begun, needs_from, unused_before
 from tests.sources.disk.content import Elsewhere
 
 HOUR, DAY = 3600.0, 86400.0
-NEW = Run(0, 1, 2, 0.0, 0.0, 0.0, 0.0, 100)
+NEW = Run(b"k", 0, 1, 2, 0.0, 0.0, 0.0, 0.0, 100)
 T = 1e9
 
 
@@ -139,8 +139,8 @@ def test_a_run_that_says_nothing_of_what_it_reads_is_written_down_as_before() ->
     """By an earlier version too."""
     told = NEW._replace(part=Part(b"0123456789abcdef", 3, -7))
     for run in (NEW, told):
-        assert records.unpack_run(b"k", records.pack_run(b"k", run)) == run
-    assert records.pack_run(b"k", NEW) == records.seal(b"k", records._RUN.pack(*NEW[:8]))
+        assert Run.unpack(b"k", run.pack()) == run
+    assert NEW.pack() == records._RUN.pack(*NEW[1:9])
 
 
 def test_a_run_has_read_once_its_first_epoch_has_ended(path: Path) -> None:

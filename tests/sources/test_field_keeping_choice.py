@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from minato_gpu.sources.blocks import space_of
-from minato_gpu.sources.field_choice import LEARNED, FieldChoice
+from minato_gpu.sources.blocks import HEAD, space_of
+from minato_gpu.sources.field_keeping import LEARNED, FieldKeeping
+from minato_gpu.sources.memory_tier import MemoryTier
 
 MS = 1e-3
-FIELD = space_of(3 * 4096)
+RAW = 4096 - HEAD
+FIELD = space_of(3 * 4096 - HEAD)
 
 
-def learned(budget: int, *, saved_s: float = 3 * MS, prepare_s: float = 4 * MS, workers: int = 2) -> FieldChoice:
-    choice = FieldChoice(budget, 1000, workers)
+def keeping(budget: int, read_s: float = 0.0, workers: int = 2, memory: MemoryTier | None = None) -> FieldKeeping:
+    memory = memory or MemoryTier(budget, 1000)
+    return FieldKeeping(memory, 1000, workers, lambda: RAW / read_s if read_s else 0.0)
+
+
+def learned(
+    budget: int, read_s: float = 0.0, saved_s: float = 3 * MS, memory: MemoryTier | None = None
+) -> FieldKeeping:
+    choice = keeping(budget, read_s, memory=memory)
     for _ in range(LEARNED):
-        choice.observe(3 * 4096, saved_s, prepare_s)
+        choice.observe(3 * 4096 - HEAD, saved_s, 4 * MS)
     return choice
 
 
 def test_the_first_are_asked_for_and_no_more_than_it_takes() -> None:
-    choice = FieldChoice(10**9, 1000, 1)
+    choice = keeping(10**9, workers=1)
     asked = [choice.wants(sample) for sample in range(1000)]
     assert asked == [True] * (4 * LEARNED) + [False] * (1000 - 4 * LEARNED)
-    choice.choose(4096, 1 * MS, keeps_raw=True)
+    choice.choose(RAW)
     assert choice.shares is None, "nothing has been seen"
     assert "raw bytes" in choice.why()
 
 
 def test_as_many_are_fields_as_the_shares_say() -> None:
-    choice = learned(1000 * FIELD // 3)
-    choice.choose(FIELD / 3, 4 * MS, keeps_raw=True)
+    choice = learned(1000 * FIELD // 3, 4 * MS)
+    choice.choose(RAW)
     assert choice.shares is not None
     fields, raw = choice.shares
     assert 0 < fields < raw
@@ -43,14 +52,17 @@ def test_as_many_are_fields_as_the_shares_say() -> None:
 )
 def test_what_bounds_the_epoch_decides(read_s: float, keeps_raw: bool, all_or_none: bool) -> None:
     """Room for some 30 samples of either kind."""
-    choice = learned(10 * FIELD, saved_s=1e-6 if read_s else 3 * MS)
-    choice.choose(FIELD / 3, read_s, keeps_raw=keeps_raw)
+    memory = MemoryTier(10 * FIELD, 1000)
+    memory.off_for_files = "" if keeps_raw else "off for files"
+    choice = learned(10 * FIELD, read_s, 1e-6 if read_s else 3 * MS, memory)
+    choice.choose(RAW)
     assert {choice.wants(sample) for sample in range(1000)} == {all_or_none}
 
 
 def test_another_process_knows_what_this_one_does() -> None:
-    choice, later = learned(10 * FIELD), FieldChoice(10 * FIELD, 1000, 2)
-    later.learned = choice.learned
-    for each in (choice, later):
-        each.choose(FIELD / 3, 1 * MS, keeps_raw=True)
+    memory = MemoryTier(10 * FIELD, 1000)
+    choice = learned(10 * FIELD, 1 * MS, memory=memory)
+    choice.choose(RAW)
+    later = keeping(10 * FIELD, memory=memory)
+    later.choose(RAW)
     assert later.shares == choice.shares is not None

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from minato_gpu.memory import arena as arenas
-from minato_gpu.memory import pinning
-from minato_gpu.memory.accelerator import Cuda
+from minato_gpu.memory import host
+from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.pinning import Pinned
+from minato_gpu.memory.host import Host
+from minato_gpu.memory.loans import Loans
 from tests.fake_device import FakeDevice
 
 STEP = 1 << 16
@@ -21,10 +22,10 @@ STEP = 1 << 16
 
 def test_pieces_grow_and_meet() -> None:
     device, arena = FakeDevice(), Arena("tests", 1 << 24)
-    pinned = Pinned(arena, device, STEP)
+    pinned = Host(arena, Loans(), device, STEP)
     for end in (10, STEP, STEP + 1, 5 * STEP, 6 * STEP, 1 << 22):
         pinned.cover(end)
-        assert pinned.nbytes >= end
+        assert pinned.pinned >= end
     assert len(pinned.ends) <= 6 and pinned.ends == sorted(pinned.ends)
     begins = sorted(device.pinned)
     assert [begin + device.pinned[begin] for begin in begins[:-1]] == begins[1:]
@@ -35,9 +36,9 @@ def test_pieces_grow_and_meet() -> None:
 
 
 def test_no_more_is_pinned_ahead_of_need_than_batches_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinning, "_MOST", 2 * STEP)
+    monkeypatch.setattr(host, "_MOST", 2 * STEP)
     device, arena = FakeDevice(), Arena("tests", 1 << 24)
-    pinned = Pinned(arena, device, STEP)
+    pinned = Host(arena, Loans(), device, STEP)
     for end in (STEP, 2 * STEP, 3 * STEP, 5 * STEP, 20 * STEP, 21 * STEP):
         pinned.cover(end)
     assert [end // STEP for end in pinned.ends] == [1, 2, 4, 6, 20, 22]
@@ -52,9 +53,9 @@ class _Refusing(FakeDevice):
 
 def test_a_device_that_refuses_is_asked_once() -> None:
     arena = Arena("tests", 1 << 24)
-    pinned = Pinned(arena, _Refusing(), STEP)
+    pinned = Host(arena, Loans(), _Refusing(), STEP)
     pinned.cover(1)
-    assert (pinned.nbytes, pinned.refused) == (0, "not on this machine")
+    assert (pinned.pinned, pinned.refused) == (0, "not on this machine")
     pinned.cover(2)
     pinned.close()
     arena.close()
@@ -66,7 +67,7 @@ def test_only_what_is_pinned_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "_LATELY", 1)
     for device, kept in ((FakeDevice(), STEP), (_Refusing(), 0)):
         arena = Arena("tests", 1 << 24)
-        pinned = Pinned(arena, device, STEP)
+        pinned = Host(arena, Loans(), device, STEP)
         pinned.cover(1)
         for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
             offset = arena.allocate(size)
@@ -82,7 +83,7 @@ def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
     monkeypatch.setattr(arenas, "_LATELY", 2)
     arena = Arena("tests", 1 << 24)
-    pinned = Pinned(arena, FakeDevice(), STEP)
+    pinned = Host(arena, Loans(), FakeDevice(), STEP)
     pinned.cover(4 * STEP)
     for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
         offset = arena.allocate(size)
@@ -95,10 +96,10 @@ def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.gpu
 def test_a_real_device_reads_what_is_written_after_pinning() -> None:
-    device, arena = Cuda(torch.device("cuda")), Arena("tests", 1 << 26)
-    pinned = Pinned(arena, device)
+    device, arena = Accelerator(torch.device("cuda")), Arena("tests", 1 << 26)
+    pinned = Host(arena, Loans(), device)
     pinned.cover(1 << 24)
-    assert pinned.refused is None and pinned.nbytes >= 1 << 24
+    assert pinned.refused is None and pinned.pinned >= 1 << 24
     host = np.frombuffer(arena.buffer, np.uint8, 1 << 24, 0)
     for value in (3, 5):
         host[:] = value
@@ -115,7 +116,7 @@ def test_a_real_device_reads_what_is_written_after_pinning() -> None:
 def test_how_much_is_pinned_may_be_asked_for_while_it_is_unpinned() -> None:
     """``stats()`` is called by whichever thread."""
     arena = Arena("tests", 1 << 20)
-    pinned = Pinned(arena, FakeDevice(), step=STEP)
+    pinned = Host(arena, Loans(), FakeDevice(), step=STEP)
     pinned.cover(1)
 
     class Closing(list[int]):
@@ -124,5 +125,5 @@ def test_how_much_is_pinned_may_be_asked_for_while_it_is_unpinned() -> None:
             return super().__len__()
 
     pinned.ends = Closing(pinned.ends)
-    assert pinned.nbytes in (0, STEP)
+    assert pinned.pinned in (0, STEP)
     arena.close()
