@@ -77,7 +77,7 @@ def _epoch(
             prepare(fields, seed)
             seconds = time.perf_counter() - start
             spent[lane].append(seconds)
-            model.observe(lane, index, features, seconds)
+            model.observe_many(lane, [index], [features], [seconds])
     return spent
 
 

@@ -20,7 +20,7 @@ from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import Value, sample_seed
 from minato_gpu.sampling.orders import Order
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Source, source_of
+from minato_gpu.sampling.sources import source_of
 from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -43,7 +43,7 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
             device["device_lane"] = found if len(found) > 1 else found[0]
         predicted = None if estimates is None else estimates.report()
         if pump.reads is not None:
-            device["reads"] = engine.read_stats()
+            device["reads"] = pump.read_stats()
             if kept := pump.reads.cache_stats():
                 device["cache"] = kept
         return {**device, **in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)}
@@ -55,81 +55,68 @@ class EngineIterator(EpochIterator):
     """One epoch through an engine."""
 
     def __init__(self, loader: Arguments, session: Session, number: int, resumption: Resumption | None) -> None:
+        self._number, self._session = number, session
+        self._raised = DeferredError()  # by the sampler for the next epoch, while a batch lay at hand
         keeps = session.may_keep(loader, resumption)
-        engine = session.engine if keeps else None
-        goes_on = engine is not None and not engine.closed
-        ahead = session.ahead if goes_on else None
-        holds = ahead is not None and ahead[0].number == number and engine is not None and engine.delivered_all
-        holds = holds and ahead is not None and ahead[1].holds()
+        engine = session.engine if keeps and session.engine is not None and not session.engine.closed else None
+        goes_on = engine is not None
+        ahead, prepared = session.ahead if goes_on else None, None
+        if ahead is not None and ahead[0].number == number and engine is not None and engine.epochs.delivered_all:
+            prepared = ahead if ahead[1].holds() else None
         knows_seed = resumption.knows_seed if resumption is not None else goes_on and loader.persistent_workers
         # PyTorch draws a seed when persistent workers start, not for every epoch
         super().__init__(loader, session.base_seed if knows_seed else None)
         if self._shared_seed is not None and not (resumption is not None and resumption.begun):
             # PyTorch draws a data pipe's for every epoch, and once more when workers start
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        self._number = number
-        self._session = session
-        self._keeps = keeps
-        self._raised = DeferredError()  # by the sampler for the next epoch, while a batch lay at hand
-        follows = keeps and loader.persistent_workers and bool(knows_seed)
+        follows = keeps and loader.persistent_workers and knows_seed
         workers = (session.base_seed, session.first_epoch) if follows else None
-        if ahead is not None and holds:
-            progress = self._prepared(*ahead, workers)
+        if prepared is not None:
+            source, speculation = prepared
+            source.order.begun_from = speculation.begun_from(Sampling(loader).generators)
+            progress = EpochProgress(loader, source, workers)
         else:
-            progress = self._fresh(resumption, workers, goes_on=goes_on)
-        begins_anew = resumption is not None and not knows_seed
-        self._engine = engine if engine is not None and goes_on else self._new_engine(knows_seed=bool(knows_seed))
-        if goes_on and begins_anew:  # workers that stay are told to
+            progress = self._fresh(resumption, workers, keeps=keeps, goes_on=goes_on)
+        if goes_on and resumption is not None and not knows_seed:  # workers that stay begin anew
             session.base_seed, session.first_epoch = self._base_seed, number
+        self._engine = engine or self._new_engine(keeps=keeps, knows_seed=knows_seed)
         if keeps:
             session.keep(self._engine, self)
-        self._begin(progress, ahead, holds=holds)
+        session.take_up(ahead, prepared)
+        self._engine.begin(progress.source, progress.expected, prefetched=prepared is not None)
         session.progress = progress
         self._deliver(session.options, self._engine, progress, _memory_of(self._engine))
 
-    def _new_engine(self, *, knows_seed: bool) -> Engine:
+    def _new_engine(self, *, keeps: bool, knows_seed: bool) -> Engine:
         """With workers of its own, which end with the loader if they are kept, else with this iterator."""
         loader, session = self._loader, self._session
         records = Records(session.order_log, session.next_event_log(), session.facts)
         engine = build_engine(loader, session.options, self._base_seed, records, session.kept_memory())
-        weakref.finalize(loader if self._keeps else self, engine.close)
-        if self._keeps:
+        weakref.finalize(loader if keeps else self, engine.close)
+        if keeps:
             session.base_seed = self._base_seed
             session.first_epoch = session.first_epoch if knows_seed else self._number
         return engine
 
-    def _prepared(self, source: Source, speculation: Speculation, workers: tuple[int, int] | None) -> EpochProgress:
-        """The epoch as it was drawn ahead."""
-        source.order.begun_from = speculation.begun_from(Sampling(self._loader).generators)
-        return EpochProgress(self._loader, source, workers)
-
-    def _fresh(self, resumption: Resumption | None, workers: tuple[int, int] | None, *, goes_on: bool) -> EpochProgress:
+    def _fresh(
+        self, resumption: Resumption | None, workers: tuple[int, int] | None, *, keeps: bool, goes_on: bool
+    ) -> EpochProgress:
         """The epoch as it begins, or goes on. ``workers``: the seed of those that persist, and the epoch in which they
-        started; ``goes_on``: workers have stayed."""
+        started; ``keeps``, ``goes_on``: workers stay, and have stayed."""
         loader, session, number, seed = self._loader, self._session, self._number, self._base_seed
         if workers is not None and session.first_epoch != number:
             seed = sample_seed(seed, number - session.first_epoch, "epoch")
         progress = begin_epoch(loader, number, seed, self._sampler_iter, resumption, workers)
         if (streams := progress.source.streams) is not None:
             streams.share_seed(self._shared_seed, self._dataset)
-            if resumption is None and (told := session.streams_between(loader, keeps=self._keeps)):
+            if resumption is None and (told := session.streams_between(loader, keeps=keeps)):
                 streams.begin(told, () if goes_on else session.left_here(loader))
         return progress
 
-    def leave(self, engine: Engine) -> None:
-        """See session.User."""
-        self._keeps = False
-        weakref.finalize(self, engine.close)
-
-    def _begin(self, progress: EpochProgress, ahead: tuple[Source, Speculation] | None, *, holds: bool) -> None:
-        session = self._session
-        session.ahead = None
-        if ahead is not None and holds:
-            ahead[1].adopt()
-        elif ahead is not None:
-            session.discarded += 1
-            session.speculates = False  # the generators move between epochs: the next guess would be wrong too
-        self._engine.begin(progress.source, progress.expected, prefetched=holds)
+    @property
+    def _keeps(self) -> bool:
+        """Whether the workers are the session's, and stay for later epochs."""
+        return self._session.engine is self._engine
 
     def _next_batch(self) -> Value:
         try:
@@ -141,7 +128,7 @@ class EngineIterator(EpochIterator):
             self._engine.close()
             raise
         session = self._session
-        if self._keeps and session.speculates and session.ahead is None and self._engine.drained:
+        if self._keeps and session.speculates and session.ahead is None and self._engine.epochs.drained:
             self._try_to_prepare_next()
         return data
 

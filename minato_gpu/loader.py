@@ -188,7 +188,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def __iter__(self) -> Any:
         session = self._session
-        resumption = session.take_pending(self)
+        resumption = session.take_pending()
         number = session.number(resumption)
         session.observe(self)
         if self.num_workers == 0:

@@ -34,8 +34,8 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``cache``: what of the samples' sources is kept; ``trace``: where it goes.
-    out; ``cache``: what of the samples' sources is kept; ``metrics``: where they are to be had, if they are.
+    out; ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be
+    had, if they are.
     """
 
     lateness: int

@@ -9,13 +9,13 @@ import os
 import weakref
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
-from minato_gpu.delivery import EpochView
+from minato_gpu.delivery import EpochIterator, EpochView
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.memory.accelerator import ranges
@@ -30,16 +30,6 @@ from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation, never_repeats
 from minato_gpu.sources.kept_memory import KeptMemory
-
-
-class User(Protocol):
-    """An iterator whose workers are kept."""
-
-    ended: bool
-
-    def leave(self, engine: Engine) -> None:
-        """The loader goes on with other workers: the engine is this iterator's alone."""
-
 
 _OWN = ("engine", "ahead", "progress", "_pending", "_user", "_shown", "_kept_memory")
 """What no copy of a session has: a pickled loader takes its arguments along, not its workers."""
@@ -74,7 +64,7 @@ class Session:
         self.progress: EpochProgress | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
-        self._user: weakref.ref[User] | None = None
+        self._user: weakref.ref[EpochIterator] | None = None
         self._shown: Shown | None = None
         self._events: Path | None = None
         self._event_logs = 0
@@ -101,8 +91,8 @@ class Session:
 
     # --- epochs --------------------------------------------------------------------------------------------
 
-    def take_pending(self, loader: Arguments) -> Resumption | None:
-        """What the epoch that begins is to go on from, with the loader prepared for it."""
+    def take_pending(self) -> Resumption | None:
+        """What the epoch that begins is to go on from, with its loader prepared for it."""
         resumption = self._pending
         if resumption is None:
             return None
@@ -123,13 +113,22 @@ class Session:
         iterator has them. One that takes up a state leaves them to that, and gets others."""
         user = None if self._user is None else self._user()
         if resumption is not None and user is not None and not user.ended and self.engine is not None:
-            user.leave(self.engine)
+            weakref.finalize(user, self.engine.close)
             self.engine = user = None
         return (loader.persistent_workers or loader.epochs is not None) and (user is None or user.ended)
 
-    def keep(self, engine: Engine, user: User) -> None:
+    def keep(self, engine: Engine, user: EpochIterator) -> None:
         """The engine stays for later epochs; ``user`` has it now."""
         self.engine, self._user = engine, weakref.ref(user)
+
+    def take_up(self, ahead: tuple[Source, Speculation] | None, prepared: tuple[Source, Speculation] | None) -> None:
+        """The epoch that begins is the one that was ``prepared``; or what was drawn ``ahead`` is not."""
+        self.ahead = None
+        if prepared is not None:
+            prepared[1].adopt()
+        elif ahead is not None:
+            self.discarded += 1
+            self.speculates = False  # the generators move between epochs: the next guess would be wrong too
 
     def kept_memory(self) -> KeptMemory | None:
         """Where copies of samples' bytes lie from epoch to epoch, if some are to be kept in memory."""

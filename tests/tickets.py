@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
-from minato_gpu.samples import Position, TicketId
-from minato_gpu.scheduling.messages import TicketSpan
+from minato_gpu.samples import Position, SourceBatch, TicketId
+from minato_gpu.scheduling.messages import DEVICE, Admitted, TicketSpan
+from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.waiting import Entry
 
 
@@ -25,6 +26,9 @@ def positions(lo: int, hi: int) -> Sequence[Position]:
     return cast("Sequence[Position]", range(lo, hi))
 
 
-def entry_of(lo: int, hi: int, base: int, *more: Any, **named: Any) -> Entry:
-    """An ``Entry`` of these serials."""
-    return Entry(TicketId(lo), TicketId(hi), TicketId(base), *more, **named)
+def entry_of(
+    lo: int, hi: int, base: int, cpu: float | None = None, device: float | None = None, home: str = DEVICE
+) -> Entry:
+    """An ``Entry`` of these serials, in the place that begins with serial ``base``."""
+    place = Place(Admitted(0.0, SourceBatch(0), 0, TicketId(base), hi - base, home=home))
+    return Entry(TicketId(lo), TicketId(hi), place, cpu, device)

@@ -18,10 +18,8 @@ from torch.utils.data.graph_settings import apply_sharding
 from minato_gpu.arguments import Arguments
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
-from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
-from minato_gpu.engine.run import Parts
-from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
@@ -65,17 +63,30 @@ READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seco
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
-class Plan:
-    """What a loader's arguments mean for its engine. ``replays``: the order of delivery is a recorded one."""
+class Records(NamedTuple):
+    """What is noted of an engine's runs. ``order``: that of delivery; ``events``: where the scheduler's go; ``facts``
+    is told what happens."""
 
-    def __init__(self, loader: Arguments, options: Options, *, replays: bool = False) -> None:
+    order: OrderLog | None = None
+    events: Path | None = None
+    facts: Facts = NOBODY
+
+
+NO_RECORDS = Records()
+
+
+class Plan:
+    """What a loader's arguments mean for its engine."""
+
+    def __init__(self, loader: Arguments, options: Options, records: Records = NO_RECORDS) -> None:
         self.loader = loader
         self.options = options
+        self.records = records
         self.iterable = isinstance(loader.dataset, IterableDataset)
         self.batched = loader.batch_sampler is not None
         self.batch = loader.batch_size or 1
         self.devices = len(options.devices)
-        self._replays = replays
+        self._replays = records.order is not None and records.order.replays
 
     @property
     def prefetch(self) -> int:
@@ -132,7 +143,7 @@ class Plan:
         """Whether a worker process that ends has a successor."""
         return bool(self.loader.on_worker_death == "replace") and not self.options.threads
 
-    @property
+    @cached_property
     def policy(self) -> Policy:
         """What the scheduler is told."""
         loader, options, has_device = self.loader, self.options, "device" in self.options.lanes
@@ -165,7 +176,7 @@ class Plan:
         assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
 
-    def read_ahead(self, links: WorkerChannels, kept: KeptMemory | None, facts: Facts) -> ReadAhead | None:
+    def read_ahead(self, links: WorkerChannels, kept: KeptMemory | None) -> ReadAhead | None:
         """The reader process, where the data set says what there is to be read. ``kept``: lent to it."""
         if self.source_of is None:
             return None
@@ -184,7 +195,8 @@ class Plan:
         known = not self._replays
         look_ahead = LookAhead(self.loader, known=known, twice=kept is not None) if cache else None
         on_close = (lambda: None) if kept is None else kept.give_back
-        return ReadAhead(start_reader(context, links, settings), self.source_of, look_ahead, on_close, facts)
+        reader, facts = start_reader(context, links, settings), self.records.facts
+        return ReadAhead(reader, self.source_of, look_ahead, on_close, facts)
 
     @property
     def keeps_fields(self) -> bool:
@@ -217,15 +229,6 @@ class Plan:
         return CostModel(lanes, features, length_of(self.loader.dataset))
 
 
-class Records(NamedTuple):
-    """What is noted of an engine's runs. ``order``: that of delivery; ``events``: where the scheduler's go; ``facts``
-    is told what happens."""
-
-    order: OrderLog | None = None
-    events: Path | None = None
-    facts: Facts = NOBODY
-
-
 def build_engine(
     loader: Arguments, options: Options, base_seed: int, records: Records, kept: KeptMemory | None = None
 ) -> Engine:
@@ -233,7 +236,7 @@ def build_engine(
 
     ``kept``: memory whose copies the reader process takes up, unless another has it.
     """
-    plan = Plan(loader, options, replays=records.order is not None and records.order.replays)
+    plan = Plan(loader, options, records)
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
         ranks = _get_distributed_settings()
@@ -241,8 +244,7 @@ def build_engine(
             apply_sharding(loader.dataset, *ranks)
         else:
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
-    policy = plan.policy
-    more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable, "in_order": policy.fixed}
+    more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable, "in_order": plan.policy.fixed}
     job = Job.of(loader, base_seed, init, workers=plan.workers, seeds_samples=not options.threads, **more)
     with contextlib.ExitStack() as undo:
         fetched = None if kept is None else kept.lend()
@@ -254,27 +256,26 @@ def build_engine(
             plan.workers,
             addressed=plan.iterable,
             arenas=not options.threads,
-            window=policy.window,
+            window=plan.policy.window,
             fetched=fetched,
             active=loader.num_workers,
             fields=field_transfer.pair() if kept is not None and plan.keeps_fields else None,
         )
         undo.callback(links.close)
-        reads = plan.read_ahead(links, kept, records.facts)
+        reads = plan.read_ahead(links, kept)
         if reads is not None:
             undo.callback(reads.close)
-        lanes, loading = _open_lanes(plan, policy, job, links, undo)
-        engine = _engine(plan, policy, links, lanes, loading, reads, records)
+        lanes, loading = _open_lanes(plan, job, links, undo)
+        engine = _engine(plan, links, lanes, loading, reads)
         undo.pop_all()
-    # what was registered last runs first: before multiprocessing waits for its children and DALI shuts down
-    atexit.register(engine.close)
-    engine.pump.on_open = functools.partial(_register_again, engine)
+    _close_at_exit(engine)
+    engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
     engine.on_close = lambda: atexit.unregister(engine.close)
     return engine
 
 
 def _open_lanes(
-    plan: Plan, policy: Policy, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
+    plan: Plan, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
 ) -> tuple[dict[str, Lane], Loading | None]:
     """The lanes by name, and the way to devices; ``undo`` is told how to close what is open."""
     loader, options = plan.loader, plan.options
@@ -292,7 +293,7 @@ def _open_lanes(
         undo.callback(lanes[m.CPU].close, 0.0)
     if "device" in options.lanes:
         devices: list[DeviceLane] = []
-        for number, name in enumerate(policy.device_lanes):
+        for number, name in enumerate(plan.policy.device_lanes):
             devices.append(plan.device_lane(links, None if loading is None else loading.transfers[number], name))
             lanes[name] = devices[-1]
             undo.callback(lanes[name].close, 0.0)
@@ -301,47 +302,38 @@ def _open_lanes(
     return lanes, loading
 
 
-def _register_again(engine: Engine) -> None:
-    """DALI has been imported, and with it its own clean-up at exit: the engine must still be closed before."""
+def _close_at_exit(engine: Engine) -> None:
+    """Before multiprocessing waits for its children, and DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
 
 
 def _engine(
-    plan: Plan,
-    policy: Policy,
-    links: WorkerChannels,
-    lanes: dict[str, Lane],
-    loading: Loading | None,
-    reads: ReadAhead | None,
-    records: Records,
+    plan: Plan, links: WorkerChannels, lanes: dict[str, Lane], loading: Loading | None, reads: ReadAhead | None
 ) -> Engine:
-    loader, iterable = plan.loader, plan.iterable
+    loader, policy, records, iterable = plan.loader, plan.policy, plan.records, plan.iterable
     workers, prefetch = loader.num_workers, plan.prefetch  # the scheduler must not hold the loader
     whole, skips = not plan.batched or policy.fixed, plan.options.skips
-    assembly = Assembly(links, stacks=plan.stacks, joins_whole=whole, loading=loading, skips=skips)
     parts = Parts(
+        links,
         lanes,
-        assembly,
+        Assembly(links, stacks=plan.stacks, joins_whole=whole, loading=loading, skips=skips),
+        lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
         estimates=plan.estimator(lanes),
         recorder=None if records.events is None else EventLog(records.events, policy),
-        stream_batch=plan.batch,
-        cuts=bool(plan.cuts),
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
         facts=records.facts,
-    )
-    pump = Pump(links, parts, lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy))
-    settings = Settings(
+        order_log=records.order,
+        worker_count=WorkerCount(workers, plan.workers) if plan.workers > workers else None,
+        watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
         window=plan.window,
-        place_size=1 if iterable else plan.batch,
+        batch=plan.batch,
         homes=policy.homes,
         streams=iterable,
+        cuts=bool(plan.cuts),
         timeout=loader.timeout,
-        order_log=records.order,
         replaces=loader.on_worker_death == "replace",
         read_ahead=0 if reads is None else -(-READ_AHEAD // plan.batch),
-        worker_count=WorkerCount(workers, plan.workers) if plan.workers > workers else None,
     )
-    watchdog = None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout)
-    return Engine(links, pump, settings, watchdog)
+    return Engine(parts)

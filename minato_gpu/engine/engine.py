@@ -17,19 +17,16 @@ from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
-from minato_gpu.engine.settings import Settings
 from minato_gpu.engine.supervision import WorkerSupervisor
-from minato_gpu.engine.worker_counting import WorkerCounting
-from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.stream_scheduler import StreamScheduler
+from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
@@ -44,33 +41,29 @@ def _wait(wake: int) -> bool:
 
 
 class Engine(Batches):
-    """One set of lanes, and the epochs that run through it. ``watchdog``: notices workers and lanes that hang."""
+    """One set of lanes, and the epochs that run through it."""
 
-    def __init__(self, links: WorkerChannels, pump: Pump, settings: Settings, watchdog: Watchdog | None = None) -> None:
-        self._links = links
-        self.pump = pump
-        self.assembly = pump.assembly
-        self._epochs = Epochs(pump, links.board, settings)
-        replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
-        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=watchdog)
-        self._handover = Handover(self.assembly, settings)
-        self._timeout = settings.timeout
+    def __init__(self, parts: Parts) -> None:
+        self._links = parts.links
+        self.pump = pump = Pump(parts)
+        self.assembly = parts.assembly
+        self.epochs = Epochs(pump, parts)
+        replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
+        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
+        self._handover = Handover(parts)
+        self._timeout = parts.timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False  # it has ended
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
-        for lane in pump.lanes.values():
-            for fd in (*lane.fds(), *lane.fault_fds()):
-                self._poll.register(fd, select.POLLIN)
-        if self.assembly.loading is not None:
-            self._poll.register(self.assembly.loading.host.told, select.POLLIN)
-        if pump.reads is not None:
-            self._poll.register(pump.reads.fd, select.POLLIN)
+        lanes = (fd for lane in pump.lanes.values() for fd in (*lane.fds(), *lane.fault_fds()))
+        loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)
+        for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
+            self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(None, perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
-        count = settings.worker_count
-        self._counting = None if count is None else WorkerCounting(count, pump.lanes[m.CPU])
+        self._count = parts.worker_count
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
@@ -83,45 +76,31 @@ class Engine(Batches):
             if pump.estimates is not None:
                 pump.estimates.begin_epoch()
             if prefetched:
-                self._epochs.go_on(source.number)
+                self.epochs.go_on(source.number)
             else:
                 pump.new_run()
-                self._epochs.start(source)
-            self.assembly.expect(self._epochs.order, self._epochs[source.number].first_order)
+                self.epochs.start(source)
+            self.assembly.expect(self.epochs.order, self.epochs[source.number].first_order)
             self.log = pump.shown = pump.run.logs[source.number]
             self.log.began(expected, perf_counter())
-            if self._counting is not None:
-                self._counting.begin(self.log.begin, self.log)
+            if self._count is not None:
+                self._count.begin(self.log.begin)
+                self.log.workers["at_work"] = self._count.workers
             if not prefetched:
                 pump.open_lanes()
-            self._epochs.draw()
+            self.epochs.draw()
             self._settle()
             self._attention()
 
     def prefetch(self, source: Source) -> None:
-        """Let the window run on into this epoch; the current one's sampler has ended (see ``drained``).
+        """Let the window run on into this epoch; the current one's sampler has ended (see ``Epochs.drained``).
 
         Raises what its sampler does; it is then not drawn from again until it begins.
         """
         with self._lock:
-            self._epochs.add(source, early=True)
-            self._epochs.draw_ahead()
+            self.epochs.add(source, early=True)
+            self.epochs.draw_ahead()
         self._leave_due()
-
-    @property
-    def drained(self) -> bool:
-        """Whether every sampler has ended while the window has room."""
-        return self._epochs.drained
-
-    @property
-    def delivered_all(self) -> bool:
-        """Whether nothing but prefetched epochs is left to deliver."""
-        return self._epochs.delivered_all
-
-    @property
-    def closed(self) -> bool:
-        """Whether the engine has ended."""
-        return self._closed
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
@@ -129,10 +108,10 @@ class Engine(Batches):
         """See Batches."""
         if asked is not None:
             asked()
-        started, epochs = perf_counter(), self._epochs
+        started, epochs = perf_counter(), self.epochs
         self.handed = None
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise EndOfEpoch
             epochs.raised.raise_kept()
             epoch = epochs[number]
@@ -152,26 +131,21 @@ class Engine(Batches):
             positions = self.handed = epoch.positions(batch.dealt)
             epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
             epochs.draw_on()
-            if self._counting is not None and isinstance(scheduler := self.pump.run.scheduler, Scheduler):
-                self._counting.delivered(perf_counter(), batch.size, scheduler.idle_slots, self.log)
+            if self._count is not None:
+                self._count_workers(self._count, batch.size)
             trains = at_hand and started - self._left > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
                 self._settle()
                 self._pump()
                 self._attention()
-        now = perf_counter()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
-        value = self._handover.value(epoch, batch)
-        refused = self._handover.refused(batch, judge)
-        self._handover.record(epoch, positions)
-        if refused is None:
-            self._handover.log(self.log, epoch, batch, now, now - started, value, positions)
-        if trains:
-            self._leave_due()
-        self._left = perf_counter()
-        if refused is not None:
-            raise refused
+        try:
+            value = self._handover(self.log, epoch, batch, positions, judge, started)
+        finally:
+            if trains:
+                self._leave_due()
+            self._left = perf_counter()
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
@@ -180,9 +154,9 @@ class Engine(Batches):
         """See Batches."""
         started = perf_counter()
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise EndOfEpoch
-            epoch, order = self._epochs[number], OutputBatch(self._epochs.order - 1)
+            epoch, order = self.epochs[number], OutputBatch(self.epochs.order - 1)
             self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
             self._links.board.words[ATTENTION] = NOBODY
             self._settle()
@@ -205,7 +179,7 @@ class Engine(Batches):
     def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
         """The first sample that is left of the batches to come, which may mean to look beyond the window."""
         self.pump.run.handle(m.Asked(perf_counter()))
-        ticket, order, epochs = None, self._epochs.order, self._epochs
+        ticket, order, epochs = None, self.epochs.order, self.epochs
         try:
             while ticket is None:
                 # not until it is ready: a budget may hold its load back for as long as batches before it are not taken
@@ -230,7 +204,7 @@ class Engine(Batches):
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
-        return self.assembly.ready(self._epochs.order) or epoch.end == self._epochs.order
+        return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
     def _await(self, epoch: Epoch, started: float) -> None:
         """Pump until the next batch is ready, or the epoch turns out to be over."""
@@ -240,13 +214,19 @@ class Engine(Batches):
         self._sleep_until(lambda: self._at_hand(epoch), started)
         ready = perf_counter()
         self.log.stalled(cause, asked, ready)
-        if self._counting is not None:
-            self._counting.waited(cause, ready - asked)
+        if self._count is not None:
+            self._count.waited(cause, ready - asked)
 
-    def _listen(self) -> None:
-        """From now on whatever is told wakes the consumer; the caller looks at what was told before."""
+    def _count_workers(self, count: WorkerCount, delivered: int) -> None:
+        """So many samples more were delivered: have more workers at work, or fewer, if that is due."""
+        if count.delivered(perf_counter(), delivered, self.pump.run.scheduler.idle_slots):
+            self.pump.lanes[m.CPU].resize(count.workers)
+            self.log.workers["at_work"] = count.workers
+
+    def _listen(self, listener: int = CONSUMER) -> None:
+        """From now on whatever is told wakes this one; the caller looks at what was told before."""
         self._links.board.words[RING_FROM] = 0
-        self._links.board.words[ATTENTION] = CONSUMER
+        self._links.board.words[ATTENTION] = listener
         self._links.board.fence()
 
     def _sleep(self, started: float) -> None:
@@ -284,10 +264,8 @@ class Engine(Batches):
         lane that may be idle does not wait for a worker's report.
         """
         with self._lock:
-            if not self._closed:
-                self._links.board.words[RING_FROM] = 0
-                self._links.board.words[ATTENTION] = PUMP
-                self._links.board.fence()
+            if not self.closed:
+                self._listen(PUMP)
                 if len(self.pump.lanes) > 1 or not self._links.board.all_busy():
                     os.eventfd_write(self._links.wake, 1)
 
@@ -300,7 +278,7 @@ class Engine(Batches):
             waits = self._minder.watches or look_at is not None
             watch = self._minder.wait(self._links.wake, look_at) if waits else _wait(self._links.wake)
             with self._lock:
-                if self._closed:
+                if self.closed:
                     return
                 try:
                     self._serve(watch)
@@ -319,7 +297,7 @@ class Engine(Batches):
         if watch:
             self._minder.keep_watch(self.log)
             self._attention()
-        if self._epochs.due or self._links.board.words[ATTENTION]:
+        if self.epochs.due or self._links.board.words[ATTENTION]:
             self._settle()
             self._pump()
             look_at = self._look_at()
@@ -342,26 +320,14 @@ class Engine(Batches):
     def _settle(self) -> None:
         """Do what deliveries have left to be done."""
         self.assembly.holdings.reclaim()
-        self._epochs.settle()
+        self.epochs.settle()
 
     def _pump(self) -> None:
         self.pump.receive()
         if self.pump.faults:
             self._minder.tend(self.log)
-        if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self._epochs.first) is not None:
+        if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self.epochs.first) is not None:
             epoch.end = self.pump.run.scheduler.end
-
-    def read_stats(self) -> dict[str, object]:
-        """What has been read ahead, and what was not."""
-        reads, scheduler = self.pump.reads, self.pump.run.scheduler
-        assert reads is not None and isinstance(scheduler, Scheduler)
-        direct, seconds = self._links.board.read_directly()
-        return {
-            **reads.stats(),
-            "by_workers": direct,
-            "by_workers_s": seconds,
-            "workers_idle_s": scheduler.fetching.idle_s,
-        }
 
     # --- the end -------------------------------------------------------------------------------------------
 
@@ -374,9 +340,9 @@ class Engine(Batches):
             threading.Thread(target=self.close, name="closing").start()
             return
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             os.eventfd_write(self._links.wake, 1)
         self._thread.join()
         self.on_close()

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
 
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
-from minato_gpu.engine.settings import Settings
 from minato_gpu.faults.deferred import DeferredError
-from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.observe.facts import Drew
 from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
 from minato_gpu.sampling.sources import Drawn, Source
@@ -37,11 +36,7 @@ class Epoch:
         self.first_order = first_order
         self.first_serial = first_serial
         self.end: OutputBatch | None = None
-        self._draw = source.draw if replay is None else lambda: next(replay, None)
-
-    def draw(self) -> Drawn | None:
-        """The next batch of tickets."""
-        return self._draw()
+        self.draw: Callable[[], Drawn | None] = source.draw if replay is None else lambda: next(replay, None)
 
     def samples_after(self, serial: TicketId) -> int | None:
         """How many are to follow, by the sampler's length; None where it has none, or has yielded more already."""
@@ -58,16 +53,10 @@ class Epoch:
 class Epochs:
     """The epochs of one run: the one that is delivered, and those that are prefetched."""
 
-    def __init__(self, pump: Pump, board: WorkerStatusBoard, settings: Settings) -> None:
+    def __init__(self, pump: Pump, parts: Parts) -> None:
         self._pump = pump
-        self._reads = pump.reads
-        self._read_ahead = settings.read_ahead
-        self._board = board
-        self._window = settings.window
-        self._homes = settings.homes
-        self._streams = settings.streams
-        self._order_log = settings.order_log
-        self._facts = pump.facts
+        self._parts = parts
+        self._reads = parts.reads
         self.beyond = 0  # batches that the window is longer by
         self._forget()
 
@@ -94,7 +83,7 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._drawn - self.order < self._window + self._read_ahead
+        return not self._drawing and self._drawn - self.order < self._parts.window + self._parts.read_ahead
 
     @property
     def delivered_all(self) -> bool:
@@ -118,7 +107,7 @@ class Epochs:
 
     def add(self, source: Source, *, early: bool = False) -> None:
         """One more epoch is to be drawn, once those before it are; ``early``: ahead of its beginning."""
-        log = self._order_log
+        log = self._parts.order_log
         replay = log.replay(source) if log is not None and log.replays else None
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
         first = OutputBatch(0 if resumed else self._drawn)
@@ -127,7 +116,7 @@ class Epochs:
         self._pump.run.add_epoch(source.number, source.seed)
         if self._reads is not None:
             self._reads.begin(source, early=early)
-        if not self._streams:
+        if not self._parts.streams:
             self._drawing.append(epoch)
 
     def _resume(self, source: Source) -> None:
@@ -138,8 +127,8 @@ class Epochs:
                 starts[worker] = following
         self._pump.run.streams, self._pump.run.stream_starts = source.streams, starts
         if source.streams is not None:
-            source.streams.on_saves = self._board.expect_saves
-            self._board.expect_saves(True)
+            source.streams.on_saves = self._parts.links.board.expect_saves
+            self._parts.links.board.expect_saves(True)
         if source.streams is not None and (source.streams.batches or source.streams.ended):
             self.order = OutputBatch(source.streams.batches)
             turn, ended = source.streams.turn, tuple(source.streams.ended)
@@ -152,8 +141,8 @@ class Epochs:
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window has come to where it did."""
-        limit = self.order + self._window + self.beyond
-        while self._drawing and self._drawn < limit + self._read_ahead and not self._ends_in_error:
+        limit = self.order + self._parts.window + self.beyond
+        while self._drawing and self._drawn < limit + self._parts.read_ahead and not self._ends_in_error:
             try:
                 self._draw_next(self._drawing[0])
             except Exception as error:
@@ -177,9 +166,9 @@ class Epochs:
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
         self._drawn = SourceBatch(self._drawn + 1)
-        if self._facts.hearers:
+        if self._parts.facts.hearers:
             first = drawn.positions[0]
-            self._facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
+            self._parts.facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
         if self._reads is not None:
             self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
         self._ahead.append((record, drawn.left))
@@ -193,11 +182,12 @@ class Epochs:
             if isinstance(drawn, Epoch):
                 self._due.append(partial(m.Ended, epoch=drawn.number))
                 continue
-            if left is None:
-                batch = None if self._place >= self.order else 0
-                self._due.append(partial(self._admit, self._place, drawn, batch))
-            else:
-                self._admit_left(drawn, left)
+            # of what an earlier run delivered in part, the rest enters in pieces, each a record of its own
+            pieces = [drawn] if left is None else [drawn.part(lo, hi) for lo, hi in left or ((0, 0),)]
+            batch = 0 if self._place < self.order else None if left is None else drawn.rows
+            for piece in pieces:
+                self._due.append(partial(self._admit, self._place, piece, batch))
+                batch = 0
             self._place = SourceBatch(self._place + 1)
 
     def draw_on(self) -> None:
@@ -224,37 +214,24 @@ class Epochs:
         self.order = OutputBatch(self.order + 1)
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
-        return m.Delivered(now, order, step_s, self._pump.assembly.holdings.bytes)
+        return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)
 
     def settle(self) -> None:
         """Tell the scheduler what it has not been told."""
         while self._due:
             self._pump.run.handle(self._due.popleft()(perf_counter()))
 
-    def _admit_left(self, record: Record, left: tuple[tuple[int, int], ...]) -> None:
-        """An earlier run delivered the rest of this place: what is left enters in pieces, each a record of its own."""
-        batch = record.rows if self._place >= self.order else 0
-        if not left:
-            home = self._home(self._place, record)
-            empty = partial(m.Admitted, place=self._place, epoch=record.epoch, first=record.first, size=0)
-            self._due.append(partial(empty, batch=batch, home=home))
-        for lo, hi in left:
-            piece = record.part(lo, hi)
-            self._due.append(partial(self._admit, self._place, piece, batch))
-            batch = 0
-
     def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
-        """A place enters the window."""
-        estimates = self._pump.estimates
-        self._pump.assembly.admit(record)
+        """A place enters the window; of one that has nothing left, only that there is such a batch."""
+        homes = self._parts.homes
+        home = homes[(place - record.begins) % len(homes)]
+        if not record.rows:
+            return m.Admitted(now, place, record.epoch, record.first, 0, batch=batch, home=home)
+        estimates = self._parts.estimates
+        self._parts.assembly.admit(record)
         cpu = None if estimates is None else estimates.of_keys(record.keys)
-        home = self._home(place, record)
         fetched = None if self._reads is None else self._reads.admit(record)
         what = place, record.epoch, record.first, record.rows, cpu
         epoch = self._epochs.get(record.epoch)
         follow = None if epoch is None else epoch.samples_after(record.end)
         return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched, follow=follow)
-
-    def _home(self, place: SourceBatch, record: Record) -> str:
-        """Which device lanes may prepare the place."""
-        return self._homes[(place - record.begins) % len(self._homes)]

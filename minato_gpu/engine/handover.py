@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch
-from minato_gpu.engine.settings import Settings
+from minato_gpu.engine.parts import Parts
 from minato_gpu.lanes.base import failure
 from minato_gpu.observe.telemetry import Telemetry, size_of
 from minato_gpu.samples import Value
 from minato_gpu.scheduling.messages import Span
-from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.contract import Judge
 from minato_gpu.window.records import Batch
 
@@ -18,12 +18,34 @@ from minato_gpu.window.records import Batch
 class Handover:
     """Of streams, which workers iterate for themselves, a batch's samples have no positions."""
 
-    def __init__(self, assembly: Assembly, settings: Settings) -> None:
-        self._assembly = assembly
-        log = settings.order_log
+    def __init__(self, parts: Parts) -> None:
+        self._assembly = parts.assembly
+        log = parts.order_log
         self._records = None if log is None or log.replays else log
-        self._place_size = settings.place_size
-        self._streams = settings.streams
+        self._place_size = 1 if parts.streams else parts.batch
+        self._streams = parts.streams
+
+    def __call__(
+        self,
+        log: Telemetry,
+        epoch: Epoch,
+        batch: Batch,
+        positions: Sequence[Span],
+        judge: Judge | None,
+        asked: float,
+    ) -> Value:
+        """The batch of these positions as the consumer sees it, which has waited for it since ``asked``. Raises what
+        ``judge`` does, where the batch must not come without its bad samples."""
+        now = perf_counter()
+        value = self.value(epoch, batch)
+        try:
+            if batch.bad and judge is not None:
+                judge(batch.bad, batch.size)
+        finally:
+            if self._records is not None:  # they are dealt with, if somebody wants to know that of the next runs
+                self._records.record(epoch.number, positions)
+        self._log(log, epoch, batch, now, now - asked, value, positions)
+        return value
 
     def value(self, epoch: Epoch, batch: Batch) -> Value:
         """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
@@ -37,21 +59,7 @@ class Handover:
                 batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
         return None
 
-    def refused(self, batch: Batch, judge: Judge | None) -> BaseException | None:
-        """What is raised where the batch must not come without its bad samples."""
-        if batch.bad and judge is not None:
-            try:
-                judge(batch.bad, batch.size)
-            except BaseException as error:
-                return error
-        return None
-
-    def record(self, epoch: Epoch, positions: Sequence[Span]) -> None:
-        """These positions are dealt with by now, in this order, if somebody wants to know that of the next runs."""
-        if self._records is not None:
-            self._records.record(epoch.number, positions)
-
-    def log(
+    def _log(
         self,
         log: Telemetry,
         epoch: Epoch,

@@ -22,10 +22,6 @@ class Jobs:
         self._anew: set[OutputBatch] = set()  # batches whose samples the job is to prepare anew
         self._pads: dict[OutputBatch, Task] = {}  # the only sample of a batch that has lost its own
 
-    def clear(self) -> None:
-        """Forget all of them."""
-        self._spans, self._anew, self._pads = {}, set(), {}
-
     def need(self, order: OutputBatch) -> None:
         """The composed batch is to be joined."""
         self._spans[order] = self._assembly.spans(order)

@@ -11,51 +11,38 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 from minato_gpu.engine.abandoned import AbandonedRuns
-from minato_gpu.engine.run import AnyScheduler, Parts, Run
+from minato_gpu.engine.parts import Parts
+from minato_gpu.engine.run import Run
 from minato_gpu.lanes import contract as c
 from minato_gpu.lanes.base import Features, Handed, Report
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.scheduler import Scheduler
 
 
 class Pump:
     """The lanes, and one run of the scheduler at a time."""
 
-    def __init__(self, links: WorkerChannels, parts: Parts, make_scheduler: Callable[[], AnyScheduler]) -> None:
-        self.bell, self.completions = links.bell, links.completions
+    def __init__(self, parts: Parts) -> None:
+        self.bell, self.completions = parts.links.bell, parts.links.completions
         self.lanes, self.assembly = parts.lanes, parts.assembly
         self.estimates, self.recorder, self.deaths = parts.estimates, parts.recorder, parts.deaths
-        self.run = Run(0, make_scheduler(), parts)
+        self.run = Run(0, parts)
         self.shown: Telemetry | None = None  # the log of the epoch that is delivered, or was last
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self.faults: deque[tuple[Lane, c.Exit | c.Arrived]] = deque()  # which others deal with, see ``lost``
         self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
         self.reads = parts.reads
-        self.facts = parts.facts
         self._parts = parts
-        self._make_scheduler = make_scheduler
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost
         self._known: dict[str, m.LaneCosts] = {}  # what samples took in runs before
         self._loading = set(self.lanes)  # those that have yet to tell whether they can begin
         self._broken: dict[str, c.Broken] = {}
-        self._hear: dict[type, Callable[[Lane, Any], None]] = {
-            c.Opened: self._opened,
-            c.Retired: self._retired,
-            c.Broken: self._broke,
-            c.Offers: self._offers,
-            c.Revoked: self._revoked,
-            c.Recalled: self._recalled,
-            c.Progress: self._progress,
-            c.Exit: self._fault,
-            c.Arrived: self._fault,
-        }
         self._awaited: m.Awaited | None = None
-        self._abandoned = AbandonedRuns(links.completions)
+        self._abandoned = AbandonedRuns(parts.links.completions)
         self._arrived: deque[tuple[Lane, c.Message]] = deque()  # to be taken in; where that raises, the rest stays
 
     def new_run(self) -> None:
@@ -68,7 +55,7 @@ class Pump:
         self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, *self.assembly.clear())
         if self.reads is not None:
             self.reads.new_run()
-        self.run = Run(ended.number + 1, self._make_scheduler(), self._parts)
+        self.run = Run(ended.number + 1, self._parts)
         self.run.stream_starts = ended.stream_starts  # of workers that have not been asked for a batch: they stay
         for lane in self.lanes.values():  # no mark of that run is to be taken for one of the next
             lane.look()
@@ -126,7 +113,7 @@ class Pump:
         while self._arrived:
             sender, message = self._arrived.popleft()
             if not isinstance(message, Report):
-                self._hear[type(message)](sender, message)
+                self._hear(sender, message)
             elif message.run == self.run.number:
                 self.run.reported(sender, message, self.shown)
             else:
@@ -134,44 +121,46 @@ class Pump:
 
     # --- what lanes tell ------------------------------------------------------------------------------------
 
-    def _opened(self, lane: Lane, opened: c.Opened) -> None:
-        self._loading.discard(lane.name)
-        self._slots[lane.name] += opened.slots
-        self.on_open()
-        self._open(lane, opened.slots)
+    def _hear(self, lane: Lane, message: c.Message) -> None:
+        match message:
+            case c.Revoked(run) if run == self.run.number:
+                self.run.revoked(message)
+            case c.Progress():
+                self._progress(lane, message.at_work)
+            case c.Recalled():
+                for task in message.tasks:
+                    self._abandoned.through(*task)
+            case c.Opened():
+                self._loading.discard(lane.name)
+                self.on_open()
+                self._change(lane, message.slots)
+            case c.Retired():
+                self._loading.discard(lane.name)
+                self._offered(lane, None)
+                if slots := self._slots[lane.name]:
+                    self._change(lane, -slots)
+            case c.Offers():
+                self._offered(lane, message)
+            case c.Broken():
+                self._broken[lane.name] = message
+            case c.Exit() | c.Arrived():
+                self.faults.append((lane, message))
 
-    def _retired(self, lane: Lane, _: c.Retired) -> None:
-        self._loading.discard(lane.name)
-        slots, self._slots[lane.name] = self._slots[lane.name], 0
-        if self.estimates is not None:
-            self.estimates.offered(lane.name, None)
-        if slots:
-            self._open(lane, -slots)
+    def _change(self, lane: Lane, slots: int) -> None:
+        """The lane has so many more slots, or fewer."""
+        self._slots[lane.name] += slots
+        self._open(lane, slots)
 
-    def _broke(self, lane: Lane, broken: c.Broken) -> None:
-        self._broken[lane.name] = broken
-
-    def _offers(self, lane: Lane, offers: c.Offers) -> None:
+    def _offered(self, lane: Lane, offers: c.Offers | None) -> None:
         if self.estimates is not None:
             self.estimates.offered(lane.name, offers)
 
-    def _revoked(self, lane: Lane, revoked: c.Revoked) -> None:
-        if revoked.run == self.run.number:
-            self.run.revoked(revoked)
-
-    def _recalled(self, lane: Lane, recalled: c.Recalled) -> None:
-        for run, chunk in recalled.tasks:
-            self._abandoned.through(run, chunk)
-
-    def _progress(self, lane: Lane, progress: c.Progress) -> None:
-        self.at_work[lane.name] = progress.at_work
+    def _progress(self, lane: Lane, at_work: tuple[c.AtWork, ...]) -> None:
+        self.at_work[lane.name] = at_work
         now = perf_counter()
-        for each in progress.at_work if lane.shows_progress else ():
+        for each in at_work if lane.shows_progress else ():
             if each.claim.run == self.run.number:
                 self.run.progress(each, now)
-
-    def _fault(self, lane: Lane, fault: c.Exit | c.Arrived) -> None:
-        self.faults.append((lane, fault))
 
     # --- what the consumer waits for ------------------------------------------------------------------------
 
@@ -234,6 +223,13 @@ class Pump:
         if report.final:
             self._abandoned.through(report.run, report.chunk)
 
+    def read_stats(self) -> dict[str, object]:
+        """What has been read ahead, and what was not."""
+        assert self.reads is not None and isinstance(self.run.scheduler, Scheduler)
+        direct, seconds = self._parts.links.board.read_directly()
+        told = {"by_workers": direct, "by_workers_s": seconds, "workers_idle_s": self.run.scheduler.fetching.idle_s}
+        return {**self.reads.stats(), **told}
+
     # --- workers that have died ----------------------------------------------------------------------------
 
     def lost(self, lane: Lane, exit_: c.Exit, log: Telemetry) -> None:
@@ -252,8 +248,7 @@ class Pump:
 
     def arrived(self, lane: Lane, count: int) -> None:
         """So many replacements have started."""
-        self._slots[lane.name] += count
-        self._open(lane, count)
+        self._change(lane, count)
 
     # --- what runs ------------------------------------------------------------------------------------------
 

@@ -6,75 +6,23 @@ and what lanes are still at is abandoned (abandoned.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
 
-from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.jobs import Jobs
-from minato_gpu.engine.read_ahead import ReadAhead
-from minato_gpu.estimates.estimator import Estimator
+from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
-from minato_gpu.observe.event_log import EventLog
-from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
-from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.records import Record
 
 _FIRST = 1  # the first run: workers have a data pipe's seed from the data set that they were started with
-
-
-class AnyScheduler(Protocol):
-    """What the engine needs of ``Scheduler`` and ``StreamScheduler``."""
-
-    def handle(self, event: m.Event) -> list[m.Instruction]:
-        """Take one event; return what to do now."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether something waits for a lane to become free."""
-
-    @property
-    def awaited(self) -> m.Awaited | None:
-        """What the next batch still needs, where that is known."""
-
-    @property
-    def lane_costs(self) -> Mapping[str, m.LaneCosts]:
-        """What samples took in each lane that has prepared some."""
-
-    def wake_at(self) -> float | None:
-        """When to report unfinished chunks."""
-
-    def stall_cause(self) -> str:
-        """Why the consumer waits."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What all runs of an engine work with.
-
-    ``lanes`` by name, first the CPU's. ``stream_batch``: samples of a batch where workers iterate the data set for
-    themselves. ``cuts``: samples may go on from one lane to another. ``reads``: their bytes are read ahead.
-    """
-
-    lanes: Mapping[str, Lane]
-    assembly: Assembly
-    estimates: Estimator | None = None
-    recorder: EventLog | None = None
-    stream_batch: int = 1
-    cuts: bool = False
-    reads: ReadAhead | None = None
-    deaths: Deaths = field(default_factory=Deaths)
-    facts: Facts = NOBODY
 
 
 class Sent:
@@ -95,9 +43,9 @@ class Run:
     """``number``: 0 is none, only there until the first begins. ``seeds`` and ``logs``: the base seed and the log of
     each epoch that has tickets here; a prefetched one has its own already. ``sent``: chunks on their way, by number."""
 
-    def __init__(self, number: int, scheduler: AnyScheduler, parts: Parts) -> None:
+    def __init__(self, number: int, parts: Parts) -> None:
         self.number = number
-        self.scheduler = scheduler
+        self.scheduler = parts.make_scheduler()
         self.seeds: dict[int, int] = {}
         self.logs: dict[int, Telemetry] = {}
         self.sent: dict[int, Sent] = {}
@@ -189,7 +137,7 @@ class Run:
         self._assembly.admit(Record(epoch, ticket, [Position(ticket)], [None], None))
         self.sent[chunk.number] = Sent(chunk, epoch, now)
         start = self.stream_starts.pop(worker, None)
-        task = Task(self.number, chunk.number, "next", epoch, seed, samples=self._parts.stream_batch, start=start)
+        task = Task(self.number, chunk.number, "next", epoch, seed, samples=self._parts.batch, start=start)
         lane.send(task._replace(shared_seed=shared), worker)
 
     # --- what lanes report ----------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Per lane, ``regression.LogLinear`` predicts a sample's log cost from its feature
 ``history.History`` keeps what the same key cost before. What the two say is joined by a factor that is learned too:
 the share of last epoch's deviation from the model that comes back (1: costs repeat exactly, 0: the deviation was
 noise). Predictions are means, not medians: they are corrected by the mean of exp(log error) (Duan's smearing
-estimate, JASA 1983), because routing adds costs up.
+estimate, JASA 1983), because routing adds costs up. The share that comes back is the slope of a regression through the
+origin (this epoch's deviation on the recorded one), started at 0.8.
 
 Rule of recording: a key is recorded once it deviates from the model by more than a tenth and by more than 50
 microseconds, and always from then on. Trivial, uniform samples therefore leave the history untouched.
@@ -16,12 +17,137 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from minato_gpu.scheduling.history import Array, Keys
-from minato_gpu.scheduling.lane_costs import LaneCosts
+from minato_gpu.scheduling.history import Array, History, Keys, plain
+from minato_gpu.scheduling.regression import LogLinear
 
+FLUSH = 128  # observations taken in together,
+_MANY = 1024  # or, by a model that has seen twice as many, so many
+_YOUNG = 256  # a model that has seen fewer takes them in before each prediction
+RECENT = 4096  # (predicted, actual) pairs kept for the report
+_RECORD_LOG, _RECORD_S = 0.1, 50e-6
+_SHORTEST_S = 1e-7
 _WAIT_S = 0.1  # for who takes observations in: perhaps it is this very thread, in which a signal's handler asks
+
+
+class _Errors:
+    """Running mean of the exponential of the log error, for one way of predicting."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.smear = 0.0  # what to add to a predicted log so that its exponential is right on average
+        self._factor = 1.0
+
+    def add(self, errors: Array) -> None:
+        if not len(errors):
+            return
+        share = len(errors) / min(self._count + 16 + len(errors), 1000 + len(errors))
+        factor = float(np.exp(np.clip(errors, -5, 5)).mean())
+        self._factor += (factor - self._factor) * share
+        self.smear = float(np.log(self._factor))
+        self._count += len(errors)
+
+
+class LaneModel:
+    """Regression, history and observations not yet taken in of one lane."""
+
+    def __init__(self, features: int, length: int | None) -> None:
+        self.plain = LogLinear(0)
+        self.model = LogLinear(features) if features else self.plain
+        self.history = History(length)
+        self.learned, self.recalled = _Errors(), _Errors()
+        self.pairs: list[tuple[float, float]] = []
+        self._keys: list[Hashable] = []
+        self._rows: list[Array] = []
+        self._spent: list[float] = []
+        self._kept, self._deviations = 0.8, 1.0  # sums whose ratio is the share that comes back
+
+    def push(self, keys: Keys, rows: Array | None, seconds: list[float]) -> None:
+        self._keys.extend(keys.tolist() if isinstance(keys, np.ndarray) else keys)
+        if features := self.model.features:
+            self._rows.append(np.full((len(seconds), features), np.nan) if rows is None else rows)
+        self._spent.extend(seconds)
+        if len(self._keys) >= (FLUSH if self.plain.count < 2 * _MANY else _MANY):
+            self.flush()
+
+    def refresh(self) -> None:
+        """Take in what was observed, unless it is too little to matter."""
+        if self.plain.count < _YOUNG:
+            self.flush()
+
+    def predict(self, rows: Array, keys: Keys | None) -> tuple[Array, NDArray[np.bool_]]:
+        """Log costs (medians), and which of them rest on the key's history."""
+        base = self._base(rows)
+        if keys is None:
+            return base, np.zeros(len(base), dtype=bool)
+        past = self.history.read(keys)
+        known = past == past
+        share = min(max(self._kept / self._deviations, 0.0), 1.0)
+        mixed = np.where(np.isnan(base), past, base + share * (past - base))
+        return np.where(known, mixed, base), known
+
+    def flush(self) -> None:
+        """Take in what was observed: first judge the predictions, then learn, then record."""
+        if not self._keys:
+            return
+        keys = plain(self._keys)
+        rows = np.concatenate(self._rows) if self._rows else np.empty((len(keys), 0))
+        logs = np.log(np.maximum(np.array(self._spent), _SHORTEST_S))
+        self._keys, self._rows, self._spent = [], [], []
+        self._judge(keys, rows, logs)
+        given = _given(rows)
+        self.plain.learn(np.empty((len(logs), 0)), logs)
+        if self.model is not self.plain and given.any():
+            self.model.learn(rows[given], logs[given])
+        self._record(keys, rows, logs)
+
+    def _judge(self, keys: Keys, rows: Array, logs: Array) -> None:
+        predicted, known = self.predict(rows, keys)
+        usable = ~np.isnan(predicted)
+        usable &= known | (_given(rows) & (self.model.count > 0))  # of the others only the lane's mean was known
+        errors = logs - predicted
+        smear = np.where(known, self.recalled.smear, self.learned.smear)
+        self.pairs.extend(zip((predicted + smear)[usable].tolist(), logs[usable].tolist(), strict=True))
+        del self.pairs[:-RECENT]
+        self.learned.add(errors[usable & ~known])
+        self.recalled.add(errors[usable & known])
+        if known.any() and usable.any():
+            past = self.history.read(_chosen(keys, np.flatnonzero(known)))
+            base = self._base(rows[known])
+            before, after = np.clip(past - base, -3, 3), np.clip(logs[known] - base, -3, 3)
+            self._kept += float(np.nansum(before * after))
+            self._deviations += float(np.nansum(before * before))
+
+    def _record(self, keys: Keys, rows: Array, logs: Array) -> None:
+        base = self._base(rows)
+        known = ~np.isnan(self.history.read(keys))
+        surprising = (np.abs(logs - base) > _RECORD_LOG) & (np.abs(np.exp(logs) - np.exp(base)) > _RECORD_S)
+        chosen = np.flatnonzero(known | surprising)
+        if not isinstance(keys, np.ndarray):
+            chosen = np.array([i for i in chosen.tolist() if keys[i] is not None], dtype=np.intp)
+        if len(chosen):
+            self.history.write(_chosen(keys, chosen), logs[chosen])
+
+    def _base(self, rows: Array) -> Array:
+        """Log costs by the models alone; nan where nothing is known."""
+        logs = np.full(len(rows), self.plain.level if self.plain.count else np.nan)
+        if self.model is self.plain or not self.model.count:
+            return logs
+        given = _given(rows)
+        if given.any():
+            logs[given] = self.model.predict(rows[given])
+        return logs
+
+
+def _given(rows: Array) -> NDArray[np.bool_]:
+    """Which rows have all features (where there are none, every one)."""
+    given: NDArray[np.bool_] = np.logical_not(np.isnan(rows).any(axis=1))
+    return given
+
+
+def _chosen(keys: Keys, at: NDArray[np.intp]) -> Keys:
+    return keys[at] if isinstance(keys, np.ndarray) else [keys[i] for i in at.tolist()]
 
 
 class CostModel:
@@ -33,7 +159,7 @@ class CostModel:
 
     def __init__(self, lanes: Sequence[str] = ("cpu", "device"), features: int = 0, length: int | None = None) -> None:
         self.features = features
-        self._lanes = {lane: LaneCosts(features, length) for lane in lanes}
+        self._lanes = {lane: LaneModel(features, length) for lane in lanes}
         self._lock = threading.Lock()  # whoever asks for a report takes in what was observed
 
     def predict(self, lane: str, features: ArrayLike | None = None, keys: Keys | None = None) -> Array:
@@ -49,22 +175,8 @@ class CostModel:
             logs, known = model.predict(self._matrix(features, count), keys)
             return np.exp(logs + np.where(known, model.recalled.smear, model.learned.smear))
 
-    def uncertainty(self, lane: str, features: ArrayLike | None = None, keys: Keys | None = None) -> Array:
-        """Standard deviation of the log of the actual cost around the predicted one, shape (n,); nan if unknown."""
-        model = self._lanes[lane]
-        count = len(keys) if keys is not None else 1 if features is None else len(np.asarray(features))
-        with self._lock:
-            model.refresh()
-            return model.spread(self._matrix(features, count), keys)
-
-    def observe(self, lane: str, key: Hashable, features: ArrayLike | None, seconds: float) -> None:
-        """One sample with this key and these features, shape (features,), took ``seconds`` on a slot of ``lane``."""
-        row = None if features is None else np.asarray(features, dtype=np.float64).reshape(1, self.features)
-        with self._lock:
-            self._lanes[lane].push([key], row, [seconds])
-
     def observe_many(self, lane: str, keys: Keys | None, features: ArrayLike | None, seconds: ArrayLike) -> None:
-        """``observe`` for n samples: keys (n,) or None, features (n, features) or None, seconds (n,)."""
+        """What samples took on a slot of ``lane``: keys (n,) or None, features (n, features) or None, seconds (n,)."""
         spent = seconds if isinstance(seconds, list) else np.asarray(seconds, dtype=np.float64).tolist()
         matrix = None if features is None else self._matrix(features, len(spent))
         with self._lock:
@@ -116,9 +228,7 @@ def rank_correlation(first: Array, second: Array) -> float | None:
     """Spearman's rank correlation of two samples of shape (n,); ties share their mean rank. None without spread."""
     ranks = [_ranks(first), _ranks(second)]
     spread = np.std(ranks[0]) * np.std(ranks[1])
-    if spread == 0:
-        return None
-    return float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean() / spread)
+    return float(np.cov(ranks[0], ranks[1], bias=True)[0, 1] / spread) if spread else None
 
 
 def _ranks(values: Array) -> Array:

@@ -17,11 +17,12 @@ from math import ceil
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.fetching import Fetching
-from minato_gpu.scheduling.flights import Flight, cut, spans_of
+from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.intake import Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.pacing import MANY_SLOTS
+from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
@@ -36,18 +37,18 @@ LATE_EVEN = 1.25  # the same for a lease of samples that cost much the same
 class Dispatcher:
     """Waiting and running work of one loader run; ``out`` receives the instructions."""
 
-    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, places: Places) -> None:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
-        self.fetching = Fetching(whole=policy.whole_places or policy.joins)
+        self.fetching = Fetching(places, whole=policy.whole_places or policy.joins)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
         self.consumer_starves = True  # no batch is ready for it
-        self.oldest_place = TicketId(0)  # first serial of the oldest place that misses a sample
+        self.oldest: Place | None = None  # the oldest place that misses a sample
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
@@ -131,9 +132,9 @@ class Dispatcher:
 
     # --- what is being fetched --------------------------------------------------------------------------------
 
-    def _not_begun(self, base: TicketId) -> int:
-        """Samples of a place that no lane has, whether their bytes are there or not."""
-        return self.waiting.samples_of(base) + self.fetching.samples_of(base)
+    def _not_begun(self) -> int:
+        """Samples of the oldest place that no lane has, whether their bytes are there or not."""
+        return self.oldest.waiting + self.fetching.of_oldest if self.oldest is not None else 0
 
     def idle_slots(self) -> int:
         """Slots of CPU lanes that have nothing to do."""
@@ -147,7 +148,7 @@ class Dispatcher:
 
     def fill(self) -> None:
         """Give work to every lane that would take some; to devices in rounds, the least loaded first."""
-        takers = [lane for lane in self.lanes.values() if lane.is_low()]
+        takers = [lane for lane in self.lanes.values() if lane.wants_more(low=True)]
         while takers and (len(self.waiting) or self.jobs):
             lane = takers[0]
             if lane.is_device and len(takers) > 1:
@@ -206,14 +207,16 @@ class Dispatcher:
         parts, seconds = self._gather(lane, entry, plan)
         if not parts:
             return False
-        flight = self._dispatch(lane, "run", spans_of(parts), parts, seconds, stop=_split(plan))
+        one = parts[0].lo, parts[0].hi
+        spans = (one,) if len(parts) == 1 else tuple(m.joined([(part.lo, part.hi) for part in parts]))
+        flight = self._dispatch(lane, "run", spans, parts, seconds, stop=_split(plan))
         if plan is not None:
             self._promise(flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0]))
         return True
 
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
-        limit, target = self._worth(lane, entry) if plan is None else lane.chunk_limits()
+        limit, target = self._worth(lane, entry) if plan is None else lane.limits
         parts: list[Entry] = []
         total, seconds = 0, 0.0
         following: Entry | None = entry
@@ -222,7 +225,7 @@ class Dispatcher:
             if total and (following.inspect or seconds + each > target):
                 break
             size = following.hi - following.lo
-            if following.base != entry.base and 2 * seconds > target < seconds + following.seconds(size, each):
+            if following.place is not entry.place and 2 * seconds > target < seconds + following.seconds(size, each):
                 break  # with a place, rather than a little way into the next one
             count = min(size, limit - total)
             if self.policy.joins and total and seconds + following.seconds(count, each) > target:
@@ -254,7 +257,7 @@ class Dispatcher:
         that become shorter towards its end (guided self-scheduling; Polychronopoulos and Kuck 1987). So is what is left
         of an epoch.
         """
-        limit, target = lane.chunk_limits()
+        limit, target = lane.limits
         if lane.is_device:
             return limit, target
         each, shares = lane.typical, 2 * max(lane.slots, 1)
@@ -262,8 +265,8 @@ class Dispatcher:
         lease = self.intake.pace.lease_s(each, window, even=lane.even)
         whole = self._whole_place_s(entry, each, window // shares)
         lease = max(lease, whole)
-        if self.consumer_starves and entry.base == self.oldest_place:
-            count = self.waiting.samples_of(entry.base)
+        if self.consumer_starves and entry.place is self.oldest:
+            count = entry.place.waiting
             equal_s = ceil(self.intake.pace.batch / shares) * (entry.cpu or each) if lane.even else 0.0
             lease = min(lease, max(equal_s, count * each / shares))
         left = self.intake.left(entry.lo)
@@ -282,8 +285,8 @@ class Dispatcher:
         for this very place: with a window of more places than slots no slot is ever without work.
         """
         count = entry.hi - entry.lo
-        complete = entry.lo == entry.base and count >= self.intake.pace.batch
-        if not (self.policy.joins and complete) or entry.base == self.oldest_place or count > most:
+        complete = entry.lo == entry.place.first and count >= self.intake.pace.batch
+        if not (self.policy.joins and complete) or entry.place is self.oldest or count > most:
             return 0.0
         seconds = entry.seconds(count, entry.cpu or each) * (1 + 1e-9)
         return seconds if seconds < JOINED_BELOW_S * count else 0.0
@@ -298,7 +301,7 @@ class Dispatcher:
         A chunk has one epoch, and with it one seed.
         """
         following = self._first(lane) if lane.is_device else self.waiting.at(entry.hi)
-        if following is None or not self.intake.same_epoch(entry.lo, following.lo):
+        if following is None or entry.place.epoch != following.place.epoch:
             return None
         if lane.is_device:
             return following if following.device is not None else None
@@ -313,7 +316,7 @@ class Dispatcher:
         if self._ledger.budget is None:
             return count
         lane = self.lanes.get(m.CPU)
-        reserved = 0 if entry.base == self.oldest_place else self._not_begun(self.oldest_place)
+        reserved = 0 if entry.place is self.oldest else self._not_begun()
         slots = lane.slots if lane else 1
         allowed = self._ledger.fits(count, slots, handing=handing, taken=taken, reserved=reserved)
         self.short_of_memory = allowed <= 0

@@ -60,16 +60,3 @@ def cut(spans: tuple[m.TicketSpan, ...], start: int, stop: int) -> tuple[m.Ticke
             out.append((TicketId(lo + a), TicketId(lo + b)))
         offset += hi - lo
     return tuple(out)
-
-
-def spans_of(parts: Sequence[Entry]) -> tuple[m.TicketSpan, ...]:
-    """The serials of the entries, in their order; neighbours joined."""
-    if len(parts) == 1:
-        return ((parts[0].lo, parts[0].hi),)
-    out: list[m.TicketSpan] = []
-    for part in parts:
-        if out and out[-1][1] == part.lo:
-            out[-1] = (out[-1][0], part.hi)
-        else:
-            out.append((part.lo, part.hi))
-    return tuple(out)

@@ -36,7 +36,7 @@ class History:
     """Log costs by key for one lane. ``length``: number of integer indices, None when not known."""
 
     def __init__(self, length: int | None = None) -> None:
-        self._codes: NDArray[np.uint16] | None = np.zeros(length, dtype=np.uint16) if length else None
+        self._codes = np.zeros(length or 0, dtype=np.uint16)
         self._others: dict[Hashable, int] = {}
         self.recorded = 0
 
@@ -52,48 +52,37 @@ class History:
         if indices is None:
             self._write_each(keys, codes)
             return
-        assert self._codes is not None
         self.recorded += len(set(indices[self._codes[indices] == 0].tolist()))  # np.unique imports for 20 ms first
         self._codes[indices] = codes
 
-    @property
-    def nbytes(self) -> int:
-        """Address space of the array and an estimate for the dict; what is resident can be far less."""
-        return (0 if self._codes is None else self._codes.nbytes) + 120 * len(self._others)
-
     def _indices(self, keys: Keys) -> NDArray[np.intp] | None:
         """The keys as an index array when all of them are indices of the array."""
-        if self._codes is None or len(keys) == 0:
-            return None
-        if isinstance(keys, np.ndarray):
-            if keys.dtype.kind in "iu" and keys.min() >= 0 and keys.max() < len(self._codes):
-                return keys.astype(np.intp)
-            return None
         found = plain(keys)
-        return self._indices(found) if isinstance(found, np.ndarray) else None
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or not len(found):
+            return None
+        return found.astype(np.intp) if found.min() >= 0 and found.max() < len(self._codes) else None
 
     def _read(self, keys: Keys) -> NDArray[np.uint16]:
         indices = self._indices(keys)
         if indices is not None:
-            assert self._codes is not None
             return self._codes[indices]
         return np.array([self._read_one(key) for key in keys], dtype=np.uint16)
 
     def _read_one(self, key: Hashable) -> int:
         place = self._place(key)
-        return self._others.get(key, 0) if self._codes is None or place is None else int(self._codes[place])
+        return self._others.get(key, 0) if place is None else int(self._codes[place])
 
     def _write_each(self, keys: Keys, codes: NDArray[np.uint16]) -> None:
         for key, code in zip(keys, codes.tolist(), strict=True):
             self.recorded += self._read_one(key) == 0
             place = self._place(key)
-            if self._codes is None or place is None:
+            if place is None:
                 self._others[key] = code
             else:
                 self._codes[place] = code
 
     def _place(self, key: Hashable) -> int | None:
         """The key as an index of the array, or None."""
-        if self._codes is None or not isinstance(key, (int, np.integer)) or isinstance(key, bool):
+        if not isinstance(key, (int, np.integer)) or isinstance(key, bool):
             return None
         return int(key) if 0 <= key < len(self._codes) else None

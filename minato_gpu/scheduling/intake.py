@@ -8,10 +8,11 @@ from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.messages import CPU, LaneCosts, TicketSpan, serials
 from minato_gpu.scheduling.pacing import Pace
-from minato_gpu.scheduling.plans import Plan, Step, hull
+from minato_gpu.scheduling.places import Place
+from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
-from minato_gpu.scheduling.waiting import DEVICE, FASTER, Entry, Waiting
+from minato_gpu.scheduling.waiting import Entry, Waiting
 
 _UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known
 
@@ -51,23 +52,9 @@ class Intake:
 
     def _reconsider(self, entry: Entry) -> None:
         """Which lane suits the entry, and when it should start, anew."""
-        cost, other = entry.cpu, entry.device
-        if entry.steps is not None:
-            self._reconsider_steps(entry, entry.steps)
-        elif cost is not None and other is not None:
-            entry.ratio = cost / other if other > 0 else FASTER
-            if other < cost and cost > self.pace.patience():
-                entry.ratio = FASTER  # it would hold up the window: the faster lane, whatever the ratio
+        if entry.device is not None or entry.steps is not None:
+            entry.suit(self.pace.patience())
         self.rank(entry)
-
-    def _reconsider_steps(self, entry: Entry, steps: tuple[Step, ...]) -> None:
-        """The same for a sample that can be cut: what would hold up the window takes the fastest of its plans."""
-        last = steps[-1]
-        entry.ratio, entry.haste = last.ratio if last.plan.cpu <= 0 else 0.0, FASTER
-        if entry.cpu is not None and entry.cpu > self.pace.patience():
-            entry.haste = 1.0
-            if last.plan.cpu <= 0:
-                entry.ratio = FASTER if last.ratio > 1.0 else 0.0
 
     def rank(self, entry: Entry) -> None:
         """When the entry should start, for what it costs on its side."""
@@ -76,13 +63,13 @@ class Intake:
             cost = plan.cpu + plan.device
         if cost is not None and entry.hi - entry.lo == 1:
             entry.slow = cost > self.pace.slow_s()
-            entry.priority = self.pace.priority(entry.base, cost, entry.cold and not entry.slow)
+            entry.priority = self.pace.priority(entry.place.first, cost, entry.cold and not entry.slow)
 
-    def enter(self, epoch: int, first: TicketId, end: TicketId, follow: int | None = None) -> None:
-        """Serials ``first`` to ``end``, the newest, belong to ``epoch``, of which so many ``follow``, it is said."""
-        self.newest, self._follow = end, follow
-        if not self._epochs or self._epochs[-1][1] != epoch:
-            self._epochs.append((first, epoch))
+    def enter(self, place: Place, follow: int | None) -> None:
+        """The newest place enters the window; so many samples of its epoch ``follow``, it is said."""
+        self.newest, self._follow = place.end, follow
+        if not self._epochs or self._epochs[-1][1] != place.epoch:
+            self._epochs.append((place.first, place.epoch))
             del self._epochs[:-4]  # no more can be in the window: one begins only when the one before has ended
 
     def left(self, serial: TicketId) -> int | None:
@@ -94,13 +81,9 @@ class Intake:
         """The same by what the sampler says of its length, which may be wrong; None where it says nothing."""
         return None if self._follow is None else self.newest + self._follow - serial
 
-    def same_epoch(self, one: TicketId, other: TicketId) -> bool:
-        """Whether two waiting serials belong to the same epoch."""
-        return all((one < first) == (other < first) for first, _ in self._epochs)
-
-    def add_unknown(self, lo: TicketId, hi: TicketId, base: TicketId, home: str = DEVICE) -> None:
-        """Tickets of the place that begins with serial ``base``, whose costs nobody knows."""
-        entry = Entry(lo, hi, base, home=home)
+    def add_unknown(self, lo: TicketId, hi: TicketId, place: Place) -> None:
+        """Tickets of the place whose costs nobody knows."""
+        entry = Entry(lo, hi, place)
         if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
             entry.inspect = True
             entry.priority -= self._policy.window / 2  # costs should be known when there is still a choice
@@ -109,33 +92,32 @@ class Intake:
     def add_costed(
         self,
         spans: Sequence[TicketSpan],
-        base: TicketId,
+        place: Place,
         cpu: Sequence[float],
         device: Sequence[float] | None,
         read: bool = False,
         between: Sequence[Sequence[Plan]] | None = None,
-        home: str = DEVICE,
     ) -> None:
-        """Queue tickets with predicted costs: where there is no device, neighbours as runs, else each alone.
+        """Queue tickets of a place with predicted costs: where there is no device, neighbours as runs, else each alone.
 
-        ``base``: first serial of their place; ``read``: the host read has been done and its result is held.
-        ``between``: the plans of each ticket that do a part on either lane. ``home``: the device lane that may.
+        ``read``: the host read has been done and its result is held. ``between``: the plans of each ticket that do a
+        part on either lane.
         """
         at = 0
         for lo, hi in spans:
             if device is None:
-                self._add_runs(lo, base, cpu[at : at + hi - lo], home)
+                self._add_runs(lo, place, cpu[at : at + hi - lo])
             else:
                 for number, serial in enumerate(serials(lo, hi), at):
                     plans = () if between is None else between[number]
-                    self._add_one(serial, base, cpu[number], device[number], read, plans, home)
+                    self._add_one(serial, place, cpu[number], device[number], read, plans)
             at += hi - lo
         self._since_route += at
         if self._has_device and self._since_route >= max(8, self._policy.window // 8):
             self._since_route = 0
             self.router.update(self.rank)
 
-    def _add_runs(self, first: TicketId, base: TicketId, costs: Sequence[float], home: str) -> None:
+    def _add_runs(self, first: TicketId, place: Place, costs: Sequence[float]) -> None:
         """Neighbours for the CPU, as runs from which leases are cut; those that are slow, or would be a lease by
         themselves, alone."""
         count, total = len(costs), sum(costs)
@@ -146,19 +128,19 @@ class Intake:
         start = 0
         for at in () if self._policy.whole_places or max(costs) <= limit else range(count):
             if not costs[at] <= limit:  # nan: nothing is known of it
-                self._add_run(TicketId(first + start), base, costs[start:at])
-                self._add_one(TicketId(first + at), base, costs[at], None, False, (), home, expected=True)
+                self._add_run(TicketId(first + start), place, costs[start:at])
+                self._add_one(TicketId(first + at), place, costs[at], None, False, (), expected=True)
                 start = at + 1
-        self._add_run(TicketId(first + start), base, costs[start:])
+        self._add_run(TicketId(first + start), place, costs[start:])
 
-    def _add_run(self, first: TicketId, base: TicketId, costs: Sequence[float]) -> None:
+    def _add_run(self, first: TicketId, place: Place, costs: Sequence[float]) -> None:
         if costs:
-            self._waiting.add(Entry.run(first, base, costs))
+            self._waiting.add(Entry.run(first, place, costs))
 
     def add_rest(self, entry: Entry) -> None:
         """A sample that was handed over waits for a lane that goes on with it."""
         if entry.cpu is not None:
-            entry.set_steps(hull(entry.cpu, entry.device, entry.between), entry.between)
+            entry.set_plans(entry.between)
             self._settle(entry)
         self._waiting.add(entry)
 
@@ -178,27 +160,26 @@ class Intake:
     def _add_one(
         self,
         serial: TicketId,
-        base: TicketId,
+        place: Place,
         cpu: float,
         device: float | None,
         read: bool,
         between: Sequence[Plan],
-        home: str,
         *,
         expected: bool = False,
     ) -> None:
         cost, other = self._guess(cpu, device)
-        entry = Entry(serial, TicketId(serial + 1), base, cost, other, home)
+        entry = Entry(serial, TicketId(serial + 1), place, cost, other)
         entry.read = read
         entry.cold = self.cold
         if cost is not None:
             if between and all(plan.cpu >= 0 <= plan.device for plan in between):  # none is nan
-                entry.set_steps(hull(cost, other, between), between)
+                entry.set_plans(between)
             if not expected:
                 self.pace.expect(cost, other, 1, entry.steps)
             self._settle(entry)
         elif other is not None and not self._policy.cpu_runs:
-            entry.side = home
+            entry.side = entry.home
         self._waiting.add(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:

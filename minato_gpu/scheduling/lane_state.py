@@ -31,14 +31,14 @@ class LaneState:
         self.home = name if self.is_device and policy.pins else kind
         self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0
-        self.even = False  # samples are known to cost much the same, so that many together take what is predicted
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1
         self._chunks = 0
         self._slow: set[int] = set()
         self._measurements, self.mean, self._variance = known or (0, 0.0, 0.0)  # the variance: of what one sample takes
         self._find_even()
-        self._limits = (
+        # the most samples of one dispatch, and its target in predicted seconds
+        self.limits = (
             (policy.micro_batch, policy.device_s) if self.is_device else (policy.chunk_samples, policy.chunk_s)
         )
 
@@ -70,6 +70,7 @@ class LaneState:
         self._find_even()
 
     def _find_even(self) -> None:
+        """Whether samples are known to cost much the same, so that many together take what is predicted."""
         self.even = self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
 
     @property
@@ -106,19 +107,11 @@ class LaneState:
         """Slots without a chunk."""
         return max(0, self.slots - self._chunks)
 
-    def chunk_limits(self) -> tuple[int, float]:
-        """The most samples of one dispatch and its target in predicted seconds."""
-        return self._limits
-
-    def is_low(self) -> bool:
-        """Whether a slot is free, or the work held ahead would not last a round trip, or half of it has been taken."""
+    def wants_more(self, *, low: bool = False) -> bool:
+        """Whether a slot is free, or the work held ahead would not last a round trip; ``low``: and half of that has
+        been taken, so that the lane should be given more, until it wants none."""
         count = self._chunks
-        return count < self.slots or (self.slots > 0 and count - self.slots < self._ahead(low=True))
-
-    def wants_more(self) -> bool:
-        """Whether a lane that was low should be given more than it has got since."""
-        count = self._chunks
-        return count < self.slots or (self.slots > 0 and count - self.slots < self._ahead(low=False))
+        return count < self.slots or (self.slots > 0 and count - self.slots < self._ahead(low=low))
 
     def _ahead(self, *, low: bool) -> int:
         """How many chunks it should hold beside those that its slots are at."""

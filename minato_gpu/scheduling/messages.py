@@ -48,6 +48,22 @@ def count(spans: Iterable[TicketSpan]) -> int:
     return sum(map(len, starmap(serials, spans)))
 
 
+def joined(spans: Iterable[TicketSpan]) -> list[TicketSpan]:
+    """The spans in their order, one that follows on the one before it as one with that."""
+    out: list[TicketSpan] = []
+    for lo, hi in spans:
+        if out and out[-1][1] == lo:
+            out[-1] = out[-1][0], hi
+        else:
+            out.append((lo, hi))
+    return out
+
+
+def alone(each: Iterable[TicketId]) -> Iterator[TicketSpan]:
+    """The span of each serial."""
+    return ((serial, TicketId(serial + 1)) for serial in each)
+
+
 CPU, DEVICE = "cpu", "device"
 
 

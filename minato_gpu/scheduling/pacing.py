@@ -63,11 +63,7 @@ class Pace:
         self._fresh = 0
         if self._recent and self.slots:
             cpu, device = zip(*self._recent, strict=True)
-            if self._cuttable:
-                seconds = self._drain(list(cpu), list(device))
-            else:
-                _, seconds = threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots)
-            self.tau = seconds / len(cpu)
+            self.tau = self._drain(list(cpu), list(device)) / len(cpu)
             self.cpu_tau = sum(cpu) / len(cpu) / self.cpu_slots if self.cpu_slots else 0.0
 
     def _drain(self, cpu: list[float], device: list[float]) -> float:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from minato_gpu.samples import SourceBatch, TicketId
-from minato_gpu.scheduling.messages import TicketSpan
+from minato_gpu.samples import TicketId
+from minato_gpu.scheduling.messages import Admitted, TicketSpan
 
 
 class Place:
-    """One batch of the sampler's order: serials ``first`` to ``end``, of which ``missing`` are not ready."""
+    """One batch of the sampler's order, as it was ``admitted``: serials ``first`` to ``end``.
 
-    __slots__ = ("end", "epoch", "failed", "first", "missing", "number")
+    ``missing``: samples that are not ready. Of these ``waiting`` wait for a lane, and of ``unfetched`` the bytes are on
+    their way from storage.
+    """
 
-    def __init__(self, number: SourceBatch, epoch: int, first: TicketId, size: int) -> None:
-        self.number = number
-        self.epoch = epoch
-        self.first = first
-        self.end = TicketId(first + size)
-        self.missing = size
+    __slots__ = ("admitted", "end", "epoch", "failed", "first", "missing", "number", "unfetched", "waiting")
+
+    def __init__(self, admitted: Admitted) -> None:
+        self.admitted = admitted
+        self.number = admitted.place
+        self.epoch = admitted.epoch
+        self.first = admitted.first
+        self.end = TicketId(admitted.first + admitted.size)
+        self.missing = admitted.size
+        self.waiting = self.unfetched = 0
         self.failed: list[TicketId] = []
 
 
@@ -38,6 +44,10 @@ class Places:
     def oldest(self) -> Place | None:
         """The oldest place that misses a sample."""
         return self._places[0] if self._places else None
+
+    def at(self, serial: TicketId) -> Place:
+        """The place that misses the sample of this serial."""
+        return self._places[bisect_right(self._firsts, serial) - 1]
 
     def finish(self, span: TicketSpan, failed: tuple[TicketId, ...] = ()) -> list[Place]:
         """The samples of ``span`` are ready (``failed`` of them as errors); returns the places now complete."""

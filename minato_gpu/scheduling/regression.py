@@ -50,13 +50,6 @@ class LogLinear:
         predicted: Array = self._basis(features) @ self._weights
         return predicted
 
-    def spread(self, features: Array) -> Array:
-        """Standard deviation of a log cost around ``predict``, shape (n,): noise and what is not yet learned."""
-        basis = self._basis(features)
-        precision = self._gram / self.sigma**2 + self._prior_precision
-        variance: Array = self.sigma**2 + (basis * np.linalg.solve(precision, basis.T).T).sum(axis=1)
-        return np.sqrt(variance)
-
     def learn(self, features: Array, logs: Array) -> None:
         """Take in log costs, shape (n,), of features of shape (n, features)."""
         if self.count == 0 and self.features:

@@ -104,14 +104,8 @@ def _decode(entry: JSON) -> Value:
 def _restore(key: str, value: JSON) -> Value:
     if key == "chunk" and isinstance(value, list):
         return _decode(value)
-    if key == "spans" or (key == "fetched" and value is not None):
-        return tuple((lo, hi) for lo, hi in value)
-    if key in ("failed", "ended", "settled", "splits"):
-        return tuple(value)
-    if key == "handed":
-        return tuple((offset, stage) for offset, stage in value)
     if key == "known" and value is not None:
         return m.LaneCosts(*value)
     if key == "between" and value is not None:
         return [[Plan(*plan) for plan in plans] for plans in value]
-    return value
+    return tuple(_restore("", each) for each in value) if isinstance(value, list) else value

@@ -100,10 +100,7 @@ class Router:
         """The threshold for these; ``left``: seconds of the CPU lane that what no device could take needs."""
         devices = [lane for lane in self._lanes.values() if lane.is_device]
         cpu = self._lanes.get(CPU)
-        if self._waiting.cuttable:
-            on_cpu, on_device, more = _steps(entries)
-        else:
-            on_cpu, on_device, more = [e.cpu or 0.0 for e in entries], [e.device or 0.0 for e in entries], 0.0
+        on_cpu, on_device, more = _steps(entries)
         ratio, _ = threshold(
             on_cpu,
             [self.price * seconds for seconds in on_device],

@@ -33,7 +33,7 @@ class Scheduler:
             FixedComposition(places, lateness) if policy.fixed else FreeComposition(places, lateness, policy.spreads)
         )
         self._ledger = Ledger(policy.budget_bytes)
-        self._work = Dispatcher(policy, self._ledger)
+        self._work = Dispatcher(policy, self._ledger, places)
         self._intake = self._work.intake
         self.fetching = self._work.fetching
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
@@ -70,8 +70,7 @@ class Scheduler:
         self._handlers[type(event)](event)
         self._compose()
         work.consumer_starves = self._starves
-        oldest = self._places.oldest
-        work.oldest_place = oldest.first if oldest is not None else TicketId(-1)
+        work.oldest = self._places.oldest
         work.samples_ready = self._ledger.pool + self._composed
         work.fill()
         if self.fetching.watches:
@@ -144,11 +143,10 @@ class Scheduler:
     # --- events -----------------------------------------------------------------------------------------
 
     def _resumed(self, event: m.Resumed) -> None:
-        self._next_order = event.order
-        self._composition.resume(event.order)
+        self._next_order = self._composition.next = event.order
 
     def _admitted(self, event: m.Admitted) -> None:
-        place = Place(event.place, event.epoch, event.first, event.size)
+        place = Place(event)
         self._composition.admit(place, event.size if event.batch is None else event.batch)
         if event.size == 0:
             return
@@ -156,31 +154,31 @@ class Scheduler:
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._intake.cold = True
         self._undelivered += event.size
-        end = TicketId(event.first + event.size)
-        self._intake.enter(event.epoch, event.first, end, event.follow)
+        self._intake.enter(place, event.follow)
         self._intake.pace.ending = event.last
         self._intake.pace.batch = max(event.size, self._intake.pace.batch)
         if event.fetched is None:
-            self._queue(event, event.first, end)
+            self._queue(place, place.first, place.end)
         else:
-            self._queue_fetched(self.fetching.admit(event))
+            self._queue_fetched(self.fetching.admit(place, event.fetched))
 
     def _queue_fetched(self, parts: Iterable[Part]) -> None:
         for part in parts:
             self._queue(*part)
 
-    def _queue(self, event: m.Admitted, lo: TicketId, hi: TicketId) -> None:
+    def _queue(self, place: Place, lo: TicketId, hi: TicketId) -> None:
         """Let lanes have these tickets."""
-        cpu, device, between, base = event.cpu, event.device, event.between, event.first
+        event = place.admitted
+        cpu, device, between, first = event.cpu, event.device, event.between, event.first
         if cpu is None or not (device is not None or cpu[0] == cpu[0]):
-            self._intake.add_unknown(lo, hi, base, event.home)
+            self._intake.add_unknown(lo, hi, place)
             return
         if hi - lo < event.size:
-            these = slice(lo - base, hi - base)
+            these = slice(lo - first, hi - first)
             cpu = cpu[these]
             device = None if device is None else device[these]
             between = None if between is None else between[these]
-        self._intake.add_costed([(lo, hi)], base, cpu, device, between=between, home=event.home)
+        self._intake.add_costed([(lo, hi)], place, cpu, device, between=between)
 
     def _ended(self, event: m.Ended) -> None:
         self._intake.pace.ending = True
@@ -188,9 +186,8 @@ class Scheduler:
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._work.retire(event.chunk)
         self._ledger.read(flight.chunk.size, event.nbytes)
-        place = flight.parts[0]
-        costs = event.cpu, event.device
-        self._intake.add_costed(flight.chunk.spans, place.base, *costs, True, event.between, place.home)
+        place, costs = flight.parts[0].place, (event.cpu, event.device)
+        self._intake.add_costed(flight.chunk.spans, place, *costs, True, event.between)
 
     def _finished(self, event: m.Finished) -> None:
         flight = self._work.flights.get(event.chunk)
@@ -324,10 +321,10 @@ class Scheduler:
         serials = tuple(cut(spans, offset, offset + 1)[0][0] for offset in failed)
         if flight.done or done < flight.size:
             spans = cut(spans, flight.done, done)
-        flight.done = done
+        flight.done, epoch = done, flight.parts[0].place.epoch  # a chunk has one epoch
         for span in spans:
             among = tuple(serial for serial in serials if span[0] <= serial < span[1])
-            self._composition.finished(span, among, self._places.finish(span, among))
+            self._composition.finished(epoch, span, among, self._places.finish(span, among))
 
     def _compose(self) -> None:
         """Compose what can be; out of order only for a consumer that waits or has fewer batches than it should."""

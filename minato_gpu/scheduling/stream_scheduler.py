@@ -20,23 +20,22 @@ from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.policy import Policy
 
 
-class _Worker:
-    def __init__(self) -> None:
-        self.open = True
-        self.tickets: set[TicketId] = set()  # sent and not finished
-
-
 class StreamScheduler:
     """One epoch of an iterable data set. ``prefetch``: tickets that each of the ``workers`` holds."""
+
+    pending = False  # no lane that becomes free would be given something: workers hold their tickets ahead
+    awaited = None  # every batch is reported by the worker whose turn it is
+    idle_slots = 0
 
     def __init__(self, policy: Policy, workers: int, prefetch: int = 2) -> None:
         self.policy = policy
         self.prefetch = prefetch
-        self._workers = [_Worker() for _ in range(workers)]
+        self.lane_costs: Mapping[str, m.LaneCosts] = {}  # whose turn it is does not depend on what samples take
+        self._workers = workers
+        self._open = set(range(workers))  # those whose streams have not ended
         self._ledger = Ledger(policy.budget_bytes)
         self._lateness = policy.max_lateness
-        self._owners: dict[TicketId, int] = {}  # ticket -> worker, until finished or dropped
-        self._running: list[TicketId] = []  # tickets by number, with those that are finished or dropped
+        self._owners: dict[TicketId, int] = {}  # rising ticket -> worker, until finished or dropped
         self._finished: list[TicketId] = []  # tickets by number: ready and in no batch
         self._failed: set[TicketId] = set()
         self._order = OutputBatch(0)  # batches composed
@@ -74,32 +73,14 @@ class StreamScheduler:
         return out
 
     @property
-    def lane_costs(self) -> Mapping[str, m.LaneCosts]:
-        """Nothing: whose turn it is does not depend on what samples take."""
-        return {}
-
-    @property
     def end(self) -> OutputBatch | None:
         """How many batches the epoch has, once every stream has ended; None until then."""
-        if any(worker.open for worker in self._workers):
-            return None
-        return OutputBatch(self._order + len(self._finished) + len(self._owners))
-
-    @property
-    def pending(self) -> bool:
-        """Whether a lane that becomes free would be given something: never, workers hold their tickets ahead."""
-        return False
+        return None if self._open else OutputBatch(self._order + len(self._finished) + len(self._owners))
 
     @property
     def room(self) -> int:
         """How many more tickets may be sent."""
-        open_workers = sum(worker.open for worker in self._workers)
-        return self.prefetch * open_workers - self._held()
-
-    @property
-    def awaited(self) -> None:
-        """Every batch is reported by the worker whose turn it is."""
-        return None
+        return self.prefetch * len(self._open) - self._held
 
     def wake_at(self) -> float | None:
         """Never: there is nothing to look into."""
@@ -119,15 +100,12 @@ class StreamScheduler:
         self._order = self._delivered = event.order
         self._next_ticket = TicketId(event.order)  # each batch is one ticket
         self._turn = event.turn
-        for worker in event.ended:
-            self._workers[worker].open = False
+        self._open.difference_update(event.ended)
 
     def _finish(self, event: m.Finished) -> None:
         ticket = TicketId(event.chunk)
-        worker = self._owners.pop(ticket, None)
-        if worker is None:
+        if self._owners.pop(ticket, None) is None:
             return
-        self._workers[worker].tickets.discard(ticket)
         self._ledger.ready(1, event.nbytes)
         heappush(self._finished, ticket)
         if event.failed:
@@ -135,28 +113,21 @@ class StreamScheduler:
 
     def _exhaust(self, ticket: TicketId) -> None:
         """The ticket's stream has ended: it and all later tickets of the worker drop out of the order."""
-        owner = self._owners.get(ticket)
-        if owner is None:
+        worker = self._owners.get(ticket)
+        if worker is None:
             return
-        worker = self._workers[owner]
-        worker.open = False
-        for dropped in [number for number in worker.tickets if number >= ticket]:
-            worker.tickets.discard(dropped)
+        self._open.discard(worker)
+        for dropped in [number for number, owner in self._owners.items() if owner == worker and number >= ticket]:
             del self._owners[dropped]
             self._ledger.running -= 1
 
     # --- composition ------------------------------------------------------------------------------------------
 
-    def _oldest_running(self) -> TicketId | None:
-        while self._running and self._running[0] not in self._owners:
-            heappop(self._running)
-        return self._running[0] if self._running else None
-
     def _composable(self) -> TicketId | None:
         """The ticket to deliver next, if there is one."""
         if not self._finished:
             return None
-        ticket, oldest = self._finished[0], self._oldest_running()
+        ticket, oldest = self._finished[0], next(iter(self._owners), None)
         if oldest is None or ticket < oldest:
             return ticket
         eager = self._asked or len(self._undelivered) < self.policy.compose_ahead
@@ -177,21 +148,20 @@ class StreamScheduler:
 
     # --- sending ----------------------------------------------------------------------------------------------
 
+    @property
     def _held(self) -> int:
         return len(self._owners) + len(self._finished) + len(self._undelivered)
 
     def _send(self) -> list[m.Instruction]:
         """Give the next tickets to the workers whose turn it is."""
         out: list[m.Instruction] = []
-        while self._started and self.room > 0 and (not self._held() or self._ledger.fits(1, len(self._workers))):
+        while self._started and self.room > 0 and (not self._held or self._ledger.fits(1, self._workers)):
             worker = self._next_worker()
             if worker is None:
                 break
             ticket = self._next_ticket
             self._next_ticket = TicketId(ticket + 1)
             self._owners[ticket] = worker
-            self._workers[worker].tickets.add(ticket)
-            heappush(self._running, ticket)
             self._ledger.running += 1
             chunk = m.Chunk(ticket, m.CPU, "next", ((ticket, TicketId(ticket + 1)),), 0.0, worker=worker)
             out.append(m.Dispatch(chunk))
@@ -199,10 +169,12 @@ class StreamScheduler:
 
     def _next_worker(self) -> int | None:
         """The next in rotation whose stream is open; out of order one that holds too many loses its turn."""
-        for step in range(len(self._workers)):
-            at = (self._turn + step) % len(self._workers)
-            worker = self._workers[at]
-            if worker.open and (self._lateness == 0 or len(worker.tickets) < self.prefetch):
-                self._turn = (at + 1) % len(self._workers)
+        for step in range(self._workers):
+            at = (self._turn + step) % self._workers
+            if at in self._open and (self._lateness == 0 or self._sent_to(at) < self.prefetch):
+                self._turn = (at + 1) % self._workers
                 return at
         return None
+
+    def _sent_to(self, worker: int) -> int:
+        return sum(owner == worker for owner in self._owners.values())

@@ -16,7 +16,8 @@ from itertools import accumulate
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.messages import DEVICE as DEVICE
-from minato_gpu.scheduling.plans import Plan, Step, rest
+from minato_gpu.scheduling.places import Place
+from minato_gpu.scheduling.plans import Plan, Step, hull, rest
 
 NEAR = 15  # heap items looked at for one to steal
 FASTER = 1e300  # a ratio above every finite threshold, and below the infinite one that sends nothing to a device
@@ -28,8 +29,8 @@ class Entry:
 
     Of a run ``cpu`` is the mean; ``sums`` are its costs added up, from serial ``begin`` on (empty: all cost the same).
     A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``ratio`` says how much dearer
-    the CPU is than the device: the larger, the more the device lane gains. ``base`` is the first serial of its place,
-    ``home`` the side of the device lane that may have it.
+    the CPU is than the device: the larger, the more the device lane gains. ``home`` is the side of the
+    device lane that may have it.
     ``inspect`` marks tickets whose costs must be read from their headers first, ``read`` those whose host read is held.
 
     One that can be cut has the plans ``between`` as well, and the ``steps`` between those worth having. ``at``: the
@@ -38,40 +39,18 @@ class Entry:
     then takes the fastest of its plans, however scarce the device is.
     """
 
-    charge: float | None  # the seconds that it counts with where it waits
-
     __slots__ = (
-        "at",
-        "base",
-        "begin",
-        "between",
-        "charge",
-        "cold",
-        "cpu",
-        "device",
-        "haste",
-        "hi",
-        "home",
-        "inspect",
-        "lo",
-        "priority",
-        "ratio",
-        "read",
-        "side",
-        "slow",
-        "steps",
-        "sums",
-        "waits",
+        *("at", "begin", "between", "charge", "cold", "cpu", "device", "haste", "hi", "home", "inspect", "lo", "place"),
+        *("priority", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
     )
 
     def __init__(
         self,
         lo: TicketId,
         hi: TicketId,
-        base: TicketId,
+        place: Place,
         cpu: float | None = None,
         device: float | None = None,
-        home: str = DEVICE,
     ) -> None:
         self.lo = lo
         self.hi = hi
@@ -79,9 +58,9 @@ class Entry:
         self.device = device
         self.inspect = False
         self.read = False
-        self.base = base
-        self.home = home
-        self.priority = float(base)
+        self.place = place
+        self.home = place.admitted.home
+        self.priority = float(place.first)
         self.cold = False
         self.side = CPU
         self.slow = False
@@ -91,14 +70,16 @@ class Entry:
         self.sums: Sequence[float] = ()
         self.between: Sequence[Plan] = ()
         self.steps: tuple[Step, ...] | None = None
+        self.haste = FASTER
+        self.charge: float | None = None  # the seconds that it counts with where it waits
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
     @classmethod
-    def run(cls, first: TicketId, base: TicketId, costs: Sequence[float]) -> Entry:
+    def run(cls, first: TicketId, place: Place, costs: Sequence[float]) -> Entry:
         """Serials from ``first`` on, which cost so much on the CPU; nan where that is not known."""
         sums = list(accumulate(costs, initial=0.0))
         known = sums[-1] == sums[-1]
-        entry = cls(first, TicketId(first + len(costs)), base, sums[-1] / len(costs) if known else None)
+        entry = cls(first, TicketId(first + len(costs)), place, sums[-1] / len(costs) if known else None)
         if known:
             entry.sums = sums
         return entry
@@ -119,19 +100,17 @@ class Entry:
 
     def part(self, lo: TicketId, hi: TicketId) -> Entry:
         """A new entry for some of the serials, otherwise the same."""
-        entry = Entry(lo, hi, self.base, self.cpu, self.device, self.home)
-        if self.sums:
-            entry.begin, entry.sums = self.begin, self.sums
-            entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
+        entry = Entry(lo, hi, self.place, self.cpu, self.device)
+        entry.begin, entry.sums = self.begin, self.sums
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
-        entry.at, entry.between = self.at, self.between
-        if self.steps is not None:
-            entry.steps, entry.haste = self.steps, self.haste
+        entry.at, entry.between, entry.steps, entry.haste = self.at, self.between, self.steps, self.haste
+        if self.sums:
+            entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
         return entry
 
-    def set_steps(self, steps: tuple[Step, ...], between: Sequence[Plan]) -> None:
-        """The sample can be cut between two stages; ``steps`` are the cuts worth having (see plans.py).
+    def set_plans(self, between: Sequence[Plan]) -> None:
+        """The sample can be cut between two stages; the steps are the cuts worth having (see plans.py).
 
         The more steps the threshold allows, the more of the sample goes to the device. The entry's ratio is that of the
         last step, if that one leaves everything to the device: where the threshold allows it, the entry waits for the
@@ -141,14 +120,23 @@ class Entry:
         the device ends it, at 1 the device does all of it. A single step that leaves everything to the device is no
         cut: such an entry waits like that of any other sample.
         """
+        assert self.cpu is not None
         self.between = between
-        if steps and steps[-1].plan.cpu > 0:  # the device cannot do all of it, or should not
-            self.ratio = 0.0
-        elif len(steps) < 2:
-            return
-        else:
-            self.ratio = steps[-1].ratio
-        self.steps, self.haste = steps, FASTER
+        steps = hull(self.cpu, self.device, between)
+        if steps and (len(steps) > 1 or steps[-1].plan.cpu > 0):
+            self.steps = steps
+
+    def suit(self, patience: float) -> None:
+        """Say anew which lane suits it. What takes the CPU longer than ``patience`` seconds would hold up the window:
+        it takes the fastest of its plans, whatever the ratio."""
+        urgent = self.cpu is not None and self.cpu > patience
+        if self.steps is not None:
+            last = self.steps[-1]
+            gain = last.ratio if not urgent else FASTER if last.ratio > 1.0 else 0.0
+            self.ratio, self.haste = gain if last.plan.cpu <= 0 else 0.0, 1.0 if urgent else FASTER
+        elif self.cpu is not None and self.device is not None:
+            faster = self.device <= 0 or (urgent and self.device < self.cpu)
+            self.ratio = FASTER if faster else self.cpu / self.device
 
     def cut(self, threshold: float) -> Plan | None:
         """The plan to begin with on the CPU at this threshold; None: it stays there to the end."""
@@ -163,7 +151,7 @@ class Entry:
 
     def rest(self, serial: TicketId, split: int) -> Entry:
         """A new entry for one of the serials, whose stages before ``split`` are done."""
-        entry = Entry(serial, TicketId(serial + 1), self.base, home=self.home)
+        entry = Entry(serial, TicketId(serial + 1), self.place)
         entry.read, entry.at, entry.cold = True, split, self.cold
         if self.cpu is not None:
             entry.cpu, entry.device, entry.between = rest(self.cpu, self.between, split)
@@ -191,17 +179,13 @@ class Waiting:
         self._entries: dict[TicketId, Entry] = {}
         self._oldest: list[TicketId] = []
         self._seconds = dict.fromkeys(self._sides, 0.0)
-        self._samples: dict[TicketId, int] = {}  # first serial of a place -> its samples that wait
         self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
-        self.cuttable = 0  # entries with steps
 
     def add(self, entry: Entry) -> None:
         """Queue an entry on its side."""
         entry.waits = True
-        if entry.steps is not None:
-            self.cuttable += 1
         self._entries[entry.lo] = entry
-        self._samples[entry.base] = self._samples.get(entry.base, 0) + entry.hi - entry.lo
+        entry.place.waiting += entry.hi - entry.lo
         heappush(self._oldest, entry.lo)
         if len(self._oldest) > 64 + 4 * len(self._entries):
             self._oldest = sorted(self._entries)
@@ -238,12 +222,8 @@ class Waiting:
     def take(self, entry: Entry, count: int) -> None:
         """Remove the first ``count`` serials of the entry; the rest keeps waiting."""
         entry.waits = False
-        if entry.steps is not None:
-            self.cuttable -= 1
         del self._entries[entry.lo]
-        left = self._samples.pop(entry.base) - (entry.hi - entry.lo)
-        if left:
-            self._samples[entry.base] = left
+        entry.place.waiting -= entry.hi - entry.lo
         self._account(entry, -1)
         if entry.lo + count < entry.hi:
             self.add(entry.part(TicketId(entry.lo + count), entry.hi))
@@ -272,10 +252,6 @@ class Waiting:
         self._top(heap, side)
         items = [item for item in heap[:NEAR] if item[2].waits and item[2].side == side]
         return [item[2] for item in sorted(items)]
-
-    def samples_of(self, base: TicketId) -> int:
-        """How many samples wait of the place that begins with serial ``base``."""
-        return self._samples.get(base, 0)
 
     def at(self, lo: TicketId) -> Entry | None:
         """The entry that begins with serial ``lo``."""

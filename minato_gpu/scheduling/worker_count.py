@@ -14,6 +14,7 @@ from __future__ import annotations
 from math import ceil
 
 _SHORTEST_S, _BATCHES = 0.5, 8  # an interval has at least so many seconds, and batches
+_SHORT = ("preparation", "lateness")  # causes of a wait that more workers might end
 _WAITS = 0.05  # share of an interval that the consumer waits, from which on more would be better
 _CONTENT = 0.01  # and below which nothing is short
 _IDLE = 0.1  # share of the workers
@@ -41,18 +42,23 @@ class WorkerCount:
         self._batches = self._samples = 0
         self._waited_s = self._idle = 0.0
 
-    def delivered(self, now: float, samples: int, waited_s: float, idle: int) -> int:
-        """A batch was delivered, after the consumer had waited so long for its samples to be prepared; ``idle``
-        workers have nothing to do. Returns how many should be at work from now on."""
+    def waited(self, cause: str, seconds: float) -> None:
+        """The consumer has waited for its next batch."""
+        if cause in _SHORT:
+            self._waited_s += seconds
+
+    def delivered(self, now: float, samples: int, idle: int) -> bool:
+        """A batch was delivered, and ``idle`` workers have nothing to do. Returns whether there should be more or fewer
+        at work from now on."""
+        before = self.workers
         self._batches += 1
         self._samples += samples
-        self._waited_s += waited_s
         self._idle += idle
         elapsed = now - self._since
         if self._batches >= _BATCHES and elapsed >= _SHORTEST_S:
             self._decide(now, self._samples / elapsed, self._waited_s / elapsed, self._idle / self._batches)
             self.begin(now)
-        return self.workers
+        return self.workers != before
 
     def _decide(self, now: float, rate: float, waits: float, idle: float) -> None:
         if self._since < self._settled_at:

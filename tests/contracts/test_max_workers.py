@@ -31,10 +31,13 @@ class Restless:
     def begin(self, now: float) -> None:
         """An epoch begins."""
 
-    def delivered(self, now: float, samples: int, waited_s: float, idle: int) -> int:
+    def waited(self, cause: str, seconds: float) -> None:
+        """The consumer has waited."""
+
+    def delivered(self, now: float, samples: int, idle: int) -> bool:
         """A batch was delivered."""
-        self.workers = self._random.randint(self.least, self.most)
-        return self.workers
+        before, self.workers = self.workers, self._random.randint(self.least, self.most)
+        return self.workers != before
 
 
 @pytest.fixture(autouse=True)

@@ -119,9 +119,9 @@ def test_an_error_that_nobody_asks_for_keeps_nothing_alive() -> None:
     loader = DataLoader(DATA, None, sampler=RaisesOnce(8), num_workers=1)
     iterator = iter(loader)
     engine = iterator._engine
-    while engine._epochs.raised.kept is None:
+    while engine.epochs.raised.kept is None:
         next(iterator)
-    text = "".join(engine._epochs.raised.kept.__notes__)
+    text = "".join(engine.epochs.raised.kept.__notes__)
     assert "index server is away" in text and "in __next__" in text and "resuming.py" in text
     left = weakref.ref(iterator)
     gc.disable()

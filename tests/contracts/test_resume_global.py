@@ -399,7 +399,7 @@ def _resumed(state: Any, ranks: int) -> list[Any]:
     for loader in _ranks(ranks):
         torch.manual_seed(77)
         loader.load_state_dict(through_json(state))
-        loader._session.take_pending(loader)  # what iter() does first: it then may draw
+        loader._session.take_pending()  # what iter() does first: it then may draw
         found.append(torch.get_rng_state())
     return found
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from minato_gpu.engine.deaths import LOOPS, Deaths
-from minato_gpu.engine.run import Parts, Run, Sent
+from minato_gpu.engine.parts import Parts
+from minato_gpu.engine.run import Run, Sent
 from minato_gpu.lanes.base import Features, Handed
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import WorkerDied
@@ -127,7 +128,7 @@ def test_what_others_repeat_was_begun_and_neither_reported_nor_taken_back(
     floor: Floor, stop: int, repeated: int
 ) -> None:
     scheduler, log = SimpleNamespace(handle=lambda event: []), Telemetry(None, 0.0)
-    run = Run(1, cast(Any, scheduler), Parts({}, floor.assembly))
+    run = Run(1, Parts(cast(Any, None), {}, floor.assembly, lambda: cast(Any, scheduler)))
     run.sent[CHUNK.number] = sent = Sent(CHUNK, 0, 0.0)
     sent.done, sent.stop = 2, stop
     run.lost(cast(Any, SimpleNamespace(name="cpu")), replace(EXIT, claim=Claim(1, CHUNK.number, 5, 0)), log)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minato_gpu import DataLoader
+from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
-from minato_gpu.engine.run import Parts
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import TicketId
@@ -33,7 +33,7 @@ def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:
     scheduler: Any = SimpleNamespace(awaited=None, lane_costs={})
     links: Any = SimpleNamespace(bell=None, completions=None)
     lane: Any = SimpleNamespace(name="cpu", receive=receive)
-    pump = Pump(links, Parts({"cpu": lane}, assembly), lambda: scheduler)
+    pump = Pump(Parts(links, {"cpu": lane}, assembly, lambda: scheduler))
     pump.run.number = 1
     return pump
 

@@ -165,10 +165,10 @@ class _Opening:
             self.awaited.set()
             await_graphs(lane)
 
-        def look(plan: Any, policy: Any, links: Any, lanes: dict[str, Any], *rest: Any) -> Any:
+        def look(plan: Any, links: Any, lanes: dict[str, Any], *rest: Any) -> Any:
             self.opened.append(lanes["device"]._built.is_set())
             self.awaited.set()
-            return engine(plan, policy, links, lanes, *rest)
+            return engine(plan, links, lanes, *rest)
 
         monkeypatch.setattr(BuildAhead, "open", then_build)
         monkeypatch.setattr(DeviceLane, "await_graphs", awaited)

@@ -15,15 +15,15 @@ FAULTS = (
     Fault(
         "free batches come one batch later than max_lateness",
         "scheduling/composition.py",
-        "return oldest is not None and oldest.number <= self._next - self._lateness",
-        "return oldest is not None and oldest.number < self._next - self._lateness",
+        "return oldest is not None and oldest.number <= self.next - self._lateness",
+        "return oldest is not None and oldest.number < self.next - self._lateness",
         ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_lateness.py"),
     ),
     Fault(
         "fixed batches come one batch later than max_lateness",
         "scheduling/composition.py",
-        "bool(self._complete) and oldest.number <= self._next - self._lateness",
-        "bool(self._complete) and oldest.number < self._next - self._lateness",
+        "bool(self._complete) and super().held_back",
+        "bool(self._complete) and self._places.oldest.number < self.next - self._lateness",
         ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_lateness.py"),
     ),
     Fault(
@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "a failed sample that changed places is told of as the other",
         "scheduling/composition.py",
-        "        if self._in_place_of:\n            spans = self._real(spans)\n",
-        "",
+        "joined(alone(sorted(swapped.pop(each, each) for each in tickets(spans))))",
+        "joined(alone(sorted(tickets(spans))))",
         ("scheduling/test_scheduler.py", "contracts/test_survivors.py"),
     ),
     Fault(
@@ -67,7 +67,7 @@ FAULTS = (
     Fault(
         "nothing is set aside for the oldest place",
         "scheduling/dispatch.py",
-        "reserved = 0 if entry.base == self.oldest_place else self._not_begun(self.oldest_place)",
+        "reserved = 0 if entry.place is self.oldest else self._not_begun()",
         "reserved = 0",
         ("scheduling/test_pacing.py", "scheduling/test_scheduler.py", "contracts/test_memory.py"),
     ),
@@ -145,7 +145,7 @@ FAULTS = (
     Fault(
         "after a delivery nothing else seems to be in flight",
         "engine/epochs.py",
-        "return m.Delivered(now, order, step_s, self._pump.assembly.holdings.bytes)",
+        "return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)",
         "return m.Delivered(now, order, step_s)",
         ("contracts/test_memory.py",),
     ),
@@ -193,7 +193,7 @@ FAULTS = (
     Fault(
         "a lease reaches into the next epoch",
         "scheduling/dispatch.py",
-        "if following is None or not self.intake.same_epoch(entry.lo, following.lo):",
+        "if following is None or entry.place.epoch != following.place.epoch:",
         "if following is None:",
         ("scheduling/test_epochs.py", "scheduling/test_scheduler.py", "contracts/test_content.py"),
         "70f827a",

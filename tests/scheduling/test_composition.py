@@ -6,6 +6,7 @@ import pytest
 
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
+from minato_gpu.scheduling.messages import Admitted
 from minato_gpu.scheduling.places import Place, Places
 from tests.tickets import span
 
@@ -20,14 +21,15 @@ class Composer:
         made = FixedComposition(self.places, lateness) if fixed else FreeComposition(self.places, lateness)
         self.composition: FixedComposition | FreeComposition = made
         for number, epoch in enumerate(epochs):
-            place = Place(SourceBatch(number), epoch, TicketId(SIZE * number), SIZE)
+            place = Place(Admitted(0.0, SourceBatch(number), epoch, TicketId(SIZE * number), SIZE))
             self.composition.admit(place, SIZE)
             self.places.admit(place)
 
     def finish(self, place: int) -> None:
         """All samples of the place are ready."""
         whole = span(SIZE * place, SIZE * place + SIZE)
-        self.composition.finished(whole, (), self.places.finish(whole))
+        epoch = self.places.at(whole[0]).epoch
+        self.composition.finished(epoch, whole, (), self.places.finish(whole))
 
     def composed(self, *, eager: bool) -> tuple[tuple[int, int], ...] | None:
         """The samples of the next batch, if it is composed."""

@@ -50,7 +50,8 @@ def test_what_is_worse_in_both_or_worse_than_a_mixture_is_left_out() -> None:
 
 def test_an_entry_is_cut_where_the_threshold_says() -> None:
     entry = entry_of(0, 1, 0, 6.0, 2.0)
-    entry.set_steps(hull(6.0, 2.0, [Plan(2, 3.0, 0.5)]), [Plan(2, 3.0, 0.5)])
+    entry.set_plans([Plan(2, 3.0, 0.5)])
+    entry.suit(patience=inf)
     assert entry.ratio == 2.0  # of the last step: from there on everything is the device's
     assert [plan and plan.split for plan in map(entry.cut, (inf, 7.0, 6.0, 3.0))] == [None, None, 2, 2]
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
 from tests.tickets import entry_of
@@ -50,8 +49,8 @@ def test_a_run_is_taken_piece_by_piece_and_keeps_its_place() -> None:
     waiting.take(run, 4)
     rest = waiting.first(CPU)
     assert rest is not None
-    assert (rest.lo, rest.hi, rest.base, rest.cpu) == (4, 10, 0, 1e-6)
-    assert waiting.samples_of(TicketId(0)) == 6
+    assert (rest.lo, rest.hi, rest.place.first, rest.cpu) == (4, 10, 0, 1e-6)
+    assert rest.place.waiting == 6
     assert waiting.seconds(CPU) == pytest.approx(6e-6)
 
 

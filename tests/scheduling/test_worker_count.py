@@ -27,7 +27,8 @@ class Training:
             took_s = max(prepared_s, self.step_s)
             idle = int(self.count.workers * (1 - prepared_s / took_s))
             self.now += took_s
-            self.count.delivered(self.now, BATCH, took_s - self.step_s, idle)
+            self.count.waited("preparation", took_s - self.step_s)
+            self.count.delivered(self.now, BATCH, idle)
             self.seen.append(self.count.workers)
 
     def later(self, seconds: float) -> list[int]:

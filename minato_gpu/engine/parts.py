@@ -1,0 +1,59 @@
+"""What an engine is made of, and what it is to do, as the loader's arguments say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from minato_gpu.engine.deaths import Deaths
+from minato_gpu.engine.read_ahead import ReadAhead
+from minato_gpu.estimates.estimator import Estimator
+from minato_gpu.faults.watchdog import Watchdog
+from minato_gpu.lanes.contract import Lane
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.observe.event_log import EventLog
+from minato_gpu.observe.facts import NOBODY, Facts
+from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.scheduling.messages import DEVICE
+from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.scheduling.stream_scheduler import StreamScheduler
+from minato_gpu.scheduling.worker_count import WorkerCount
+from minato_gpu.window.assembly import Assembly
+
+AnyScheduler = Scheduler | StreamScheduler
+
+
+@dataclass(frozen=True)
+class Parts:
+    """``lanes`` by name, first the CPU's. ``recorder`` of the scheduler's events. ``reads``: samples' bytes are read
+    ahead, of ``read_ahead`` batches beyond the window. ``order_log``: records the order of delivery, or replays one.
+    ``worker_count``: decides how many workers are at work, if their number may change. ``watchdog``: notices
+    workers and lanes that hang.
+
+    ``window``: batches admitted and not delivered, of ``batch`` samples each. ``homes``: which device lanes may prepare
+    the batches of an epoch, in turn. ``streams``: every worker iterates the data set for itself, so that nothing is
+    drawn here, and an epoch ends when its streams do. ``cuts``: samples may go on from one lane to another.
+    ``timeout``: seconds that the consumer waits for a batch, 0 for no limit. ``replaces``: a worker that dies is
+    replaced, where it can be.
+    """
+
+    links: WorkerChannels
+    lanes: Mapping[str, Lane]
+    assembly: Assembly
+    make_scheduler: Callable[[], AnyScheduler]
+    estimates: Estimator | None = None
+    recorder: EventLog | None = None
+    reads: ReadAhead | None = None
+    deaths: Deaths = field(default_factory=Deaths)
+    facts: Facts = NOBODY
+    order_log: OrderLog | None = None
+    worker_count: WorkerCount | None = None
+    watchdog: Watchdog | None = None
+    window: int = 1
+    batch: int = 1
+    homes: Sequence[str] = (DEVICE,)
+    streams: bool = False
+    cuts: bool = False
+    timeout: float = 0.0
+    replaces: bool = False
+    read_ahead: int = 0
