@@ -72,7 +72,7 @@ class LateLane:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.some_came, self.is_open = threading.Event(), False
         self.held: list[TicketId] = []
-        receive, admit, open_, opened = ReadAhead.receive, ReadAhead.admit, DeviceLane._open, Pump._opened
+        receive, admit, open_, opened = ReadAhead.receive, ReadAhead.admit, DeviceLane._open, Pump._change
 
         def admitted(ahead: ReadAhead, record: Record) -> list[TicketSpan]:
             self.held += tickets(admit(ahead, record))
@@ -86,14 +86,14 @@ class LateLane:
             assert self.some_came.wait(60)
             open_(lane)
 
-        def note(pump: Pump, lane: Any, message: Any) -> None:
-            opened(pump, lane, message)
+        def note(pump: Pump, lane: Any, slots: int) -> None:
+            opened(pump, lane, slots)
             self.is_open = self.is_open or isinstance(lane, DeviceLane)
 
         monkeypatch.setattr(ReadAhead, "admit", admitted)
         monkeypatch.setattr(ReadAhead, "receive", received)
         monkeypatch.setattr(DeviceLane, "_open", open_late)
-        monkeypatch.setattr(Pump, "_opened", note)
+        monkeypatch.setattr(Pump, "_change", note)
 
     def let_go(self) -> list[TicketSpan]:
         """What the scheduler is told of now."""
