@@ -19,11 +19,11 @@ from minato_gpu.delivery import EpochView
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.memory.accelerator import ranges
-from minato_gpu.observe.counting import carried, counters
+from minato_gpu.observe.counting import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
 from minato_gpu.observe.metrics_server import exported_at
+from minato_gpu.observe.shared_service import Told
 from minato_gpu.observe.subscribers import add_ranges, add_trace
-from minato_gpu.observe.told import Counts, Told
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
-from minato_gpu.observe.private_folder import PrivateFolder
-from minato_gpu.observe.told import PROTOCOL
+from minato_gpu.observe import sockets
 from minato_gpu.samples import JSON
 
 TIMEOUT_S = 5.0
@@ -41,44 +41,39 @@ class JobState(NamedTuple):
 
 def ask(pid: int, timeout: float = TIMEOUT_S) -> JobState:
     """Ask that process, and wait for ``timeout`` seconds at most. Raises NoAnswer."""
-    folder = _folder()
-    try:
-        return _asked(folder, pid, timeout)
-    finally:
-        folder.close()
+    for each, name in _found():
+        if each == pid:
+            with suppress(PermissionError):
+                return _asked(pid, name, timeout)
+    raise NoAnswer(f"process {pid} has no loader with workers at work, or has ended")
 
 
 def ask_all(timeout: float = TIMEOUT_S) -> Iterator[JobState | NoAnswer]:
-    """Ask every process that listens; sockets that killed ones have left are removed."""
-    folder = _folder()
-    try:
-        for pid in folder.pids():
-            folder.remove_stale(pid)
-        for pid in folder.pids():
+    """Ask every process that listens, but other users'."""
+    for pid, name in _found():
+        with suppress(PermissionError):
             try:
-                yield _asked(folder, pid, timeout)
+                yield _asked(pid, name, timeout)
             except NoAnswer as error:
                 yield error
-    finally:
-        folder.close()
 
 
-def _folder() -> PrivateFolder:
+def _found() -> list[tuple[int, str]]:
     try:
-        return PrivateFolder()
+        return sockets.found()
     except OSError as error:
         raise NoAnswer(f"no process can be asked: {error}") from error
 
 
-def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
+def _asked(pid: int, name: str, timeout: float) -> JobState:
+    """Raises PermissionError where that is another user's."""
     try:
-        with folder.connect(pid, timeout) as connection:
+        with sockets.connect(name, timeout) as connection:
             answer = _read(connection, monotonic() + timeout)
-    except (FileNotFoundError, ConnectionError) as error:
-        folder.remove_stale(pid)
-        raise NoAnswer(
-            f"process {pid} has no loader with workers at work, or has ended (nothing listens in {folder.path})"
-        ) from error
+    except PermissionError:
+        raise
+    except ConnectionError as error:
+        raise NoAnswer(f"process {pid} has no loader with workers at work, or has ended") from error
     except TimeoutError as error:
         raise NoAnswer(f"process {pid} does not answer within {timeout:g} seconds") from error
     except OSError as error:
@@ -86,7 +81,7 @@ def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
     try:
         return _parsed(answer)
     except (ValueError, KeyError, TypeError) as error:
-        raise NoAnswer(f"what answers for process {pid} in {folder.path} is no loader of this version") from error
+        raise NoAnswer(f"what answers for process {pid} is no loader of this version") from error
 
 
 def _read(connection: socket.socket, until: float) -> bytes:
@@ -107,7 +102,7 @@ def _read(connection: socket.socket, until: float) -> bytes:
 def _parsed(answer: bytes) -> JobState:
     """Raises ValueError, KeyError or TypeError where it is none."""
     first, *lines = map(json.loads, answer.decode().splitlines())
-    if first["protocol"] != PROTOCOL:
+    if first["protocol"] != sockets.PROTOCOL:
         raise ValueError
     loaders = [_loader(line) for line in lines]
     return JobState(int(first["pid"]), str(first["command"]), first.get("rank"), loaders)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from minato_gpu.observe.told import Counts, Key
 from minato_gpu.samples import JSON
+
+Key = tuple[str, str]
+"""A counter: its name, and which of several it is (a lane, a cause, a tier; "" where there is one)."""
+
+Counts = Mapping[Key, float]
 
 _OF_EPOCH = {
     "samples": "samples_delivered",

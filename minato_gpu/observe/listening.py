@@ -16,56 +16,31 @@ from time import perf_counter
 
 from minato_gpu import report
 from minato_gpu.notices import say_once
-from minato_gpu.observe.door import Door
-from minato_gpu.observe.private_folder import PrivateFolder, is_ours
-from minato_gpu.observe.shared_service import SharedService, Tellers
-from minato_gpu.observe.told import PROTOCOL, Teller
+from minato_gpu.observe import sockets
+from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
 from minato_gpu.samples import JSON
 
 _TIMEOUT_S = 1.0  # of somebody who connects and does not read
 
 
-class Listener:
-    """A socket with this process's number, and the thread behind it."""
+def listen(tellers: Tellers) -> Door:
+    """A socket that tells of this process, and the thread behind it. Raises OSError where there can be none."""
+    listening = sockets.listen()
 
-    def __init__(self, tellers: Tellers) -> None:
-        """Raises OSError where there is no folder for it, or another has its name."""
-        self._tellers = tellers
-        self._folder = PrivateFolder()
-        try:
-            self._socket = self._folder.listen(os.getpid())
-        except BaseException:
-            self._folder.close()
-            raise
-        self._pid = os.getpid()
-        self._door = Door(self._socket.fileno(), self._answer, "minato-watch")
-
-    def _answer(self) -> None:
-        connection, _ = self._socket.accept()
+    def answer() -> None:
+        connection, _ = listening.accept()
         with connection:
-            if is_ours(connection):
+            if sockets.is_ours(connection):
                 connection.settimeout(_TIMEOUT_S)
-                connection.sendall("".join(_lines(self._tellers)).encode())
+                connection.sendall("".join(_lines(tellers)).encode())
                 with contextlib.suppress(OSError):  # a process that was forked meanwhile may have it open
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def close(self, *, wait: bool) -> None:
-        """See Running."""
-        self._folder.remove(self._pid)
-        self._door.close(wait=wait, then=self._let_go)
-
-    def abandon(self) -> None:
-        """See Running."""
-        self._door.abandon()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._socket.close()
-        self._folder.close()
+    return Door(listening.fileno(), answer, listening.close, "minato-watch")
 
 
 def _lines(tellers: Tellers) -> Iterator[str]:
-    first: dict[str, JSON] = {"protocol": PROTOCOL, "pid": os.getpid(), "command": _command()}
+    first: dict[str, JSON] = {"protocol": sockets.PROTOCOL, "pid": os.getpid(), "command": _command()}
     if "RANK" in os.environ:
         first["rank"] = os.environ["RANK"]
     yield _line(first)
@@ -84,7 +59,7 @@ def _command() -> str:
     return " ".join(sys.argv) or "python"
 
 
-_listening = SharedService(Listener)
+_listening = SharedService(listen)
 
 
 def watch(owner: object, teller: Teller) -> None:

@@ -10,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from minato_gpu.observe.counting import counters, summed
-from minato_gpu.observe.shared_service import Tellers
-from minato_gpu.observe.told import Counts, Key, Teller, Told
+from minato_gpu.observe.counting import Counts, Key, counters, summed
+from minato_gpu.observe.shared_service import Teller, Tellers, Told
 
 _COUNTERS: dict[str, tuple[str, str]] = {
     "samples": ("", "Samples delivered to the training loop."),
