@@ -80,7 +80,7 @@ class _Watch:
         earlier = {each.name: each for each in self._before.loaders}
         found = [figures(earlier.get(each.name), each) for each in now.loaders]
         self._before = now
-        self._rows[:] = [view.row(now, each) for each in found]
+        self._rows[:] = [{"pid": now.pid, "rank": now.rank, **each.row()} for each in found]
         return Group(*view.job(now, found, self._console.width))
 
 
@@ -107,14 +107,12 @@ def _summary(job: JobState) -> dict[str, Any]:
     """What a job is doing, since its loaders' epochs began."""
     from minato_gpu.observe.figures import figures
 
-    found = [figures(None, each) for each in job.loaders]
-    busiest = max(found, key=lambda each: each.samples_per_s, default=None)
+    found = [figures(None, each).of_all for each in job.loaders]
+    busiest = max(found, key=lambda each: each["samples_per_s"], default={})
     return {
         "pid": job.pid,
         "rank": job.rank,
         "job": job.command[-_COMMAND_SHOWN:],
         "loaders": len(found),
-        "epoch": None if busiest is None else busiest.epoch,
-        "samples_per_s": None if busiest is None else busiest.samples_per_s,
-        "wait_share": None if busiest is None else busiest.wait_share,
+        **{name: busiest.get(name) for name in ("epoch", "samples_per_s", "wait_share")},
     }
