@@ -8,14 +8,12 @@ work is told with it: how long ago the sampler yielded the sample, its bytes wer
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 from minato_gpu.observe import facts as f
-from minato_gpu.observe.trace_before import Before
 from minato_gpu.observe.trace_file import TraceFile
 from minato_gpu.scheduling.messages import Span
 
@@ -24,7 +22,17 @@ _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps mor
 
 PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
 
-_Flow = tuple[int, int, int]  # first position, position after the last, number of the arrow
+
+class _Sample:
+    """What is known of one that is not delivered: when it was drawn, and since when its bytes are there (None where
+    nobody heard that), and the arrows from work on it."""
+
+    __slots__ = ("arrows", "drawn", "there")
+
+    def __init__(self, drawn: float | None = None) -> None:
+        self.drawn = drawn
+        self.there: float | None = None
+        self.arrows: list[int] = []
 
 
 class Trace:
@@ -34,8 +42,8 @@ class Trace:
         self._file, self._on_full = file, on_full
         self._tracks = READY
         self._rows: dict[tuple[str, int], list[tuple[int, float]]] = {}  # by slot: tracks, and until when each is taken
-        self._flows: dict[int, list[_Flow]] = {}  # by epoch: arrows that have not arrived
-        self._before: dict[int, Before] = defaultdict(Before)  # by epoch
+        # by epoch and position
+        self._samples: dict[int, dict[int, _Sample]] = defaultdict(lambda: defaultdict(_Sample))
         self._arrows = self._ready = 0
         self._full = False
         self._steps = False  # the training loop is at its step
@@ -71,8 +79,7 @@ class Trace:
     def _began(self, fact: f.Began) -> None:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
-            self._flows.clear()
-            self._before.clear()
+            self._samples.clear()
             self._ready = 0
         self._close_epoch(fact.at)
         self._epoch = fact.epoch
@@ -82,10 +89,12 @@ class Trace:
         self._write(packet)
 
     def _drew(self, fact: f.Drew) -> None:
-        self._before[fact.epoch].drew(fact.positions[0], fact.at)
+        self._samples[fact.epoch].update({position: _Sample(fact.at) for position in range(*fact.positions)})
 
     def _fetched(self, fact: f.Fetched) -> None:
-        self._before[fact.epoch].came.update(dict.fromkeys(fact.positions, fact.at))
+        samples = self._samples[fact.epoch]
+        for position in fact.positions:
+            samples[position].there = fact.at
 
     def _asks(self, fact: f.Asked) -> None:
         self._close_step(fact.at)
@@ -119,8 +128,7 @@ class Trace:
 
     def _ended(self, fact: f.Ended) -> None:
         self._close_step(fact.at)
-        self._flows.pop(fact.epoch, None)
-        self._before.pop(fact.epoch, None)
+        self._samples.pop(fact.epoch, None)
         self._close_epoch(fact.at)
         self._file.flush()
 
@@ -136,35 +144,28 @@ class Trace:
 
     def _worked(self, fact: f.Worked) -> None:
         begin, track = self._row(fact)
-        arrow = self._leaves(fact)
+        known = self._samples[fact.epoch]
+        samples = [known[position] for lo, hi in fact.positions for position in range(lo, hi)]
+        arrow = self._leaves(samples) if fact.prepared else 0
         groups = [(fact.samples, fact.end)]
         if fact.ends is not None and fact.samples == len(fact.ends):
             groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
-        place = fact.positions[0][0] if fact.positions else -1
+        place, at = fact.positions[0][0] if fact.positions else -1, 0
         for count, end in groups:
             name = ("sample" if count == 1 else "samples") if fact.prepared else "for another lane, or joining a batch"
             packet = self._event(_BEGIN, track, begin, name)
-            _annotate(packet, epoch=fact.epoch, position=place, samples=count, queued_ms=1e3 * (fact.begin - fact.sent))
-            self._annotate_before(packet, fact, place, count, begin)
+            queued_ms = 1e3 * (fact.begin - fact.sent)
+            _annotate(packet, epoch=fact.epoch, position=place + at, samples=count, queued_ms=queued_ms)
+            _annotate_before(packet, samples[at : at + count], begin, prepared=fact.prepared)
             if fact.handed:
                 _annotate(packet, handed_over=fact.handed)
             if arrow:
                 packet.track_event.flow_ids.append(arrow)
-            begin, place = max(begin, end), place + count
+            begin, at = max(begin, end), at + count
             self._write(packet)
             self._write(self._event(_END, track, begin))
         if fact.prepared:
             self._ready += fact.samples - fact.handed
-
-    def _annotate_before(self, packet: Any, fact: f.Worked, place: int, count: int, begin: float) -> None:
-        before = self._before.get(fact.epoch)
-        if before is None or place < 0:
-            return
-        drawn, there = before.drawn(place), before.there(place, place + count) if fact.prepared else None
-        if drawn is not None:
-            _annotate(packet, drawn_ms_before=1e3 * (begin - drawn))
-        if there is not None:
-            _annotate(packet, fetched_ms_before=1e3 * (begin - there))
 
     # --- tracks and arrows ----------------------------------------------------------------------------------
 
@@ -180,33 +181,18 @@ class Trace:
         self._write(self._described(self._tracks, f"{fact.lane} {fact.worker}", PROCESS, 10 + fact.worker))
         return fact.begin, self._tracks
 
-    def _leaves(self, fact: f.Worked) -> int:
-        """The number of the arrow from this work to its samples' batches; 0: none."""
-        if not fact.positions or not fact.prepared:
-            return 0
-        self._arrows += 1
-        flows = self._flows.setdefault(fact.epoch, [])
-        for lo, hi in fact.positions:
-            insort(flows, (lo, hi, self._arrows))
-        return self._arrows
+    def _leaves(self, samples: Sequence[_Sample]) -> int:
+        """The number of the arrow from work on these to their batches; 0: none."""
+        self._arrows += bool(samples)
+        for sample in samples:
+            sample.arrows.append(self._arrows)
+        return self._arrows if samples else 0
 
     def _arrived(self, epoch: int, positions: Sequence[Span]) -> list[int]:
         """The arrows that end at a batch of these positions, or go on from there."""
-        flows, found = self._flows.get(epoch, []), set[int]()
-        for lo, hi in positions:
-            at = max(0, bisect_left(flows, (lo, 0, 0)) - 1)
-            while at < len(flows) and flows[at][0] < hi:
-                begin, end, arrow = flows[at]
-                if end <= lo:
-                    at += 1
-                    continue
-                found.add(arrow)
-                rest = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)
-                flows[at : at + 1] = rest
-                at += begin < lo
-                if hi < end:
-                    break
-        return sorted(found)
+        samples = self._samples[epoch]
+        there = [samples.pop(position) for lo, hi in positions for position in range(lo, hi) if position in samples]
+        return sorted({arrow for sample in there for arrow in sample.arrows})
 
     # --- packets --------------------------------------------------------------------------------------------
 
@@ -243,3 +229,13 @@ def _annotate(packet: Any, **values: float) -> None:
             annotation.int_value = value
         else:
             annotation.double_value = value
+
+
+def _annotate_before(packet: Any, samples: Sequence[_Sample], begin: float, *, prepared: bool) -> None:
+    """When they were drawn, and their bytes there, before that work began; the latter is told once."""
+    if samples and (drawn := samples[0].drawn) is not None:
+        _annotate(packet, drawn_ms_before=1e3 * (begin - drawn))
+    if prepared and (there := [sample.there for sample in samples if sample.there is not None]):
+        _annotate(packet, fetched_ms_before=1e3 * (begin - max(there)))
+        for sample in samples:
+            sample.there = None

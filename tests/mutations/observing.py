@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         "an arrow leads to the first of the batches that a chunk was for, and to no other",
         "observe/trace.py",
-        "                rest = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)\n",
-        "                rest = [(begin, lo, arrow)] * (begin < lo)\n",
+        "        for sample in samples:\n            sample.arrows.append(self._arrows)\n",
+        "        for sample in samples[:1]:\n            sample.arrows.append(self._arrows)\n",
         ("observe/test_trace.py",),
     ),
     Fault(
