@@ -28,7 +28,7 @@ from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source
-from minato_gpu.sampling.speculation import Speculation, never_repeats
+from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.sources.kept_memory import KeptMemory
 
 
@@ -69,7 +69,7 @@ class Session:
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
         self.ahead: tuple[Source, Speculation] | None = None
-        self.speculates = (loader.persistent_workers or loader.epochs is not None) and never_repeats(loader)
+        self.speculates = (loader.persistent_workers or loader.epochs is not None) and Sampling(loader).never_repeats
         self.prepared = self.discarded = 0  # epochs ahead
         self.progress: EpochProgress | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise

@@ -24,12 +24,11 @@ from minato_gpu.caching.orders import Orders, Part, merged, share
 from minato_gpu.packing import unpacked_state
 from minato_gpu.samples import Value
 from minato_gpu.sampling.drawn_orders import KINDS, DrawnOrders
-from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sampling.samplers import STATEFUL_DISTRIBUTED, Sampling, length_of, name_of
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.told_orders import Counted, ToldOrders, count_of, told_by
 from minato_gpu.sources.memory_tier import Begun
 
-_STATEFUL = "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"
 _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before its first sample is looked for
 
 
@@ -118,8 +117,8 @@ class LookAhead:
             pass  # batches are made in ways that nobody knows
         elif _is_distributed(sampler):
             known = _Known(_distributed(sampler, count), sampler.num_replicas)
-        elif type(sampler) in KINDS and self._pays(sampler) and (self._twice or _once(sampler)):
-            known = self._drawn(self._from_generator(sampler, source, early), once=_once(sampler))
+        elif type(sampler) in KINDS and self._pays(sampler) and (self._twice or self._once(sampler)):
+            known = self._drawn(self._from_generator(sampler, source, early), once=self._once(sampler))
         elif self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
             known = self._drawn(FixedOrder(tuple(sampler)), once=False)
         return Begun(source.number, *known, skipped=source.position)
@@ -141,6 +140,10 @@ class LookAhead:
             self._repeats = indices, length_of(indices) is not None and len(set(indices)) < len(indices)
         return self._repeats[1]
 
+    def _once(self, sampler: Value) -> bool:
+        """Whether no key comes twice in an epoch."""
+        return self._sampling.never_repeats or (type(sampler) is WeightedRandomSampler and not sampler.replacement)
+
     def _from_generator(self, sampler: Value, source: Source, early: bool) -> DrawnOrders:
         generator = torch.default_generator if sampler.generator is None else sampler.generator
         state = generator.get_state()
@@ -155,17 +158,10 @@ def _are_keys(sampler: Value) -> bool:
     return all(type(key) is int for key in sampler)
 
 
-def _once(sampler: Value) -> bool:
-    """Whether no key comes twice in an epoch."""
-    if type(sampler) is RandomSampler:
-        return bool(not sampler.replacement and sampler.num_samples <= len(sampler.data_source))
-    return type(sampler) is WeightedRandomSampler and not sampler.replacement
-
-
 def _is_distributed(sampler: Value) -> bool:
     """Also one of a class of its own, which draws as torch's does."""
     inherits = isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
-    return inherits or f"{type(sampler).__module__}.{type(sampler).__qualname__}" == _STATEFUL
+    return inherits or name_of(sampler) == STATEFUL_DISTRIBUTED
 
 
 def _distributed(sampler: Value, count: Counted) -> DistributedOrders:
