@@ -22,8 +22,9 @@ from minato_gpu.memory.accelerator import ranges
 from minato_gpu.observe.counting import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
 from minato_gpu.observe.metrics_server import exported_at
+from minato_gpu.observe.ranges import Ranges
 from minato_gpu.observe.shared_service import Told
-from minato_gpu.observe.subscribers import add_ranges, add_trace
+from minato_gpu.observe.trace import write_trace
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
@@ -95,9 +96,9 @@ class Session:
             return
         self._is_observed = True
         if (trace := self.options.trace) is not None:
-            add_trace(self.facts, trace.path, trace.limit, loader)
+            write_trace(self.facts, trace.path, trace.limit, loader)
         if self.options.device.type == "cuda" and (nvtx := ranges()) is not None:
-            add_ranges(self.facts, *nvtx)
+            self.facts.subscribe(Ranges(*nvtx))
 
     # --- epochs --------------------------------------------------------------------------------------------
 

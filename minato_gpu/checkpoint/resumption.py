@@ -41,7 +41,7 @@ def begin_epoch(
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators()
-        progress = EpochProgress(loader, resumption.source(loader), workers, resumption.worlds)
+        progress = EpochProgress(loader, resumption.source(loader), workers, resumption.gone)
         progress.globals_at_start = resumption.state["source"].get("global")
         return progress
     if not sampling.iterable:
@@ -70,7 +70,7 @@ class Resumption:
         self._between = not self.begun  # the state is one of a loader between two epochs
         self._stored: list[list[Key]] = []
         self._counted: tuple[list[Plane], dict[Key, int]] = ([], {})
-        self.worlds: list[s.State] = []  # how the epoch was shared out among ranks before, if it was merged
+        self.gone: s.State | None = None  # what of the epoch other ranks had had before it was dealt out to these
         self.starts: list[StreamState] = []  # of an iterable data set's streams
         self._epoch_of_sampler = self._check(loader) if self.begun else None
         if not self.begun and self._sampling.iterable:
@@ -112,7 +112,8 @@ class Resumption:
         checks.match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))
-            self.worlds = ranks.checked_worlds(source, self._sampling)
+            ranks.gone_of(source, self._sampling)
+            self.gone = source.get("gone")
         else:
             self._stored, self._counted = checks.stored(source, self.delivered, self._sampling)
         told = source.get("set_epoch") is not None and self._sampling.told_epoch is not None
@@ -197,8 +198,8 @@ class Resumption:
 
     def _replayed(self) -> Order:
         begun_from = dict(self.state["generators"])
-        if self.worlds:
-            keys = ranks.dealt(self._sampling.inner, self.worlds)
+        if self.gone is not None:
+            keys = ranks.dealt(self._sampling.inner, ranks.gone_of(self.state["source"], self._sampling))
             return Order(self._sampling.cut(keys), begun_from=begun_from)
         default = self.order_states().get("default") if self._sampling.uses_default_generator else None
         return ways.replayed_order(self._sampling, default, begun_from)

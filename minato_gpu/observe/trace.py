@@ -8,11 +8,15 @@ work is told with it: how long ago the sampler yielded the sample, its bytes wer
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from minato_gpu.notices import LOGGER
 from minato_gpu.observe import facts as f
 from minato_gpu.observe.trace_file import TraceFile
 from minato_gpu.scheduling.messages import Span
@@ -21,6 +25,23 @@ _BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
 _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another row
 
 PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
+
+
+def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
+    """Write what happens to ``path``, at most ``limit`` bytes, until ``owner`` is gone or Python ends.
+
+    Raises OSError where it cannot be written.
+    """
+    file = TraceFile(path, limit)
+    weakref.finalize(owner, file.close)
+
+    def full() -> None:
+        facts.unsubscribe(trace)
+        LOGGER.warning("%s holds its %d bytes: what happens from now on is not in it", file.path, limit)
+
+    rank = os.environ.get("RANK")
+    trace = Trace(file, "minato_gpu" if rank is None else f"minato_gpu, rank {rank}", os.getpid(), full)
+    facts.subscribe(trace)
 
 
 class _Sample:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -78,14 +77,6 @@ class FixedOrder:
         return np.asarray(self.keys, np.int64)
 
 
-class _Known(NamedTuple):
-    """``shards``: an epoch reads one key in so many; ``once``: none of them twice."""
-
-    orders: Orders | None = None
-    shards: float = 1
-    once: bool = True
-
-
 class LookAhead:
     """What a reader process is told of each epoch that begins.
 
@@ -108,26 +99,27 @@ class LookAhead:
         drawn ahead of its beginning."""
         sampling, sampler = self._sampling, self._sampling.inner
         self._before = count = count_of(sampling.told_epoch, source.number, self._before)
-        known = _Known()
+        begun = Begun(source.number, None, 1, skipped=source.position)
         if not self._knows:
-            pass
-        elif self._twice and (told := told_by(sampler)) is not None:
-            known = self._drawn(ToldOrders(told, count.first, count.stride), once=False)
-        elif sampling.batched and sampling.size is None:
-            pass  # batches are made in ways that nobody knows
-        elif _is_distributed(sampler):
-            known = _Known(_distributed(sampler, count), sampler.num_replicas)
-        elif type(sampler) in KINDS and self._pays(sampler) and (self._twice or self._once(sampler)):
-            known = self._drawn(self._from_generator(sampler, source, early), once=self._once(sampler))
-        elif self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
-            known = self._drawn(FixedOrder(tuple(sampler)), once=False)
-        return Begun(source.number, *known, skipped=source.position)
+            return begun
+        if self._twice and (told := told_by(sampler)) is not None:
+            return self._drawn(begun, ToldOrders(told, count.first, count.stride))
+        if sampling.batched and sampling.size is None:
+            return begun  # batches are made in ways that nobody knows
+        if _is_distributed(sampler):
+            return begun._replace(orders=_distributed(sampler, count), shards=sampler.num_replicas)
+        if type(sampler) in KINDS and self._pays(sampler) and (self._twice or self._once(sampler)):
+            return self._drawn(begun, self._from_generator(sampler, source, early), once=self._once(sampler))
+        if self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
+            return self._drawn(begun, FixedOrder(tuple(sampler)))
+        return begun
 
-    def _drawn(self, orders: Orders, *, once: bool) -> _Known:
+    def _drawn(self, begun: Begun, orders: Orders, *, once: bool = False) -> Begun:
         reads = length_of(self._sampling.inner) or self._keys
         if self._sampling.batched and self._sampling.size is None:
             reads = self._keys  # its length is one in batches
-        return _Known() if reads > _MOST else _Known(orders, max(self._keys, 1) / max(reads, 1), once)
+        shards = max(self._keys, 1) / max(reads, 1)
+        return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
 
     def _pays(self, sampler: Value) -> bool:
         """Whether an epoch leaves something out, or has something more often than the rest."""

@@ -112,7 +112,7 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "not a state of minato_gpu.DataLoader"),
-        ({"version": 1}, "a state of version 1; this minato_gpu reads version 2"),
+        ({"version": 2}, "a state of version 2; this minato_gpu reads version 3"),
         ({"epoch": -1}, "'epoch' must be a whole number from 0"),
         ({"epoch": True}, "'epoch' must be a whole number"),
         ({"begun": 1}, "'begun' must be one of"),

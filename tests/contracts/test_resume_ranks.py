@@ -206,8 +206,8 @@ def test_shares_of_a_sampler_that_shares_nothing_out(sampler: Any) -> None:
     loader: Any = DataLoader(data, 4, sampler=sampler)
     next(iter(loader))
     state = loader.state_dict()
-    state["source"]["worlds"] = [{"replicas": 1, "parts": [{"batches": 1, "below": 4, "above": ""}]}]
+    state["source"]["gone"] = {"batches": 1, "below": 4, "above": ""}
     resumed: Any = DataLoader(data, 4, sampler=sampler)
-    with pytest.raises(ValueError, match="'worlds' tells of an epoch that torch's DistributedSampler shared out"):
+    with pytest.raises(ValueError, match="'gone' tells of an epoch that torch's DistributedSampler shared out"):
         resumed.load_state_dict(state)
     assert len(list(resumed)) == 10
