@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.commands import JSON_OPTION, leave_rows, plain_errors
-from minato_gpu.console import open_console, show
+from minato_gpu.commands import Output, shows
+from minato_gpu.console import show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,37 +22,32 @@ _COMMAND_SHOWN = 40  # characters of how a job was called
 @click.argument("pid", type=click.IntRange(min=1), required=False)
 @click.option("--once", is_flag=True, help="Print one table and end, as it does where output is no terminal.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, help="Seconds between two looks.")
-@JSON_OPTION
-@click.pass_context
-def top(context: click.Context, pid: int | None, once: bool, interval: float, json_path: str | None) -> None:
+@shows
+def top(out: Output, pid: int | None, once: bool, interval: float) -> None:
     """Watch the loaders of process PID, one of your own that trains; Ctrl-C ends it, and the job goes on.
 
     Without PID it finds the job, or lists them where there are several. Rates are of the time between two looks; a wait
     is counted when it is over. Exits with 1 where there is no job, or it ends meanwhile.
     """
-    console = open_console(json_path)
-    settings = {"command": "top", "interval_s": interval}
-    rows: list[dict[str, Any]] = []
-    with plain_errors(context):
-        watch = _Watch(_the_job(console, json_path) if pid is None else pid, console, interval, rows)
-        try:
-            watch.once() if once or not console.is_terminal else watch.live()
-        except KeyboardInterrupt:
-            console.print()
-        finally:
-            if rows:
-                leave_rows(settings, rows, json_path)
+    watch = _Watch(_the_job(out) if pid is None else pid, out.console, interval)
+    try:
+        watch.once() if once or not out.console.is_terminal else watch.live()
+    except KeyboardInterrupt:
+        out.console.print()
+    finally:
+        if watch.rows:
+            out.leave_rows({"command": "top", "interval_s": interval}, watch.rows)
 
 
 class _Watch:
     """Looks at one process again and again. ``rows``: always the last figures."""
 
-    def __init__(self, pid: int, console: Console, interval: float, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, pid: int, console: Console, interval: float) -> None:
         from minato_gpu.observe.asking import ask
 
         self._console = console
         self._interval = interval
-        self._rows = rows
+        self.rows: list[dict[str, Any]] = []
         self._pid = pid
         self._ask = ask
         self._before = ask(pid)
@@ -80,11 +75,11 @@ class _Watch:
         earlier = {each.name: each for each in self._before.loaders}
         found = [figures(earlier.get(each.name), each) for each in now.loaders]
         self._before = now
-        self._rows[:] = [{"pid": now.pid, "rank": now.rank, **each.row()} for each in found]
+        self.rows = [{"pid": now.pid, "rank": now.rank, **each.row()} for each in found]
         return Group(*view.job(now, found, self._console.width))
 
 
-def _the_job(console: Console, json_path: str | None) -> int:
+def _the_job(out: Output) -> int:
     """The only one; where there are several, they are listed."""
     from minato_gpu.observe.asking import JobState, ask_all
 
@@ -92,14 +87,14 @@ def _the_job(console: Console, json_path: str | None) -> int:
     jobs = [each for each in answers if isinstance(each, JobState)]
     for silent in answers:
         if not isinstance(silent, JobState):
-            console.print(f"left out: {silent}", markup=False)
+            out.console.print(f"left out: {silent}", markup=False)
     if len(jobs) == 1:
         return jobs[0].pid
     if not jobs:
         raise click.ClickException("no process of yours has a loader with workers at work on this machine")
     rows = [_summary(job) for job in jobs]
-    show(console, "jobs", [{**row, "pid": str(row["pid"])} for row in rows])  # to be copied as it is
-    leave_rows({"command": "top"}, rows, json_path)
+    show(out.console, "jobs", [{**row, "pid": str(row["pid"])} for row in rows])  # to be copied as it is
+    out.leave_rows({"command": "top"}, rows)
     raise click.ClickException(f"there are {len(jobs)} jobs; name one: minato-gpu top {jobs[0].pid}")
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from minato_gpu.commands import JSON_OPTION, leave_rows, plain_errors
-from minato_gpu.console import open_console, show
+from minato_gpu.commands import Output, shows
+from minato_gpu.console import show
 
 if TYPE_CHECKING:
     from minato_gpu.analysis.profile import Profile
@@ -53,17 +53,9 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--loader", type=click.Choice(["torch", "minato_gpu"]), help="Switch to this one.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, help="Of a file with several.")
-@JSON_OPTION
-@click.pass_context
+@shows
 def whatif(
-    context: click.Context,
-    /,
-    profile: Path,
-    policy: str | None,
-    loader: str | None,
-    rank: int,
-    json_path: str | None,
-    **ranges: str | None,
+    out: Output, /, profile: Path, policy: str | None, loader: str | None, rank: int, **ranges: str | None
 ) -> None:
     """Predict the epoch of a measured training script in other settings.
 
@@ -73,21 +65,19 @@ def whatif(
     The measured costs go through the scheduler and the cache policies of the loader under a virtual clock; low and high
     hold nine of ten draws of these costs.
     """
-    console = open_console(json_path)
-    with plain_errors(context):
-        from minato_gpu.analysis import questions
+    from minato_gpu.analysis import questions
 
-        found = _read(profile, rank)
-        try:
-            chosen = _points(found, policy or "", loader, ranges)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from None
-        with console.status("simulating"):
-            rows = questions.answer(found, chosen=chosen)
-        for question in dict.fromkeys(row["question"] for row in rows):
-            some = [row for row in rows if row["question"] == question]
-            show(console, str(question), [{name: row[name] for name in row if name != "question"} for row in some])
-        leave_rows({"command": "whatif", "loader": found.loader, "rank": found.rank}, rows, json_path)
+    found = _read(profile, rank)
+    try:
+        chosen = _points(found, policy or "", loader, ranges)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    with out.console.status("simulating"):
+        rows = questions.answer(found, chosen=chosen)
+    for question in dict.fromkeys(row["question"] for row in rows):
+        some = [row for row in rows if row["question"] == question]
+        show(out.console, str(question), [{name: row[name] for name in row if name != "question"} for row in some])
+    out.leave_rows({"command": "whatif", "loader": found.loader, "rank": found.rank}, rows)
 
 
 def _read(path: Path, rank: int) -> Profile:
