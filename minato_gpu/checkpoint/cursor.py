@@ -140,7 +140,7 @@ class _Remaining:
         """What comes from this batch on, as the caller's own: nothing that is done to it changes a later state."""
         batches = self._batches[place - self._place :]
         return {
-            "batches": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
+            "drawn": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
             "occurrences": self._occurrences[position - self._position :],
         }
 

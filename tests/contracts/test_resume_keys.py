@@ -71,7 +71,7 @@ def test_a_stored_order_at_every_step_and_ahead() -> None:
             source = loader.state_dict(ahead=ahead)["source"]
             at = 4 * (step - ahead)
             assert (source["place"], source["position"]) == (step - ahead, at)
-            assert [key for batch in source["batches"] for key in batch] == order[at:]
+            assert [key for batch in source["drawn"] for key in batch] == order[at:]
             assert source["occurrences"] == counts[at:]
 
 
