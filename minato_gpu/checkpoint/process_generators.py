@@ -150,7 +150,7 @@ def _take_numpy() -> bytes | None:
 
 def _put_numpy(state: bytes) -> None:
     (*words, place), gauss = _parts(state)
-    np.random.set_state(("MT19937", words, place, int(gauss is not None), gauss or 0.0))
+    np.random.set_state(("MT19937", np.array(words, np.uint32), place, int(gauss is not None), gauss or 0.0))
 
 
 _TAKE = {TORCH: torch_now, PYTHON: _take_python, NUMPY: _take_numpy}

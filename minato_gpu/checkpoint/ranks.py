@@ -20,7 +20,7 @@ from minato_gpu.checkpoint.positions import plain_positions, positions_of
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.orders import REPLAY
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.samplers import Sampling, length_of
 
 _MOST_RANKS = 1 << 20
 
@@ -155,7 +155,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
             "above": "",
             "failed": _shared_out(sum(of.failed for of in delivered), mine),
         }
-        source["gone"] = plain_positions(_with_shares(gone, delivered, len(sampling.inner.dataset)))
+        source["gone"] = plain_positions(_with_shares(gone, delivered, length_of(sampling.inner.dataset) or 0))
     source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
 

@@ -37,7 +37,6 @@ def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
     """Rates since ``before``; since the epoch began where there is none, or it was of another epoch."""
     stats, counts = now.stats, counters(now.stats)
     rates = _rates(before, now, counts)
-    reads = "reads" in stats
     causes = {cause: min(1.0, rates["wait_seconds", cause]) for cause in stats["stalls"]}
     of_all = {
         "loader": now.name,
@@ -49,8 +48,8 @@ def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
         "samples_failed": stats["samples_failed"] + stats["samples_skipped"],
         "in_flight_bytes": stats["bytes_in_flight"],
         "in_flight_peak_bytes": stats["bytes_in_flight_peak"],
-        "reads_per_s": rates["reads", ""] if reads else None,
-        "read_bytes_per_s": rates["read_bytes", ""] if reads else None,
+        "reads_per_s": rates.get(("reads", "")),
+        "read_bytes_per_s": rates.get(("read_bytes", "")),
     }
     return LoaderFigures(
         of_all,
@@ -82,6 +81,7 @@ def _lane(name: str, lane: Mapping[str, JSON], rates: Counts) -> dict[str, JSON]
 def _hit_share(tier: str, *counted: Counts) -> float | None:
     """Of what was asked for: of the first of these counts in which anything was."""
     for each in counted:
-        if asked := each["cache_hits", tier] + each["cache_misses", tier]:
-            return each["cache_hits", tier] / asked
+        hits = each.get(("cache_hits", tier), 0.0)
+        if asked := hits + each.get(("cache_misses", tier), 0.0):
+            return hits / asked
     return None
