@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,8 @@ def cache(out: Output, directory: Path, verify: bool, empty: bool) -> None:
 def _looked_at(directory: Path, verify: bool) -> dict[str, Any]:
     from minato_gpu.sources.disk.tier import DiskTier
 
-    tier = DiskTier(directory, None)
-    try:
+    with closing(DiskTier(directory, None)) as tier:
         return _row(tier) | (tier.verify()._asdict() if verify else {})
-    finally:
-        tier.close()
 
 
 def _row(tier: DiskTier) -> dict[str, Any]:
@@ -69,9 +67,6 @@ def _emptied(directory: Path) -> dict[str, Any]:
 
     if wipe(directory):
         return {"entries": 0, "in_use": False}
-    tier = DiskTier(directory, None)
-    try:
+    with closing(DiskTier(directory, None)) as tier:
         freed = tier.remove([entry.key for entry in tier.entries()])
         return {"entries": 0, "in_use": True, "freed_bytes": freed}
-    finally:
-        tier.close()

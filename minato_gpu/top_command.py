@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ from minato_gpu.commands import Output, shows
 from minato_gpu.console import show
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from minato_gpu.observe.asking import JobState
 
@@ -29,54 +30,50 @@ def top(out: Output, pid: int | None, once: bool, interval: float) -> None:
     Without PID it finds the job, or lists them where there are several. Rates are of the time between two looks; a wait
     is counted when it is over. Exits with 1 where there is no job, or it ends meanwhile.
     """
-    watch = _Watch(_the_job(out) if pid is None else pid, out.console, interval)
+    from minato_gpu.observe.asking import ask
+
+    pid = _the_job(out) if pid is None else pid
+    rows: list[dict[str, Any]] = []
+    views = _views(pid, ask(pid), interval, out.console.width, rows)
     try:
-        watch.once() if once or not out.console.is_terminal else watch.live()
+        if once or not out.console.is_terminal:
+            out.console.print(next(views))
+        else:
+            _live(out.console, views)
     except KeyboardInterrupt:
         out.console.print()
     finally:
-        if watch.rows:
-            out.leave_rows({"command": "top", "interval_s": interval}, watch.rows)
+        if rows:
+            out.leave_rows({"command": "top", "interval_s": interval}, rows)
 
 
-class _Watch:
-    """Looks at one process again and again. ``rows``: always the last figures."""
+def _views(
+    pid: int, before: JobState, interval: float, width: int, rows: list[dict[str, Any]]
+) -> Iterator[RenderableType]:
+    """What happens between two looks at a process, again and again. ``rows``: always the last figures."""
+    from rich.console import Group
 
-    def __init__(self, pid: int, console: Console, interval: float) -> None:
-        from minato_gpu.observe.asking import ask
+    from minato_gpu.observe import view
+    from minato_gpu.observe.asking import ask
+    from minato_gpu.observe.figures import figures
 
-        self._console = console
-        self._interval = interval
-        self.rows: list[dict[str, Any]] = []
-        self._pid = pid
-        self._ask = ask
-        self._before = ask(pid)
-
-    def once(self) -> None:
-        """Two looks, and what was between them."""
-        self._console.print(self._next())
-
-    def live(self) -> None:
-        """Until the job ends, or Ctrl-C."""
-        from rich.live import Live
-
-        with Live(console=self._console, auto_refresh=False) as shown:
-            while True:
-                shown.update(self._next(), refresh=True)
-
-    def _next(self) -> Any:
-        from rich.console import Group
-
-        from minato_gpu.observe import view
-        from minato_gpu.observe.figures import figures
-
-        time.sleep(self._interval)
-        now = self._ask(self._pid)
-        earlier = {each.name: each for each in self._before.loaders}
+    while True:
+        time.sleep(interval)
+        now = ask(pid)
+        earlier = {each.name: each for each in before.loaders}
         found = [figures(earlier.get(each.name), each) for each in now.loaders]
-        self._before = now
-        self.rows = [{"pid": now.pid, "rank": now.rank, **each.row()} for each in found]
-        return Group(*view.job(now, found, self._console.width))
+        rows[:] = [{"pid": now.pid, "rank": now.rank, **each.row()} for each in found]
+        yield Group(*view.job(now, found, width))
+        before = now
+
+
+def _live(console: Console, views: Iterator[RenderableType]) -> None:
+    """Until the job ends, or Ctrl-C."""
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as shown:
+        for each in views:
+            shown.update(each, refresh=True)
 
 
 def _the_job(out: Output) -> int:

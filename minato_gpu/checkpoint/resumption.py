@@ -23,9 +23,7 @@ from minato_gpu.sampling.sources import Source, source_of
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.snapshots import Snapshot
 
-_CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
-_AGREE = {"sampler": "sampler", **_CUTTING}
-_LENGTH = {"length": "length of the sampler"}
+_CUTTING = ("batch_size", "drop_last")
 
 
 def begin_epoch(
@@ -88,19 +86,21 @@ class Resumption:
                 f"the state is one of a data set of kind {self.state['kind']!r}, and this loader has another"
             )
         if self.state["kind"] == "iterable":
-            self._agree(_CUTTING)
+            self._agree(*_CUTTING)
             source, samples = self.state["source"], loader.batch_size or 1
             self.starts = check_streams(source, loader.dataset, loader.num_workers, samples)
             return None
         drawn_again = self.state["source"].get("way") == REPLAY
-        self._agree({**_AGREE, **(_LENGTH if drawn_again else {})})  # any other may not hold to its length, or vary it
+        self._agree("sampler", *_CUTTING)
+        if drawn_again:  # any other may not hold to its length, or vary it
+            self._agree("length")
         return self._check_source(loader)
 
-    def _agree(self, names: Mapping[str, str]) -> None:
+    def _agree(self, *names: str) -> None:
         source, mine = self.state["source"], self._sampling.describe()
-        for name, meaning in names.items():
+        for name in names:
             if source.get(name) != mine[name]:
-                theirs = s.quoted(source.get(name))
+                meaning, theirs = name.replace("length", "length of the sampler"), s.quoted(source.get(name))
                 raise ValueError(f"the state was saved with {meaning} {theirs}, this loader has {s.quoted(mine[name])}")
 
     def _check_source(self, loader: Arguments) -> int | None:
