@@ -44,16 +44,14 @@ def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
     facts.subscribe(trace)
 
 
-class _Sample:
-    """What is known of one that is not delivered: when it was drawn, and since when its bytes are there (None where
-    nobody heard that), and the arrows from work on it."""
+class _Waiting:
+    """Of an epoch's samples that are not delivered, by position: when they were drawn, and since when their bytes are
+    there, as far as anybody heard that, and the arrows from work on them."""
 
-    __slots__ = ("arrows", "drawn", "there")
-
-    def __init__(self, drawn: float | None = None) -> None:
-        self.drawn = drawn
-        self.there: float | None = None
-        self.arrows: list[int] = []
+    def __init__(self) -> None:
+        self.drawn: dict[int, float] = {}
+        self.there: dict[int, float] = {}
+        self.arrows: dict[int, tuple[int, ...]] = {}
 
 
 class Trace:
@@ -63,8 +61,7 @@ class Trace:
         self._file, self._on_full = file, on_full
         self._tracks = READY
         self._rows: dict[tuple[str, int], list[tuple[int, float]]] = {}  # by slot: tracks, and until when each is taken
-        # by epoch and position
-        self._samples: dict[int, dict[int, _Sample]] = defaultdict(lambda: defaultdict(_Sample))
+        self._waiting: dict[int, _Waiting] = defaultdict(_Waiting)  # by epoch
         self._arrows = self._ready = 0
         self._full = False
         self._steps = False  # the training loop is at its step
@@ -100,7 +97,7 @@ class Trace:
     def _began(self, fact: f.Began) -> None:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
-            self._samples.clear()
+            self._waiting.clear()
             self._ready = 0
         self._close_epoch(fact.at)
         self._epoch = fact.epoch
@@ -110,12 +107,10 @@ class Trace:
         self._write(packet)
 
     def _drew(self, fact: f.Drew) -> None:
-        self._samples[fact.epoch].update({position: _Sample(fact.at) for position in range(*fact.positions)})
+        self._waiting[fact.epoch].drawn.update(dict.fromkeys(range(*fact.positions), fact.at))
 
     def _fetched(self, fact: f.Fetched) -> None:
-        samples = self._samples[fact.epoch]
-        for position in fact.positions:
-            samples[position].there = fact.at
+        self._waiting[fact.epoch].there.update(dict.fromkeys(fact.positions, fact.at))
 
     def _asks(self, fact: f.Asked) -> None:
         self._close_step(fact.at)
@@ -149,7 +144,7 @@ class Trace:
 
     def _ended(self, fact: f.Ended) -> None:
         self._close_step(fact.at)
-        self._samples.pop(fact.epoch, None)
+        self._waiting.pop(fact.epoch, None)
         self._close_epoch(fact.at)
         self._file.flush()
 
@@ -165,9 +160,9 @@ class Trace:
 
     def _worked(self, fact: f.Worked) -> None:
         begin, track = self._row(fact)
-        known = self._samples[fact.epoch]
-        samples = [known[position] for lo, hi in fact.positions for position in range(lo, hi)]
-        arrow = self._leaves(samples) if fact.prepared else 0
+        waiting = self._waiting[fact.epoch]
+        positions = [position for lo, hi in fact.positions for position in range(lo, hi)]
+        arrow = self._leaves(waiting, positions) if fact.prepared else 0
         groups = [(fact.samples, fact.end)]
         if fact.ends is not None and fact.samples == len(fact.ends):
             groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
@@ -177,7 +172,7 @@ class Trace:
             packet = self._event(_BEGIN, track, begin, name)
             queued_ms = 1e3 * (fact.begin - fact.sent)
             _annotate(packet, epoch=fact.epoch, position=place + at, samples=count, queued_ms=queued_ms)
-            _annotate_before(packet, samples[at : at + count], begin, prepared=fact.prepared)
+            _annotate_before(packet, waiting, positions[at : at + count], begin, prepared=fact.prepared)
             if fact.handed:
                 _annotate(packet, handed_over=fact.handed)
             if arrow:
@@ -202,18 +197,20 @@ class Trace:
         self._write(self._described(self._tracks, f"{fact.lane} {fact.worker}", PROCESS, 10 + fact.worker))
         return fact.begin, self._tracks
 
-    def _leaves(self, samples: Sequence[_Sample]) -> int:
+    def _leaves(self, waiting: _Waiting, positions: Sequence[int]) -> int:
         """The number of the arrow from work on these to their batches; 0: none."""
-        self._arrows += bool(samples)
-        for sample in samples:
-            sample.arrows.append(self._arrows)
-        return self._arrows if samples else 0
+        self._arrows += bool(positions)
+        for position in positions:
+            waiting.arrows[position] = (*waiting.arrows.get(position, ()), self._arrows)
+        return self._arrows if positions else 0
 
     def _arrived(self, epoch: int, positions: Sequence[Span]) -> list[int]:
         """The arrows that end at a batch of these positions, or go on from there."""
-        samples = self._samples[epoch]
-        there = [samples.pop(position) for lo, hi in positions for position in range(lo, hi) if position in samples]
-        return sorted({arrow for sample in there for arrow in sample.arrows})
+        waiting, found = self._waiting[epoch], set[int]()
+        for position in (position for lo, hi in positions for position in range(lo, hi)):
+            waiting.drawn.pop(position, None)
+            found.update(waiting.arrows.pop(position, ()))
+        return sorted(found)
 
     # --- packets --------------------------------------------------------------------------------------------
 
@@ -252,11 +249,11 @@ def _annotate(packet: Any, **values: float) -> None:
             annotation.double_value = value
 
 
-def _annotate_before(packet: Any, samples: Sequence[_Sample], begin: float, *, prepared: bool) -> None:
+def _annotate_before(packet: Any, waiting: _Waiting, positions: Sequence[int], begin: float, *, prepared: bool) -> None:
     """When they were drawn, and their bytes there, before that work began; the latter is told once."""
-    if samples and (drawn := samples[0].drawn) is not None:
+    if positions and (drawn := waiting.drawn.get(positions[0])) is not None:
         _annotate(packet, drawn_ms_before=1e3 * (begin - drawn))
-    if prepared and (there := [sample.there for sample in samples if sample.there is not None]):
-        _annotate(packet, fetched_ms_before=1e3 * (begin - max(there)))
-        for sample in samples:
-            sample.there = None
+    if prepared and waiting.there:
+        there = [at for each in positions if (at := waiting.there.pop(each, None)) is not None]
+        if there:
+            _annotate(packet, fetched_ms_before=1e3 * (begin - max(there)))

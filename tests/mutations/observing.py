@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         "an arrow leads to the first of the batches that a chunk was for, and to no other",
         "observe/trace.py",
-        "        for sample in samples:\n            sample.arrows.append(self._arrows)\n",
-        "        for sample in samples[:1]:\n            sample.arrows.append(self._arrows)\n",
+        "        for position in positions:\n            waiting.arrows",
+        "        for position in positions[:1]:\n            waiting.arrows",
         ("observe/test_trace.py",),
     ),
     Fault(
