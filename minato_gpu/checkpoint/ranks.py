@@ -155,7 +155,9 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
             "above": "",
             "failed": _shared_out(sum(of.failed for of in delivered), mine),
         }
-        source["gone"] = plain_positions(_with_shares(gone, delivered, length_of(sampling.inner.dataset) or 0))
+        source["gone"] = plain_positions(
+            _with_shares(gone or DeliveredPositions(), delivered, length_of(sampling.inner.dataset) or 0)
+        )
     source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
 
@@ -166,11 +168,11 @@ def _shared_out(count: int, share: Mapping[str, JSON]) -> int:
     return int(whole + (share["rank"] < rest))
 
 
-def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> DeliveredPositions:
-    """What of the whole order was delivered before it was dealt out to these ranks. Raises ValueError where that is
-    damaged, or no sampler deals it out."""
+def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> DeliveredPositions | None:
+    """What of the whole order was delivered before it was dealt out to these ranks; None where it was dealt out once.
+    Raises ValueError where that is damaged, or no sampler deals it out."""
     if source.get("gone") is None:
-        return DeliveredPositions()
+        return None
     if type(sampling.inner) is not DistributedSampler:
         raise ValueError(
             "state: 'gone' tells of an epoch that torch's DistributedSampler shared out, and this loader's sampler "

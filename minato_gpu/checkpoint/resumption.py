@@ -16,6 +16,7 @@ from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling import sampler_restore as ways
+from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Plane, occurrences_of
 from minato_gpu.sampling.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.samplers import Sampling
@@ -68,7 +69,7 @@ class Resumption:
         self._between = not self.begun  # the state is one of a loader between two epochs
         self._stored: list[list[Key]] = []
         self._counted: tuple[list[Plane], dict[Key, int]] = ([], {})
-        self.gone: s.State | None = None  # what of the epoch other ranks had had before it was dealt out to these
+        self.gone: DeliveredPositions | None = None  # of the whole order, before it was dealt out to these ranks
         self.starts: list[StreamState] = []  # of an iterable data set's streams
         self._epoch_of_sampler = self._check(loader) if self.begun else None
         if not self.begun and self._sampling.iterable:
@@ -112,8 +113,7 @@ class Resumption:
         checks.match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))
-            ranks.gone_of(source, self._sampling)
-            self.gone = source.get("gone")
+            self.gone = ranks.gone_of(source, self._sampling)
         else:
             self._stored, self._counted = checks.stored(source, self.delivered, self._sampling)
         told = source.get("set_epoch") is not None and self._sampling.told_epoch is not None
@@ -199,7 +199,7 @@ class Resumption:
     def _replayed(self) -> Order:
         begun_from = dict(self.state["generators"])
         if self.gone is not None:
-            keys = ranks.dealt(self._sampling.inner, ranks.gone_of(self.state["source"], self._sampling))
+            keys = ranks.dealt(self._sampling.inner, self.gone)
             return Order(self._sampling.cut(keys), begun_from=begun_from)
         default = self.order_states().get("default") if self._sampling.uses_default_generator else None
         return ways.replayed_order(self._sampling, default, begun_from)
