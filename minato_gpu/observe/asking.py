@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
-from minato_gpu.observe import sockets
+from minato_gpu.observe.listening import PROTOCOL
+from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.samples import JSON
 
 TIMEOUT_S = 5.0
@@ -41,39 +41,44 @@ class JobState(NamedTuple):
 
 def ask(pid: int, timeout: float = TIMEOUT_S) -> JobState:
     """Ask that process, and wait for ``timeout`` seconds at most. Raises NoAnswer."""
-    for each, name in _found():
-        if each == pid:
-            with suppress(PermissionError):
-                return _asked(pid, name, timeout)
-    raise NoAnswer(f"process {pid} has no loader with workers at work, or has ended")
+    folder = _folder()
+    try:
+        return _asked(folder, pid, timeout)
+    finally:
+        folder.close()
 
 
 def ask_all(timeout: float = TIMEOUT_S) -> Iterator[JobState | NoAnswer]:
-    """Ask every process that listens, but other users'."""
-    for pid, name in _found():
-        with suppress(PermissionError):
+    """Ask every process that listens; sockets that killed ones have left are removed."""
+    folder = _folder()
+    try:
+        for pid in folder.pids():
+            folder.remove_stale(pid)
+        for pid in folder.pids():
             try:
-                yield _asked(pid, name, timeout)
+                yield _asked(folder, pid, timeout)
             except NoAnswer as error:
                 yield error
+    finally:
+        folder.close()
 
 
-def _found() -> list[tuple[int, str]]:
+def _folder() -> PrivateFolder:
     try:
-        return sockets.found()
+        return PrivateFolder()
     except OSError as error:
         raise NoAnswer(f"no process can be asked: {error}") from error
 
 
-def _asked(pid: int, name: str, timeout: float) -> JobState:
-    """Raises PermissionError where that is another user's."""
+def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
     try:
-        with sockets.connect(name, timeout) as connection:
+        with folder.connect(pid, timeout) as connection:
             answer = _read(connection, monotonic() + timeout)
-    except PermissionError:
-        raise
-    except ConnectionError as error:
-        raise NoAnswer(f"process {pid} has no loader with workers at work, or has ended") from error
+    except (FileNotFoundError, ConnectionError) as error:
+        folder.remove_stale(pid)
+        raise NoAnswer(
+            f"process {pid} has no loader with workers at work, or has ended (nothing listens in {folder.path})"
+        ) from error
     except TimeoutError as error:
         raise NoAnswer(f"process {pid} does not answer within {timeout:g} seconds") from error
     except OSError as error:
@@ -81,7 +86,7 @@ def _asked(pid: int, name: str, timeout: float) -> JobState:
     try:
         return _parsed(answer)
     except (ValueError, KeyError, TypeError) as error:
-        raise NoAnswer(f"what answers for process {pid} is no loader of this version") from error
+        raise NoAnswer(f"what answers for process {pid} in {folder.path} is no loader of this version") from error
 
 
 def _read(connection: socket.socket, until: float) -> bytes:
@@ -102,7 +107,7 @@ def _read(connection: socket.socket, until: float) -> bytes:
 def _parsed(answer: bytes) -> JobState:
     """Raises ValueError, KeyError or TypeError where it is none."""
     first, *lines = map(json.loads, answer.decode().splitlines())
-    if first["protocol"] != sockets.PROTOCOL:
+    if first["protocol"] != PROTOCOL:
         raise ValueError
     loaders = [_loader(line) for line in lines]
     return JobState(int(first["pid"]), str(first["command"]), first.get("rank"), loaders)

@@ -16,31 +16,51 @@ from time import perf_counter
 
 from minato_gpu import report
 from minato_gpu.notices import say_once
-from minato_gpu.observe import sockets
+from minato_gpu.observe.private_folder import PrivateFolder, is_ours
 from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
 from minato_gpu.samples import JSON
+
+PROTOCOL = "minato_gpu.stats.1"
+"""The first thing that is said on a socket: what follows."""
 
 _TIMEOUT_S = 1.0  # of somebody who connects and does not read
 
 
-def listen(tellers: Tellers) -> Door:
-    """A socket that tells of this process, and the thread behind it. Raises OSError where there can be none."""
-    listening = sockets.listen()
+class Listener(Door):
+    """A socket with this process's number, and the thread behind it."""
 
-    def answer() -> None:
-        connection, _ = listening.accept()
+    def __init__(self, tellers: Tellers) -> None:
+        """Raises OSError where there is no folder for it, or another has its name."""
+        self._tellers = tellers
+        self._folder = PrivateFolder()
+        try:
+            self._socket = self._folder.listen(os.getpid())
+        except BaseException:
+            self._folder.close()
+            raise
+        super().__init__(self._socket.fileno(), self._tell, self._let_go, "minato-watch")
+
+    def _tell(self) -> None:
+        connection, _ = self._socket.accept()
         with connection:
-            if sockets.is_ours(connection):
+            if is_ours(connection):
                 connection.settimeout(_TIMEOUT_S)
-                connection.sendall("".join(_lines(tellers)).encode())
+                connection.sendall("".join(_lines(self._tellers)).encode())
                 with contextlib.suppress(OSError):  # a process that was forked meanwhile may have it open
                     connection.shutdown(socket.SHUT_RDWR)
 
-    return Door(listening.fileno(), answer, listening.close, "minato-watch")
+    def close(self, *, wait: bool) -> None:
+        """See Door. The name is gone at once: a loader that comes next may take it."""
+        self._folder.remove(os.getpid())
+        super().close(wait=wait)
+
+    def _let_go(self) -> None:
+        self._socket.close()
+        self._folder.close()
 
 
 def _lines(tellers: Tellers) -> Iterator[str]:
-    first: dict[str, JSON] = {"protocol": sockets.PROTOCOL, "pid": os.getpid(), "command": _command()}
+    first: dict[str, JSON] = {"protocol": PROTOCOL, "pid": os.getpid(), "command": _command()}
     if "RANK" in os.environ:
         first["rank"] = os.environ["RANK"]
     yield _line(first)
@@ -59,7 +79,7 @@ def _command() -> str:
     return " ".join(sys.argv) or "python"
 
 
-_listening = SharedService(listen)
+_listening = SharedService(Listener)
 
 
 def watch(owner: object, teller: Teller) -> None:

@@ -8,7 +8,7 @@ FAULTS = (
     Fault(
         "another user's process is told how the loaders stand",
         "observe/listening.py",
-        "            if sockets.is_ours(connection):\n",
+        "            if is_ours(connection):\n",
         "            if connection:\n",
         ("observe/test_watching.py",),
     ),
@@ -20,11 +20,11 @@ FAULTS = (
         ("observe/test_watching.py",),
     ),
     Fault(
-        "another user's process is asked how the loaders stand",
-        "observe/sockets.py",
-        "        if not is_ours(connection):\n",
-        "        if not connection:\n",
-        ("observe/test_watching.py",),
+        "a folder that lets others in is trusted",
+        "observe/private_folder.py",
+        "    if not _is_private(found):\n",
+        "    if not found:\n",
+        ("observe/test_private_folder.py",),
     ),
     Fault(
         "counters of an epoch are lost with it",

@@ -1,7 +1,6 @@
 """A job that trains until its input ends; the tests of watching look at it from outside, or kill it.
 
-It says "trains" once its loader has delivered a batch, and goes on through epochs of the samples 0 to 63. Its argument
-is how the name of its socket begins.
+It says "trains" once its loader has delivered a batch, and goes on through epochs of the samples 0 to 63.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import sys
 from typing import Any
 
 from minato_gpu import DataLoader
-from minato_gpu.observe import sockets
 
 if __name__ == "__main__":
-    sockets._NAME = sys.argv[1]
     numbers: Any = range(64)
     loader: Any = DataLoader(numbers, 4, num_workers=1, persistent_workers=True)
     said = False

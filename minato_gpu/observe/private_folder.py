@@ -1,0 +1,127 @@
+"""The folder in which processes of one user find each other's sockets, and nobody else any.
+
+``$XDG_RUNTIME_DIR/minato-gpu``, or ``minato-gpu-UID`` in the folder for temporary files: of mode 0700, and the user's
+own. Anybody may make a folder in the latter: one that is a link, or belongs to another, or lets others in, is refused.
+
+It is opened once, looked at through its descriptor, and used by way of that (``/proc/self/fd/N/PID``): nobody can put
+another in its place meanwhile, and no path is too long for a socket's name, which the kernel limits to 107 bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+import tempfile
+from pathlib import Path
+
+_PRIVATE = 0o700
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+class FolderRefused(OSError):
+    """The folder cannot be trusted."""
+
+
+class PrivateFolder:
+    """An open folder of sockets, each named after the process that listens. ``path`` is for people to read."""
+
+    def __init__(self) -> None:
+        """Open it; made where there is none. Raises OSError (FolderRefused) where it cannot be used."""
+        self.path = folder_path()
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=_PRIVATE)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except NotADirectoryError:  # said of a link, too
+            raise FolderRefused(f"{self.path} is a link, or no folder") from None
+        try:
+            _check(self.path, os.fstat(self._fd))
+        except BaseException:
+            self.close()
+            raise
+
+    def pids(self) -> list[int]:
+        """Processes that have a socket here, or had one when they were killed."""
+        names = [path.name for path in Path(self._path_of("")).iterdir()]
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def listen(self, pid: int) -> socket.socket:
+        """The socket of this process. Raises OSError (EADDRINUSE) where another container's process has that name."""
+        self.remove_stale(pid, own=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(self._path_of(pid))
+            listening.listen()
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+
+    def connect(self, pid: int, timeout: float) -> socket.socket:
+        """A connection to that process. Raises FolderRefused where another user's has answered, else OSError."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout)
+            connection.connect(self._path_of(pid))
+            if not is_ours(connection):
+                raise FolderRefused(f"the socket {self.path}/{pid} is another user's")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def remove_stale(self, pid: int, *, own: bool = False) -> None:
+        """Remove the socket of a process that has ended, if this is one. ``own``: it had the caller's number."""
+        if not own and Path(f"/proc/{pid}").exists():  # it may be about to listen
+            return
+        try:
+            self.connect(pid, 0.0).close()
+        except ConnectionRefusedError:
+            self.remove(pid)
+        except OSError:
+            return
+
+    def remove(self, pid: int) -> None:
+        """Remove that socket's name."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(str(pid), dir_fd=self._fd)
+
+    def _path_of(self, name: int | str) -> str:
+        return f"/proc/self/fd/{self._fd}/{name}"
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def folder_path() -> Path:
+    """Where the folder is, or is to be."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        with contextlib.suppress(OSError):
+            found = os.lstat(runtime)
+            if stat.S_ISDIR(found.st_mode) and _is_private(found):
+                return Path(runtime, "minato-gpu")
+    return Path(tempfile.gettempdir(), f"minato-gpu-{os.getuid()}")
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the process at the other end is of the same user, as the kernel says."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(told)[1]) == os.getuid()
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o077 == 0
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.getuid():
+        raise FolderRefused(f"{path} belongs to another user (uid {found.st_uid})")
+    if not _is_private(found):
+        raise FolderRefused(f"{path} lets others in (mode {stat.S_IMODE(found.st_mode):04o}); chmod 700 it")
