@@ -12,7 +12,6 @@ from itertools import islice
 
 from minato_gpu.checkpoint import ranks
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.positions import plain_positions
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.packing import packed, packed_state
 from minato_gpu.samples import Key, witness_of
@@ -28,10 +27,10 @@ from minato_gpu.snapshots import Snapshot
 class Cursor:
     """Tells where the order of one epoch stands. ``gone``: of the whole, before it was dealt out to these ranks."""
 
-    def __init__(self, sampling: Sampling, source: Source, gone: DeliveredPositions | None) -> None:
+    def __init__(self, sampling: Sampling, source: Source, gone: s.State | None) -> None:
         self._sampling = sampling
         self._source = source
-        self._gone = None if gone is None else plain_positions(gone)
+        self._gone = gone
         self._told_epoch = sampling.told_epoch
         self._remaining: _Remaining | None = None
 

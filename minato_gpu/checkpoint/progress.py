@@ -29,11 +29,7 @@ class EpochProgress:
     ``globals_at_start``: how the process's generators stood then, for a stream that draws here."""
 
     def __init__(
-        self,
-        loader: Arguments,
-        source: Source,
-        workers: tuple[int, int] | None = None,
-        gone: DeliveredPositions | None = None,
+        self, loader: Arguments, source: Source, workers: tuple[int, int] | None = None, gone: s.State | None = None
     ) -> None:
         self.source = source
         self.over = False  # the iterator has said so

@@ -16,11 +16,11 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu.caching import orders
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.positions import plain_positions, positions_of
+from minato_gpu.checkpoint.positions import positions_of
+from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
-from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.orders import REPLAY
-from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sampling.samplers import Sampling
 
 _MOST_RANKS = 1 << 20
 
@@ -145,19 +145,12 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     gone, parts = gone_of(source, sampling), s.sequence(source, "parts")
     if len(parts) != s.number(share, "replicas", 1, _MOST_RANKS):
         raise ValueError(f"state: {len(parts)} parts for {share['replicas']} ranks")
-    delivered = [positions_of(s.mapping({"parts": part}, "parts")) for part in parts]
+    failed = sum(positions_of(s.mapping({"parts": part}, "parts")).failed for part in parts)
     if share["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
         progress: Mapping[str, JSON] = parts[mine["rank"]]
     else:
-        progress = {
-            "batches": 0,
-            "below": 0,
-            "above": "",
-            "failed": _shared_out(sum(of.failed for of in delivered), mine),
-        }
-        source["gone"] = plain_positions(
-            _with_shares(gone or DeliveredPositions(), delivered, length_of(sampling.inner.dataset) or 0)
-        )
+        progress = {"batches": 0, "below": 0, "above": "", "failed": _shared_out(failed, mine)}
+        source["gone"] = _with_shares(gone, parts, len(sampling.inner.dataset))
     source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
 
@@ -168,9 +161,10 @@ def _shared_out(count: int, share: Mapping[str, JSON]) -> int:
     return int(whole + (share["rank"] < rest))
 
 
-def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> DeliveredPositions | None:
-    """What of the whole order was delivered before it was dealt out to these ranks; None where it was dealt out once.
-    Raises ValueError where that is damaged, or no sampler deals it out."""
+def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
+    """What of the whole order was delivered before it was dealt out to these ranks: all ``below`` an entry, and a bit
+    for each that follows; None where it was dealt out once. It may have gaps of any length, which ranks leave that
+    stand apart. Raises ValueError where that is damaged, or no sampler deals it out."""
     if source.get("gone") is None:
         return None
     if type(sampling.inner) is not DistributedSampler:
@@ -178,14 +172,15 @@ def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> DeliveredPosition
             "state: 'gone' tells of an epoch that torch's DistributedSampler shared out, and this loader's sampler "
             f"is a {type(sampling.inner).__name__}"
         )
-    return positions_of(s.mapping(source, "gone"))
+    gone = s.mapping(source, "gone")
+    return {"below": s.number(gone, "below"), "above": packed(s.unpacked(gone, "above"))}
 
 
 def _said(share: JSON) -> str:
     return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{s.quoted(share)}"
 
 
-def dealt(sampler: DistributedSampler[Value], gone: DeliveredPositions) -> list[Key]:
+def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[Key]:
     """This rank's share of what is left of the sampler's order, in that order."""
     whole: DistributedSampler[Value] = DistributedSampler(
         sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
@@ -197,19 +192,21 @@ def dealt(sampler: DistributedSampler[Value], gone: DeliveredPositions) -> list[
     return [order[entry] for entry in mine.tolist()]
 
 
-def _with_shares(gone: DeliveredPositions, shares: Sequence[DeliveredPositions], count: int) -> DeliveredPositions:
+def _with_shares(gone: Mapping[str, JSON] | None, parts: Sequence[Mapping[str, JSON]], count: int) -> s.State:
     """What is gone of a whole of ``count`` entries with what ranks have had of their shares of the rest."""
-    mask = _mask(gone, count)
+    mask = np.zeros(count, np.bool_) if gone is None else _mask(gone, count)
     left = np.flatnonzero(~mask)
-    for rank, delivered in enumerate(shares):
-        theirs = left[rank :: len(shares)]
-        mask[theirs[_mask(delivered, len(theirs))]] = True
-    return DeliveredPositions.of_bits(0, 0, np.packbits(mask, bitorder="little").tobytes())
+    for rank, part in enumerate(parts):
+        theirs = left[rank :: len(parts)]
+        mask[theirs[_mask(part, len(theirs))]] = True
+    below = count if mask.all() else int(np.argmin(mask))
+    return {"below": below, "above": packed(np.packbits(mask[below:], bitorder="little").tobytes().rstrip(b"\0"))}
 
 
-def _mask(delivered: DeliveredPositions, count: int) -> NDArray[np.bool_]:
-    """Which of so many positions are."""
-    mask = np.zeros(count, np.bool_)
-    for lo, hi in [(0, delivered.low), *delivered.above]:
-        mask[lo:hi] = True
+def _mask(delivered: Mapping[str, JSON], count: int) -> NDArray[np.bool_]:
+    """Which of so many positions are: those ``below`` a line, and those whose bits ``above`` it are set."""
+    mask, below = np.zeros(count, np.bool_), delivered["below"]
+    above = np.frombuffer(s.unpacked(delivered, "above"), np.uint8)
+    mask[:below] = True
+    mask[below : below + 8 * len(above)] = np.unpackbits(above, bitorder="little")[: max(0, count - below)]
     return mask

@@ -16,7 +16,6 @@ from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling import sampler_restore as ways
-from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Plane, occurrences_of
 from minato_gpu.sampling.orders import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.samplers import Sampling
@@ -69,7 +68,7 @@ class Resumption:
         self._between = not self.begun  # the state is one of a loader between two epochs
         self._stored: list[list[Key]] = []
         self._counted: tuple[list[Plane], dict[Key, int]] = ([], {})
-        self.gone: DeliveredPositions | None = None  # of the whole order, before it was dealt out to these ranks
+        self.gone: s.State | None = None  # of the whole order, before it was dealt out to these ranks
         self.starts: list[StreamState] = []  # of an iterable data set's streams
         self._epoch_of_sampler = self._check(loader) if self.begun else None
         if not self.begun and self._sampling.iterable:

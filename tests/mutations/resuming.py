@@ -120,7 +120,7 @@ FAULTS = (
         "a rank takes up the first rank's progress",
         "checkpoint/ranks.py",
         'progress: Mapping[str, JSON] = parts[mine["rank"]]',
-        'progress: Mapping[str, JSON] = parts[0]',
+        "progress: Mapping[str, JSON] = parts[0]",
         ("contracts/test_resume_ranks.py",),
     ),
     Fault(
