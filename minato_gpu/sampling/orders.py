@@ -148,13 +148,16 @@ class Order:
 
     def draw_rest(self) -> None:
         """Let all that is still to come be at hand. Raises ValueError for too many, and what the sampler raises; who
-        draws it sees that too."""
+        draws it sees that too, unless a later save has asked again, and come to the end."""
         had, failed = len(self.coming), self._failed
+        raised, self._raised = self._raised, None
         try:
             self.fill(MOST_KEYS)
         except Exception as error:
-            self._raised = error
+            raised = error
             raise
+        finally:
+            self._raised = raised
         if failed and len(self.coming) == had:  # a generator that has raised tells of its end, whatever was left
             self._failed, self.ended = True, False
             raise ValueError(f"this epoch cannot be saved: {_FAILED}")
