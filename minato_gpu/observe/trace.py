@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import weakref
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ _BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
 _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another row
 
 PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
+
+_Arrow = tuple[int, int, int]  # first position, position after the last, number
 
 
 def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
@@ -45,13 +49,16 @@ def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
 
 
 class _Waiting:
-    """Of an epoch's samples that are not delivered, by position: when they were drawn, and since when their bytes are
-    there, as far as anybody heard that, and the arrows from work on them."""
+    """Of an epoch's samples that are not delivered: where each place begins, and when it was ``drawn``; since when
+    bytes are ``there``, by position; and the ``arrows`` from each lane, which works on a sample once.
+
+    Decision: places and chunks, as a trace of cheap samples takes twice the time where each is told apart.
+    """
 
     def __init__(self) -> None:
-        self.drawn: dict[int, float] = {}
+        self.drawn: list[tuple[int, float]] = []
         self.there: dict[int, float] = {}
-        self.arrows: dict[int, tuple[int, ...]] = {}
+        self.arrows: dict[str, list[_Arrow]] = defaultdict(list)
 
 
 class Trace:
@@ -107,7 +114,7 @@ class Trace:
         self._write(packet)
 
     def _drew(self, fact: f.Drew) -> None:
-        self._waiting[fact.epoch].drawn.update(dict.fromkeys(range(*fact.positions), fact.at))
+        self._waiting[fact.epoch].drawn.append((fact.positions[0], fact.at))
 
     def _fetched(self, fact: f.Fetched) -> None:
         self._waiting[fact.epoch].there.update(dict.fromkeys(fact.positions, fact.at))
@@ -162,7 +169,7 @@ class Trace:
         begin, track = self._row(fact)
         waiting = self._waiting[fact.epoch]
         positions = [position for lo, hi in fact.positions for position in range(lo, hi)]
-        arrow = self._leaves(waiting, positions) if fact.prepared else 0
+        arrow = self._leaves(waiting.arrows[fact.lane], fact.positions) if fact.prepared else 0
         groups = [(fact.samples, fact.end)]
         if fact.ends is not None and fact.samples == len(fact.ends):
             groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
@@ -197,19 +204,25 @@ class Trace:
         self._write(self._described(self._tracks, f"{fact.lane} {fact.worker}", PROCESS, 10 + fact.worker))
         return fact.begin, self._tracks
 
-    def _leaves(self, waiting: _Waiting, positions: Sequence[int]) -> int:
+    def _leaves(self, arrows: list[_Arrow], positions: Sequence[Span]) -> int:
         """The number of the arrow from work on these to their batches; 0: none."""
         self._arrows += bool(positions)
-        for position in positions:
-            waiting.arrows[position] = (*waiting.arrows.get(position, ()), self._arrows)
+        for lo, hi in positions:
+            insort(arrows, (lo, hi, self._arrows))
         return self._arrows if positions else 0
 
     def _arrived(self, epoch: int, positions: Sequence[Span]) -> list[int]:
         """The arrows that end at a batch of these positions, or go on from there."""
-        waiting, found = self._waiting[epoch], set[int]()
-        for position in (position for lo, hi in positions for position in range(lo, hi)):
-            waiting.drawn.pop(position, None)
-            found.update(waiting.arrows.pop(position, ()))
+        found = set[int]()
+        for arrows in self._waiting[epoch].arrows.values():
+            for lo, hi in positions:
+                at = max(0, bisect_left(arrows, (lo, 0, 0)) - 1)
+                while at < len(arrows) and arrows[at][0] < hi:
+                    begin, end, arrow = arrows[at]
+                    if lo < end:
+                        found.add(arrow)
+                        arrows[at : at + 1] = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)
+                    at += begin < lo
         return sorted(found)
 
     # --- packets --------------------------------------------------------------------------------------------
@@ -251,8 +264,8 @@ def _annotate(packet: Any, **values: float) -> None:
 
 def _annotate_before(packet: Any, waiting: _Waiting, positions: Sequence[int], begin: float, *, prepared: bool) -> None:
     """When they were drawn, and their bytes there, before that work began; the latter is told once."""
-    if positions and (drawn := waiting.drawn.get(positions[0])) is not None:
-        _annotate(packet, drawn_ms_before=1e3 * (begin - drawn))
+    if positions and (place := bisect_right(waiting.drawn, positions[0], key=itemgetter(0))):
+        _annotate(packet, drawn_ms_before=1e3 * (begin - waiting.drawn[place - 1][1]))
     if prepared and waiting.there:
         there = [at for each in positions if (at := waiting.there.pop(each, None)) is not None]
         if there:
