@@ -150,7 +150,8 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         progress: Mapping[str, JSON] = parts[mine["rank"]]
     else:
         progress = {"batches": 0, "below": 0, "above": "", "failed": _shared_out(failed, mine)}
-        source["gone"] = _with_shares(gone, parts, len(sampling.inner.dataset))
+        whole: Value = sampling.inner.dataset
+        source["gone"] = _with_shares(gone, parts, len(whole))
     source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
 

@@ -149,11 +149,12 @@ def _answered(key: int | None) -> int:
 
 
 def test_a_sampler_that_raised_in_a_save_is_asked_again_by_the_next() -> None:
-    loader: Any = DataLoader(list(range(20)), None, sampler=Away())
+    data: Any = list(range(20))
+    loader: Any = DataLoader(data, None, sampler=Away())
     iterator = iter(loader)
     assert next(iterator) == 0
     with pytest.raises(OSError, match="the index server is away"):
         loader.state_dict()
-    resumed: Any = DataLoader(list(range(20)), None, sampler=Away())
+    resumed: Any = DataLoader(data, None, sampler=Away())
     resumed.load_state_dict(through_json(loader.state_dict()))
     assert list(resumed) == list(iterator) == list(range(1, 20))

@@ -119,12 +119,13 @@ def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
 def test_ranks_that_stand_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gone may have gaps without number, and of any length: more than a window of one rank ever leaves."""
     monkeypatch.setattr(positions, "_MOST_BYTES", 0)  # no rank has any above its line
-    order = list(DistributedSampler(range(300_000), 1, 0, seed=3))
+    data: Any = range(300_000)
+    order: list[int] = list(DistributedSampler(data, 1, 0, seed=3))
     state = merge_state_dicts([_stand(2, 0, batches=14), _stand(2, 1)])
     left = [*order[1:280_000:2], *order[280_000:]]
     state = merge_state_dicts([_stand(3, 0, state), _stand(3, 1, state, 5), _stand(3, 2, state)])
     left = [key for at, key in enumerate(left) if at % 3 != 1 or at // 3 >= 50_000]
-    loader: Any = DataLoader(range(300_000), 10_000, sampler=DistributedSampler(range(300_000), 1, 0, seed=3))
+    loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, 1, 0, seed=3))
     loader.load_state_dict(state)
     assert torch.cat(list(loader)).tolist() == left
 

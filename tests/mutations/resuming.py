@@ -105,8 +105,8 @@ FAULTS = (
     Fault(
         "what all ranks delivered counts for the first",
         "checkpoint/ranks.py",
-        "        theirs = left[rank :: len(shares)]\n",
-        "        theirs = left[:: len(shares)]\n",
+        "        theirs = left[rank :: len(parts)]\n",
+        "        theirs = left[:: len(parts)]\n",
         ("contracts/test_resume_ranks.py",),
     ),
     Fault(
